@@ -175,6 +175,8 @@ const lockWait = 15 * time.Second
 
 // App is edgecore.
 type App struct {
+	statusFor func(accept string) (body []byte, contentType string, err error) // set by ShowStatus
+
 	config   *edgeconfig.Config
 	node     string
 	store    *store.Store

@@ -3,12 +3,14 @@ package app
 import (
 	"context"
 	"crypto/x509"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/skerry-io/skerry/beehive/message"
 	"github.com/skerry-io/skerry/common/link"
@@ -88,7 +90,12 @@ func (a *App) newHub() (*hub.Hub, error) {
 	for i, s := range servers {
 		addresses[i] = net.JoinHostPort(s, strconv.Itoa(c.WebSocket.Port))
 	}
-	streams := tunnel.Config{Kubelet: a.kubelet}
+	streams := tunnel.Config{Kubelet: a.kubelet, Status: func(accept string) ([]byte, string, error) {
+		if a.statusFor == nil {
+			return nil, "", errors.New("this program shows no status")
+		}
+		return a.statusFor(accept)
+	}}
 	if a.config.Modules.Tunnel.Subresources {
 		streams.Subresources = a.dialKubelet
 	}
@@ -100,9 +107,16 @@ func (a *App) newHub() (*hub.Hub, error) {
 	return hub.New(hub.Config{
 		Servers: addresses, Dialer: a.dialer, Epochs: a.store, Alive: a.meta.KubeletAlive, Version: version.Skerry(), BootID: bootID(),
 		Keepalive: c.Keepalive.Duration, BackoffMin: c.BackoffMin.Duration, BackoffMax: c.BackoffMax.Duration,
-		Trust: a.identity,
+		Trust: a.identity, Report: a.report,
 		Parts: parts,
 	})
+}
+
+// report is what the device's heartbeats say of it.
+func (a *App) report() hub.Report {
+	r := hub.Report{CertificateEnd: a.identity.Status().NotAfter}
+	r.Backlog, r.BacklogAge = a.meta.Backlog(time.Now())
+	return r
 }
 
 func newDialer(c edgeconfig.EdgeHub, identity *join.Identity) (link.Dialer, error) {

@@ -1,9 +1,11 @@
 package app
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
+	"io"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -145,6 +147,20 @@ func of[P, S any](part *P, status func(*P) S) *S {
 	}
 	s := status(part)
 	return &s
+}
+
+// ShowStatus lets the cloud ask for the status: for people as text shows it, in the words of this
+// version of edgecore, else as JSON. It is called before Run.
+func (a *App) ShowStatus(text func(io.Writer, Status) error) {
+	a.statusFor = func(accept string) (body []byte, contentType string, err error) {
+		if accept != "text/plain" {
+			body, err = json.Marshal(a.Status())
+			return body, "application/json", err
+		}
+		var shown bytes.Buffer
+		err = text(&shown, a.Status())
+		return shown.Bytes(), accept, err
+	}
 }
 
 // local serves what the commands of edgecore ask the running process, on the unix socket alone.

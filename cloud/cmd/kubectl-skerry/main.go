@@ -1,6 +1,6 @@
-// Command kubectl-skerry is `kubectl skerry`: kubectl's own logs, exec, attach, port-forward, cp
-// and proxy, by way of cloudcore's API subresources.skerry.io. It is for pods on edge nodes of
-// clusters whose kube-apiserver can't dial a kubelet there.
+// Command kubectl-skerry is `kubectl skerry`: how the devices of a cluster are, and kubectl's own
+// logs, exec, attach, port-forward, cp and proxy by way of cloudcore's API subresources.skerry.io,
+// for pods on edge nodes of clusters whose kube-apiserver can't dial a kubelet there.
 package main
 
 import (
@@ -31,11 +31,14 @@ func main() {
 func command(streams genericiooptions.IOStreams) *cobra.Command {
 	c := &cobra.Command{
 		Use: "kubectl-skerry", Annotations: map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl skerry"}, Version: version.Skerry(),
-		Short: "Logs, exec, attach and port-forward of pods on edge nodes, through cloudcore",
-		Long: `Logs, exec, attach and port-forward of pods on edge nodes, through cloudcore: kubectl's own commands with kubectl's own flags.
+		Short: "Status of the devices; logs, exec, attach and port-forward of pods on them, through cloudcore",
+		Long: `Status of the cluster's devices (status, node, operations), from kube-apiserver and the devices themselves.
+
+Logs, exec, attach and port-forward of pods on edge nodes, through cloudcore: kubectl's own commands with kubectl's own flags.
 Other tools take the same way through 'kubectl skerry proxy'. With --reject-paths '^$' it also passes exec and attach on to nodes that are no
 edges, for every program of this machine, web pages included: end it when the tool has ended.`,
-		Example: `  kubectl skerry logs -f -n shop pod/till-7xk2p
+		Example: `  kubectl skerry status
+  kubectl skerry logs -f -n shop pod/till-7xk2p
   kubectl skerry exec -it -n shop till-7xk2p -- sh
   kubectl skerry proxy --port 8001 --reject-paths '^$' &   # then: KUBECONFIG with server http://127.0.0.1:8001`,
 		SilenceUsage: true,
@@ -49,6 +52,7 @@ edges, for every program of this machine, web pages included: end it when the to
 	c.AddCommand(
 		logs.NewCmdLogs(f, streams), exec.NewCmdExec(f, streams), attach.NewCmdAttach(f, streams), portforward.NewCmdPortForward(f, streams),
 		cp.NewCmdCp(f, streams), proxy.NewCmdProxy(f, streams),
+		statusCommand(flags, streams), nodeCommand(flags, streams), operationsCommand(flags, streams),
 	)
 	return c
 }

@@ -56,6 +56,8 @@ func (s *session) Epoch() uint64 { return s.epoch }
 
 func (s *session) Info() link.Info { return s.conn.Info() }
 
+func (s *session) Version() string { return s.version }
+
 func (s *session) Done() <-chan struct{} { return s.conn.Done() }
 
 // Keepalive is within the bounds of the function keepalive, whatever the edge said.

@@ -27,6 +27,8 @@ type Session interface {
 	// Supports reports whether the node may be sent what is of a feature (package protocol).
 	Supports(feature string) bool
 	Info() link.Info
+	// Version is edgecore's, as the node says.
+	Version() string
 	// Send queues m for the node; see link.Conn.
 	Send(ctx context.Context, m message.Message) error
 	// Charge has the node pay for what it made cloudcore do, a second each second, above a credit

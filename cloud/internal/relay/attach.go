@@ -24,7 +24,7 @@ func (r *Relay) Attach(l hub.Session, mux *message.Mux) hub.Service {
 	s.handle(mux, topic.NodeStatusWrite, topic.NodeStatusResult, s.writeNodeStatus)
 	s.handle(mux, topic.PodWrite, topic.PodResult, s.deletePod)
 	message.Handle(mux, topic.Heartbeat, func(_ context.Context, _ message.Message, h *topicpb.Heartbeat) error {
-		s.lease.heard(h.GetKubeletAlive())
+		s.lease.heard(h)
 		return nil
 	})
 	message.Handle(mux, topic.APIRequest, func(ctx context.Context, m message.Message, q *topicpb.APIRequest) error {

@@ -3,6 +3,7 @@ package relay
 import (
 	"context"
 	"errors"
+	"math"
 	"net/http"
 	"strconv"
 	"sync"
@@ -16,9 +17,11 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/skerry-io/skerry/cloud/internal/fence"
+	"github.com/skerry-io/skerry/cloud/internal/fleet"
 	"github.com/skerry-io/skerry/cloud/internal/hub"
 	"github.com/skerry-io/skerry/cloud/internal/kube"
 	"github.com/skerry-io/skerry/common/link"
+	"github.com/skerry-io/skerry/common/topic/topicpb"
 )
 
 const (
@@ -52,6 +55,7 @@ type lease struct {
 	mu       sync.Mutex
 	alive    bool
 	heardAt  time.Time
+	said     said
 	timer    *time.Timer // of the next step
 	stepping bool        // work runs
 	again    bool        // there is a reason for it to look once more
@@ -64,6 +68,14 @@ type lease struct {
 	held      bool // acquired, and not lost since
 	opened    bool // then was called
 	misses    int  // in a row
+}
+
+// said is what the last heartbeat said beside that the kubelet lives, in a session whose node is
+// idle nothing.
+type said struct {
+	backlog uint32
+	oldest  uint32 // when the oldest of it was written, in Unix seconds by our clock
+	renewed uint32 // the end of the device's certificate where it is not the link's, in Unix seconds
 }
 
 func newLease(r *Relay, link hub.Session) *lease {
@@ -95,11 +107,15 @@ func (l *lease) wasLost() bool {
 }
 
 // heard takes in a heartbeat.
-func (l *lease) heard(alive bool) {
-	now := time.Now()
+func (l *lease) heard(h *topicpb.Heartbeat) {
+	now, alive := time.Now(), h.GetKubeletAlive()
 	l.mu.Lock()
 	first := alive && !l.fresh(now)
 	l.alive, l.heardAt = alive, now
+	l.said = said{backlog: h.GetBacklog(), renewed: uint32(min(max(0, h.GetCertificateUnix()), math.MaxUint32))}
+	if l.said.backlog > 0 {
+		l.said.oldest = uint32(max(0, now.Unix()-int64(h.GetBacklogSeconds())))
+	}
 	l.mu.Unlock()
 	if first { // after silence, or of a kubelet that lives again
 		l.kick()
@@ -360,6 +376,7 @@ func (l *lease) next() (*coordinationv1.Lease, error) {
 	}
 	n.Annotations[fence.EpochAnnotation] = strconv.FormatUint(l.link.Epoch(), 10)
 	n.Annotations[fence.InstanceAnnotation] = l.relay.instance
+	n.Annotations[fleet.SessionAnnotation] = l.session().Annotation()
 	if delete(n.Annotations, fence.TunnelAnnotation); l.relay.announce != nil {
 		n.Annotations[fence.TunnelAnnotation] = l.relay.announce(l.link.Node())
 	}
@@ -379,6 +396,30 @@ func (l *lease) next() (*coordinationv1.Lease, error) {
 		n.Spec.RenewTime = &metav1.MicroTime{Time: time.Now().Add(-leaseSeconds * time.Second)}
 	}
 	return n, nil
+}
+
+// session is what is known of the link, for people.
+func (l *lease) session() fleet.Session {
+	l.mu.Lock()
+	said := l.said
+	l.mu.Unlock()
+	info := l.link.Info()
+	s := fleet.Session{Transport: string(info.Transport), Version: l.link.Version(), Backlog: int(said.backlog), Oldest: seconds(said.oldest)}
+	if !info.Since.IsZero() {
+		s.Since = seconds(uint32(info.Since.Unix()))
+	}
+	if s.CertificateEnd = seconds(said.renewed); s.CertificateEnd == nil && info.Peer != nil {
+		s.CertificateEnd = &metav1.Time{Time: info.Peer.NotAfter.UTC()}
+	}
+	return s
+}
+
+// seconds is a time, nil of 0.
+func seconds(unix uint32) *metav1.Time {
+	if unix == 0 {
+		return nil
+	}
+	return &metav1.Time{Time: time.Unix(int64(unix), 0).UTC()}
 }
 
 // read finds the Lease as it is, and whose it is.

@@ -9,8 +9,10 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"github.com/skerry-io/skerry/beehive/message"
+	"github.com/skerry-io/skerry/cloud/internal/fleet"
 	"github.com/skerry-io/skerry/cloud/internal/kube"
 	"github.com/skerry-io/skerry/common/topic"
 	"github.com/skerry-io/skerry/common/topic/topicpb"
@@ -106,6 +108,43 @@ func TestLeaseIsYoungAtEachHeartbeat(t *testing.T) {
 			})
 		})
 	}
+}
+
+// What people want to know of a link stands in the Lease, and costs no write of its own.
+func TestLeaseHasTheSession(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		e := w.connect("edge1", 5)
+		e.send(lives)
+		time.Sleep(time.Second)
+		session := func() fleet.Session {
+			annotations, _, _ := unstructured.NestedStringMap(w.api.get(leasePath), "metadata", "annotations")
+			s, ok := fleet.SessionOf(annotations)
+			if !ok {
+				t.Fatalf("annotations %v", annotations)
+			}
+			return s
+		}
+		if s := session(); s.Backlog != 0 || s.Oldest != nil {
+			t.Errorf("without a backlog: %+v", s)
+		}
+		writes := w.api.count("edge1 PUT " + leasePath)
+		end := time.Now().Add(240 * time.Hour).Truncate(time.Second)
+		for range 6 {
+			e.send(topic.Heartbeat.New(message.Resource{}, &topicpb.Heartbeat{KubeletAlive: true, Backlog: 3, BacklogSeconds: 400, CertificateUnix: end.Unix()}))
+			time.Sleep(10 * time.Second)
+		}
+		s := session()
+		if s.Backlog != 3 || s.Oldest == nil || s.CertificateEnd == nil || !s.CertificateEnd.Time.Equal(end) {
+			t.Fatalf("with a backlog: %+v", s)
+		}
+		if age := time.Since(s.Oldest.Time); age < 400*time.Second || age > 425*time.Second {
+			t.Errorf("the oldest is %v old", age)
+		}
+		if n := w.api.count("edge1 PUT "+leasePath) - writes; n > 3 {
+			t.Errorf("%d writes in a minute", n)
+		}
+	})
 }
 
 // A heartbeat that comes while the Lease is read has it renewed by the write that acquires it: one

@@ -373,7 +373,7 @@ func TestLeaseIsProtobuf(t *testing.T) {
 				const both = ", accepts " + kube.Protobuf + ",application/json"
 				want(t, "requests", types, map[string]int{"GET " + both: 1, "PUT " + kube.Protobuf + both: 2})
 				want(t, "annotations", w.api.get(leasePath)["metadata"].(map[string]any)["annotations"],
-					any(map[string]any{"example.com/x": "y", "skerry.io/epoch": "5", "skerry.io/cloudcore": "cloudcore-1"}))
+					any(map[string]any{"example.com/x": "y", "skerry.io/epoch": "5", "skerry.io/cloudcore": "cloudcore-1", "skerry.io/session": "{}"}))
 			})
 		})
 	}
@@ -388,7 +388,7 @@ func TestLeaseIsRenewedWhileTheKubeletLives(t *testing.T) {
 		// has just run out.
 		runOut := metav1.NewMicroTime(time.Now().Add(-40 * time.Second)).UTC().Format(metav1.RFC3339Micro)
 		want(t, "acquired, and not renewed", w.renewed(), runOut)
-		want(t, "epoch", w.api.get(leasePath)["metadata"].(map[string]any)["annotations"], any(map[string]any{"skerry.io/epoch": "5", "skerry.io/cloudcore": "cloudcore-1"}))
+		want(t, "epoch", w.api.get(leasePath)["metadata"].(map[string]any)["annotations"], any(map[string]any{"skerry.io/epoch": "5", "skerry.io/cloudcore": "cloudcore-1", "skerry.io/session": "{}"}))
 
 		beat := func(alive bool) {
 			e.send(topic.Heartbeat.New(message.Resource{}, &topicpb.Heartbeat{KubeletAlive: alive}))

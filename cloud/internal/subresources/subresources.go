@@ -1,6 +1,6 @@
 // Package subresources serves subresources.skerry.io/v1alpha1: logs, exec, attach and port-forward
-// of pods on edge nodes, wherever kube-apiserver can ask an aggregated API, as it asks
-// metrics-server. `kubectl skerry` is made for it.
+// of pods on edge nodes, and what edgecore says of itself there, wherever kube-apiserver can ask an
+// aggregated API, as it asks metrics-server. `kubectl skerry` is made for it.
 //
 // It owns the API's server and the judgement of its users: kube-apiserver has judged the request to
 // this API, and is asked again what the same user may do to the pod's own subresource; what would
@@ -38,6 +38,8 @@ type Config struct {
 	// Dial connects to the kubelet of an edge node, as that device's own client; the connection is
 	// HTTP/1.1. An error is for people to read.
 	Dial func(ctx context.Context, node types.NodeName) (net.Conn, error)
+	// DialStatus connects to edgecore's status on an edge node: HTTP/1.1, one question.
+	DialStatus func(ctx context.Context, node types.NodeName) (net.Conn, error)
 	// MaxRequests bounds what is answered at once, streams that go on among it: 512. At the bound
 	// one more is refused with 429.
 	MaxRequests int

@@ -35,11 +35,12 @@ import (
 )
 
 // What streams are opened to: the kubelet's TLS, for who has rights there, or a connection that the
-// device itself makes to its kubelet, for who has judged the user before. The names are those of
-// edge/internal/tunnel.
+// device itself makes to its kubelet, for who has judged the user before, as for edgecore's status.
+// The names are those of edge/internal/tunnel.
 const (
 	kubelet      = "kubelet"
 	subresources = "subresources"
+	status       = "status"
 )
 
 // PeerName is the common name of the certificate by which replicas of cloudcore know each other.
@@ -218,12 +219,23 @@ func (t *Tunnel) DialSubresources(ctx context.Context, node types.NodeName) (net
 	case !edge:
 		return nil, ErrNoEdge
 	}
+	return t.dialOwn(ctx, node, subresources)
+}
+
+// DialStatus connects to what `edgecore status` shows on an edge node, also of one whose kubelet
+// has never made a Node: HTTP/1.1 without TLS, one question. The caller alone judges the user.
+func (t *Tunnel) DialStatus(ctx context.Context, node types.NodeName) (net.Conn, error) {
+	return t.dialOwn(ctx, node, status)
+}
+
+// dialOwn connects for cloudcore's own API.
+func (t *Tunnel) dialOwn(ctx context.Context, node types.NodeName, target string) (net.Conn, error) {
 	back, ok := t.take()
 	if !ok {
 		t.metrics.refuse(bySubresources, "busy")
 		return nil, unavailable(node, "can't be asked: cloudcore carries %d connections already", t.config.MaxStreams)
 	}
-	conn, err := t.dial(ctx, node, subresources)
+	conn, err := t.dial(ctx, node, target)
 	if err != nil {
 		back()
 		t.metrics.refuse(bySubresources, "unreachable")

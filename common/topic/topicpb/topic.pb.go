@@ -393,12 +393,15 @@ func (x *Trust) GetClientCa() []byte {
 
 // Heartbeat goes up at the keepalive interval; its answer, where one is wanted, is a Heartbeat with the same sequence.
 type Heartbeat struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Sequence      uint64                 `protobuf:"varint,1,opt,name=sequence,proto3" json:"sequence,omitempty"`                             // of those that want an answer; 0 in the others
-	KubeletAlive  bool                   `protobuf:"varint,2,opt,name=kubelet_alive,json=kubeletAlive,proto3" json:"kubelet_alive,omitempty"` // the kubelet renewed its Lease within the lease duration
-	Silent        bool                   `protobuf:"varint,3,opt,name=silent,proto3" json:"silent,omitempty"`                                 // no answer is wanted: the transport shows that the peer got it
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	state           protoimpl.MessageState `protogen:"open.v1"`
+	Sequence        uint64                 `protobuf:"varint,1,opt,name=sequence,proto3" json:"sequence,omitempty"`                                      // of those that want an answer; 0 in the others
+	KubeletAlive    bool                   `protobuf:"varint,2,opt,name=kubelet_alive,json=kubeletAlive,proto3" json:"kubelet_alive,omitempty"`          // the kubelet renewed its Lease within the lease duration
+	Silent          bool                   `protobuf:"varint,3,opt,name=silent,proto3" json:"silent,omitempty"`                                          // no answer is wanted: the transport shows that the peer got it
+	Backlog         uint32                 `protobuf:"varint,4,opt,name=backlog,proto3" json:"backlog,omitempty"`                                        // writes in the outbox that kube-apiserver has not accepted
+	BacklogSeconds  uint32                 `protobuf:"varint,5,opt,name=backlog_seconds,json=backlogSeconds,proto3" json:"backlog_seconds,omitempty"`    // how long the oldest of them has waited, by the edge's clock
+	CertificateUnix int64                  `protobuf:"varint,6,opt,name=certificate_unix,json=certificateUnix,proto3" json:"certificate_unix,omitempty"` // when the edge's certificate ends, where it was renewed since the link came up
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *Heartbeat) Reset() {
@@ -450,6 +453,27 @@ func (x *Heartbeat) GetSilent() bool {
 		return x.Silent
 	}
 	return false
+}
+
+func (x *Heartbeat) GetBacklog() uint32 {
+	if x != nil {
+		return x.Backlog
+	}
+	return 0
+}
+
+func (x *Heartbeat) GetBacklogSeconds() uint32 {
+	if x != nil {
+		return x.BacklogSeconds
+	}
+	return 0
+}
+
+func (x *Heartbeat) GetCertificateUnix() int64 {
+	if x != nil {
+		return x.CertificateUnix
+	}
+	return 0
 }
 
 // Interest is one list+watch that a client opened at the edge.
@@ -2035,11 +2059,14 @@ const file_topic_proto_rawDesc = "" +
 	"\ahistory\x18\b \x01(\tR\ahistory\"4\n" +
 	"\x05Trust\x12\x0e\n" +
 	"\x02ca\x18\x01 \x01(\fR\x02ca\x12\x1b\n" +
-	"\tclient_ca\x18\x02 \x01(\fR\bclientCa\"d\n" +
+	"\tclient_ca\x18\x02 \x01(\fR\bclientCa\"\xd2\x01\n" +
 	"\tHeartbeat\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x04R\bsequence\x12#\n" +
 	"\rkubelet_alive\x18\x02 \x01(\bR\fkubeletAlive\x12\x16\n" +
-	"\x06silent\x18\x03 \x01(\bR\x06silent\"\xe1\x01\n" +
+	"\x06silent\x18\x03 \x01(\bR\x06silent\x12\x18\n" +
+	"\abacklog\x18\x04 \x01(\rR\abacklog\x12'\n" +
+	"\x0fbacklog_seconds\x18\x05 \x01(\rR\x0ebacklogSeconds\x12)\n" +
+	"\x10certificate_unix\x18\x06 \x01(\x03R\x0fcertificateUnix\"\xe1\x01\n" +
 	"\bInterest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x125\n" +
 	"\bresource\x18\x02 \x01(\v2\x19.skerry.topic.v1.ResourceR\bresource\x12\x1c\n" +

@@ -53,6 +53,7 @@ Without a command it runs until SIGTERM. Containers go on when it stops.`,
 			if err != nil {
 				return err
 			}
+			a.ShowStatus(writeStatus)
 			policy, burst := gctuner.Default(), make(chan struct{}, 1)
 			policy.Rest = restingGC
 			policy.AfterBurst = func() {

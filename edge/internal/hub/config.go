@@ -15,6 +15,14 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/linkstate"
 )
 
+// Report is what people in the cloud want to know of a device. What is zero costs a heartbeat no
+// byte.
+type Report struct {
+	Backlog        int           // writes that kube-apiserver has not accepted
+	BacklogAge     time.Duration // of the oldest of them
+	CertificateEnd time.Time     // of the device's newest certificate
+}
+
 // Config is what a Hub needs to know. Every zero duration and bound means its default.
 type Config struct {
 	// Servers are the addresses of cloudcores, "host:port". They are tried in turn from a
@@ -27,6 +35,8 @@ type Config struct {
 	// AliveChanged, when it is not nil, tells that Alive may have changed. Without it Alive is
 	// asked every second.
 	AliveChanged <-chan struct{}
+	// Report is what the heartbeats say beside that; nil: nothing. It must be quick.
+	Report func() Report
 	// Wake tells that the network changed (a link came up, a route or address is new): dial at
 	// once. May be nil.
 	Wake <-chan struct{}

@@ -270,6 +270,39 @@ func TestHub_Heartbeats(t *testing.T) {
 	})
 }
 
+// What a heartbeat reports of an idle device takes no byte.
+func TestHub_Heartbeats_Report(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var mu sync.Mutex
+		end := time.Now().Add(time.Hour)
+		r := hub.Report{CertificateEnd: end}
+		b := newBench(t, func(c *hub.Config) {
+			c.Report = func() hub.Report {
+				mu.Lock()
+				defer mu.Unlock()
+				return r
+			}
+		})
+		c := b.open()
+		h := c.heartbeat()
+		if h.GetBacklog() != 0 || h.GetBacklogSeconds() != 0 || h.GetCertificateUnix() != 0 {
+			t.Errorf("idle: %v", h)
+		}
+		mu.Lock()
+		r = hub.Report{Backlog: 3, BacklogAge: 90 * time.Second, CertificateEnd: end}
+		mu.Unlock()
+		if h := c.heartbeat(); h.GetBacklog() != 3 || h.GetBacklogSeconds() != 90 || h.GetCertificateUnix() != 0 {
+			t.Errorf("with a backlog: %v", h)
+		}
+		mu.Lock()
+		r = hub.Report{CertificateEnd: end.Add(time.Hour)}
+		mu.Unlock()
+		if h := c.heartbeat(); h.GetBacklog() != 0 || h.GetCertificateUnix() != end.Add(time.Hour).Unix() {
+			t.Errorf("with a new certificate: %v", h)
+		}
+	})
+}
+
 func TestHub_ToldThatAlivenessChanged_LooksAtOnceAndOnlyThen(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		changed := make(chan struct{})

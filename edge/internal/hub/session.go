@@ -286,6 +286,13 @@ func (s *session) sweep(ctx context.Context, port Port) {
 	}
 }
 
+func (s *session) report() Report {
+	if s.config.Report == nil {
+		return Report{}
+	}
+	return s.config.Report()
+}
+
 // beat sends the heartbeats, and ends the link when nothing comes back.
 func (s *session) beat(ctx context.Context, port Port) {
 	tick := time.NewTicker(s.config.Keepalive)
@@ -300,11 +307,18 @@ func (s *session) beat(ctx context.Context, port Port) {
 	var sequence uint64
 	var sent bool // the last one said that the kubelet is alive
 	acks := s.conn.Info().Acks
-	var asked time.Time // of the oldest that wants an answer, while nothing at all has come since; zero: none
+	shown := s.report().CertificateEnd // by the link itself
+	var asked time.Time                // of the oldest that wants an answer, while nothing at all has come since; zero: none
 	send := func(alive bool) {
 		sequence++
 		sent = alive
 		content := &topicpb.Heartbeat{KubeletAlive: alive, Silent: acks && sequence%answerEvery != 1}
+		if r := s.report(); r.Backlog > 0 || !r.CertificateEnd.Equal(shown) {
+			content.Backlog, content.BacklogSeconds = uint32(max(0, r.Backlog)), uint32(max(0, r.BacklogAge.Seconds()))
+			if !r.CertificateEnd.Equal(shown) {
+				content.CertificateUnix = r.CertificateEnd.Unix()
+			}
+		}
 		if !content.Silent {
 			content.Sequence = sequence
 			if asked.IsZero() {

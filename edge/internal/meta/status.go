@@ -40,6 +40,9 @@ type Status struct {
 	Failed    uint64 `json:"failed"`
 }
 
+// Backlog is how many writes wait for the cloud, and how long the oldest has.
+func (m *Manager) Backlog(now time.Time) (int, time.Duration) { return m.outbox.Backlog(now) }
+
 // OutboxStatus is what waits for the cloud, and what the cloud said since the start of the process.
 type OutboxStatus struct {
 	outbox.Status

@@ -2,12 +2,12 @@
 // the way from kube-apiserver to this node's own kubelet, and those that the device opens to what
 // the cloud has for it.
 //
-// It owns the decision what the cloud may dial: the kubelet's server on this device and
-// nothing else. To kube-apiserver it is a wire, not a right: TLS, authentication and
-// authorisation stay between kube-apiserver and the kubelet. For subresources of pods
-// cloudcore has asked kube-apiserver what the user may, and the connection is this device's
-// own (docs/decisions/0068-subresources.md). A Tunnel's methods may be called by many
-// goroutines at once.
+// It owns the decision what the cloud may dial: the kubelet's server on this device, edgecore's
+// status, which changes nothing, and nothing else. To kube-apiserver it is a wire, not a right:
+// TLS, authentication and authorisation stay between kube-apiserver and the kubelet. For
+// subresources of pods, and for the status, cloudcore has asked kube-apiserver what the user may,
+// and the connection is this device's own (docs/decisions/0068-subresources.md). A Tunnel's methods
+// may be called by many goroutines at once.
 package tunnel
 
 import (
@@ -27,10 +27,11 @@ import (
 )
 
 // What a stream can be opened to: the kubelet's server as it is, or by a connection of this
-// device's own, for logs, exec, attach and port-forward.
+// device's own, for logs, exec, attach and port-forward; and what `edgecore status` shows.
 const (
 	Kubelet      = "kubelet"
 	Subresources = "subresources"
+	Status       = "status"
 )
 
 // Config is what a Tunnel needs to know.
@@ -40,6 +41,9 @@ type Config struct {
 	// Subresources connects to the kubelet as this device's own client; nil where that is
 	// switched off.
 	Subresources func(ctx context.Context) (net.Conn, error)
+	// Status is what `edgecore status` shows, in the form that an Accept header asks for, and its
+	// content type; nil: it is not shown to the cloud.
+	Status func(accept string) (body []byte, contentType string, err error)
 	// MaxStreams bounds the streams of a session; 0: the default of common/tunnel.
 	MaxStreams int
 }
@@ -48,6 +52,7 @@ type Config struct {
 type Tunnel struct {
 	config  Config
 	metrics *metrics
+	answers sync.WaitGroup // of questions for the status; Add only while a session's streams are served
 
 	mu  sync.Mutex
 	up  linkstate.Link // of mux
@@ -95,6 +100,7 @@ func (t *Tunnel) Attach(up linkstate.Link, send func(context.Context, message.Me
 		if err := mux.Run(ctx); err != nil {
 			klog.FromContext(ctx).Error(err, "Serving the cloud's streams failed")
 		}
+		t.answers.Wait() // their streams have ended
 	}
 }
 
@@ -108,6 +114,13 @@ func (t *Tunnel) accept(ctx context.Context, target string) (net.Conn, error) {
 	case Kubelet:
 	case Subresources:
 		return t.subresources(ctx)
+	case Status:
+		if t.config.Status != nil {
+			near, far := net.Pipe()
+			t.answers.Go(func() { serveStatus(far, t.config.Status) })
+			return near, nil
+		}
+		fallthrough
 	default:
 		t.metrics.refuse("target")
 		return nil, fmt.Errorf("streams lead to this node's kubelet, not to %.64q", target)

@@ -147,3 +147,28 @@ func TestAttach_Subresources(t *testing.T) {
 		t.Errorf("got %q, %v", got, err)
 	}
 }
+
+// The cloud may read what `edgecore status` shows; there is no other path to ask for.
+func TestAttach_Status(t *testing.T) {
+	mux, _ := cloudOf(t, tunnel.Config{Status: func(accept string) ([]byte, string, error) {
+		return []byte("status as " + accept), accept, nil
+	}})
+	for range 2 {
+		s, err := mux.Open(t.Context(), tunnel.Status)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.WriteString(s, "PUT /skerry/v1/maintenance HTTP/1.1\r\nHost: edgecore\r\nAccept: text/plain\r\nContent-Length: 4\r\n\r\ntrue"); err != nil {
+			t.Fatal(err)
+		}
+		got, err := io.ReadAll(s)
+		if err != nil || !strings.HasPrefix(string(got), "HTTP/1.1 200 OK\r\n") || !strings.HasSuffix(string(got), "\r\n\r\nstatus as text/plain") {
+			t.Errorf("got %q, %v", got, err)
+		}
+		_ = s.Close()
+	}
+	// One that asks nothing and goes leaves nothing behind: the end of the session waits for it.
+	if _, err := mux.Open(t.Context(), tunnel.Status); err != nil {
+		t.Fatal(err)
+	}
+}

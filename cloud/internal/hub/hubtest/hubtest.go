@@ -49,6 +49,9 @@ func (s *Session) Keepalive() time.Duration { return cmp.Or(s.Every, 10*time.Sec
 // Info knows nothing of a link.
 func (*Session) Info() link.Info { return link.Info{} }
 
+// Version is nothing that is known.
+func (*Session) Version() string { return "" }
+
 // Close does nothing: a test ends a session by the context that its parts are served with.
 func (*Session) Close(link.CloseCode, string) {}
 

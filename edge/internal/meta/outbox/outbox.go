@@ -301,6 +301,23 @@ type Status struct {
 	Dropped    uint64         `json:"dropped"`          // events that made room and that the cloud does not know of yet
 }
 
+// Backlog counts what waits, and says how long the oldest has by now's clock: 0 where that one was
+// set back.
+func (o *Outbox) Backlog(now time.Time) (count int, age time.Duration) {
+	o.mu.RLock()
+	defer o.mu.RUnlock()
+	oldest := now.UnixMilli()
+	for _, q := range o.queues {
+		for _, e := range q.entries {
+			if !e.Accepted && !e.Local {
+				count++
+				oldest = min(oldest, e.At)
+			}
+		}
+	}
+	return count, now.Sub(time.UnixMilli(oldest)).Truncate(time.Second)
+}
+
 // Status counts what waits.
 func (o *Outbox) Status() Status {
 	o.mu.RLock()

@@ -1,0 +1,162 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/cli-runtime/pkg/genericiooptions"
+	"k8s.io/client-go/rest"
+	cmdutil "k8s.io/kubectl/pkg/cmd/util"
+)
+
+// apiserver answers lists in pages, as kube-apiserver does, and refuses what is forbidden.
+type apiserver struct {
+	*httptest.Server
+	nodes     int
+	ahead     time.Duration // of its clock
+	forbidden string        // a resource
+	pages     int
+}
+
+func newAPIServer(t *testing.T, nodes int) *apiserver {
+	a := &apiserver{nodes: nodes}
+	a.Server = httptest.NewServer(http.HandlerFunc(a.serve))
+	t.Cleanup(a.Close)
+	return a
+}
+
+func (a *apiserver) ToRESTConfig() (*rest.Config, error) { return &rest.Config{Host: a.URL}, nil }
+
+func (a *apiserver) serve(w http.ResponseWriter, r *http.Request) {
+	now := time.Now().Add(a.ahead)
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("Date", now.UTC().Format(http.TimeFormat))
+	path := strings.Split(r.URL.Path, "/")
+	resource := path[len(path)-1]
+	if resource == a.forbidden {
+		w.WriteHeader(http.StatusForbidden)
+		_ = json.NewEncoder(w).Encode(metav1.Status{
+			TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: "Failure", Reason: metav1.StatusReasonForbidden, Code: http.StatusForbidden,
+			Message: fmt.Sprintf(`%s is forbidden: User "ann" cannot list resource %q in API group ""`, resource, resource),
+		})
+		return
+	}
+	list := map[string]any{"metadata": map[string]any{"resourceVersion": "7"}, "items": []any{}}
+	var items []any
+	switch resource {
+	case "nodes":
+		list["kind"], list["apiVersion"] = "NodeList", "v1"
+		for i := range a.nodes {
+			items = append(items, map[string]any{"metadata": map[string]any{"name": fmt.Sprintf("edge-%04d", i), "labels": map[string]any{"skerry.io/edge": ""}}})
+		}
+	case "leases":
+		list["kind"], list["apiVersion"] = "LeaseList", "coordination.k8s.io/v1"
+		for i := range a.nodes {
+			items = append(items, map[string]any{
+				"metadata": map[string]any{"name": fmt.Sprintf("edge-%04d", i), "annotations": map[string]any{"skerry.io/epoch": "1", "skerry.io/session": `{"transport":"quic","since":"2026-01-01T00:00:00Z","version":"v1"}`}},
+				"spec":     map[string]any{"renewTime": now.UTC().Format(metav1.RFC3339Micro), "leaseDurationSeconds": 40},
+			})
+		}
+	case "pods":
+		list["kind"], list["apiVersion"] = "PodList", "v1"
+	case "nodeoperations":
+		w.WriteHeader(http.StatusNotFound)
+		_ = json.NewEncoder(w).Encode(metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: "Failure", Reason: metav1.StatusReasonNotFound, Code: http.StatusNotFound})
+		return
+	}
+	from := 0
+	_, _ = fmt.Sscanf(r.URL.Query().Get("continue"), "from-%d", &from)
+	to := len(items)
+	if limit := r.URL.Query().Get("limit"); limit != "" {
+		var n int
+		_, _ = fmt.Sscan(limit, &n)
+		to = min(to, from+n)
+	}
+	if a.pages++; to < len(items) {
+		list["metadata"] = map[string]any{"resourceVersion": "7", "continue": fmt.Sprintf("from-%d", to)}
+	}
+	if len(items) > 0 {
+		list["items"] = items[from:to]
+	}
+	_ = json.NewEncoder(w).Encode(list)
+}
+
+// run is the command's output.
+func run(t *testing.T, a *apiserver, args ...string) (string, error) {
+	t.Helper()
+	var out bytes.Buffer
+	c := statusCommand(a, genericiooptions.IOStreams{In: strings.NewReader(""), Out: &out, ErrOut: &out})
+	c.SetArgs(args)
+	c.SilenceErrors = true
+	err := c.ExecuteContext(t.Context())
+	return out.String(), err
+}
+
+func TestStatus_InPages(t *testing.T) {
+	a := newAPIServer(t, 1203)
+	a.ahead = time.Hour // a laptop's clock may be off: the Leases are not old for that
+	out, err := run(t, a)
+	lines := strings.Split(strings.TrimSpace(out), "\n")
+	if err != nil || len(lines) != 1205 || lines[0] != "1203 devices: 1203 up; 0 with problems" {
+		t.Fatalf("%v: %d lines, %q", err, len(lines), lines[0])
+	}
+	if a.pages != 3+3+1 {
+		t.Errorf("%d pages", a.pages)
+	}
+	out, err = run(t, a, "-o", "json")
+	var list struct {
+		Kind  string
+		Items []struct{ Name, Link, Version string }
+	}
+	if jsonErr := json.Unmarshal([]byte(out), &list); err != nil || jsonErr != nil || len(list.Items) != 1203 || list.Items[7].Link != "Up" || list.Items[7].Version != "v1" {
+		t.Errorf("%v, %v: %.200s", err, jsonErr, out)
+	}
+	if out, err := run(t, a, "--problems", "--no-headers"); err != nil || out != "" {
+		t.Errorf("%v: %q", err, out)
+	}
+}
+
+func TestStatus_EndsWithOne(t *testing.T) {
+	a := newAPIServer(t, 2)
+	a.ahead = 0
+	if _, err := run(t, a); err != nil {
+		t.Errorf("all are well: %v", err)
+	}
+	if _, err := run(t, a, "--certificate-left", "1h", "-o", "wide"); err != nil {
+		t.Errorf("wide: %v", err)
+	}
+	a.forbidden = "leases"
+	_, err := run(t, a)
+	if err == nil || !strings.Contains(err.Error(), `cannot list resource "leases"`) || !strings.Contains(err.Error(), "--clusterrole=skerry:viewer") {
+		t.Errorf("without a right: %v", err)
+	}
+	if _, err := run(t, a, "-l", "a=="); err == nil || errors.Is(err, cmdutil.ErrExit) {
+		t.Errorf("a selector that is none: %v", err)
+	}
+	if _, err := run(t, a, "-o", "jason"); err == nil {
+		t.Error("a format that is none is taken")
+	}
+}
+
+// Of a pod the most is dropped; what is judged stays.
+func TestStripped(t *testing.T) {
+	p := stripped(&corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: "a", Annotations: map[string]string{"big": "1"}},
+		Spec:       corev1.PodSpec{NodeName: "edge1", Containers: []corev1.Container{{Name: "c"}}},
+		Status: corev1.PodStatus{ContainerStatuses: []corev1.ContainerStatus{
+			{State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}}, {State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "X"}}},
+		}},
+	}).(*corev1.Pod)
+	if len(p.Annotations) > 0 || len(p.Spec.Containers) > 0 || p.Spec.NodeName != "edge1" || len(p.Status.ContainerStatuses) != 1 {
+		t.Errorf("%+v", p)
+	}
+}

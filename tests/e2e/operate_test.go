@@ -1,0 +1,271 @@
+package e2e_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	admissionv1 "k8s.io/api/admissionregistration/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/klog/v2"
+
+	"github.com/skerry-io/skerry/common/link"
+	"github.com/skerry-io/skerry/tests/cluster/lab"
+	"github.com/skerry-io/skerry/tests/cluster/trial"
+	"github.com/skerry-io/skerry/tests/hollow"
+)
+
+// device is an item of `kubectl skerry status -o json`.
+type device struct {
+	Name, Link, Transport, Version, Ready string
+	Since, LastContact, CertificateEnd    *time.Time
+	Backlog                               int
+	Problems                              []struct{ Reason, Message, Action string }
+}
+
+func (d device) reasons() (all []string) {
+	for _, p := range d.Problems {
+		all = append(all, p.Reason)
+	}
+	return all
+}
+
+// fleetStatus asks for the status of the fleet; well: the command ended with 0.
+func (s *system) fleetStatus(ctx context.Context, args ...string) (devices map[string]device, well bool, err error) {
+	out, failed := s.Run(ctx, append([]string{"kubectl", "skerry", "status", "-o", "json"}, args...)...)
+	var list struct{ Items []device }
+	if err := json.Unmarshal([]byte(out), &list); err != nil {
+		return nil, false, fmt.Errorf("reading %.300q: %w", out, errors.Join(err, failed))
+	}
+	devices = map[string]device{}
+	for _, d := range list.Items {
+		devices[d.Name] = d
+	}
+	return devices, failed == nil, nil
+}
+
+// addHollow links nodes without kubelets until the test ends.
+func (s *system) addHollow(nodes int) {
+	s.T.Helper()
+	roots, err := hollow.Roots(s.T.Context(), s.Client)
+	s.Check(err)
+	h, err := s.Trial.Host(trial.Cloud)
+	s.Check(err)
+	pki := filepath.Join(h.Root(), "var/lib/kubeplane/pki")
+	env, err := s.Trial.Env()
+	s.Check(err)
+	server := ""
+	for _, v := range env {
+		if v.Name == "TRIAL_CLOUD" {
+			server = v.Value
+		}
+	}
+	fleet, err := hollow.New(hollow.Config{
+		Nodes: nodes, Server: server, ServerName: lab.Cloud().String(), Transport: link.WebSocket, Roots: roots,
+		Identity: hollow.FromCA(filepath.Join(pki, "ca.crt"), filepath.Join(pki, "ca.key")),
+	})
+	s.Check(err)
+	s.Check(fleet.Allow(s.T.Context(), s.Client))
+	ctx, cancel := context.WithCancel(klog.NewContext(context.WithoutCancel(s.T.Context()), klog.New(nil)))
+	done := make(chan error, 1)
+	go func() { done <- fleet.Run(ctx) }()
+	s.T.Cleanup(func() {
+		cancel()
+		if err := errors.Join(<-done, fleet.Remove(context.WithoutCancel(ctx), s.Client)); err != nil {
+			s.T.Error(err)
+		}
+	})
+	s.Check(fleet.AwaitWhole(s.T.Context()))
+}
+
+// holdWrites has kube-apiserver take no status of a node's until it is released or the test ends:
+// what the device tells waits, and its link is up.
+func (s *system) holdWrites(node string) (release func()) {
+	s.T.Helper()
+	nowhere, fail, none, second := "https://127.0.0.1:1/", admissionv1.Fail, admissionv1.SideEffectClassNone, int32(1)
+	hooks := s.Client.AdmissionregistrationV1().ValidatingWebhookConfigurations()
+	hook, err := hooks.Create(s.T.Context(), &admissionv1.ValidatingWebhookConfiguration{
+		ObjectMeta: metav1.ObjectMeta{GenerateName: "hold-writes-"},
+		Webhooks: []admissionv1.ValidatingWebhook{{
+			Name: "hold.example.com", ClientConfig: admissionv1.WebhookClientConfig{URL: &nowhere}, FailurePolicy: &fail, SideEffects: &none, TimeoutSeconds: &second,
+			AdmissionReviewVersions: []string{"v1"},
+			Rules: []admissionv1.RuleWithOperations{{
+				Operations: []admissionv1.OperationType{admissionv1.Update},
+				Rule:       admissionv1.Rule{APIGroups: []string{""}, APIVersions: []string{"v1"}, Resources: []string{"pods/status", "nodes/status"}},
+			}},
+			MatchConditions: []admissionv1.MatchCondition{{Name: "node", Expression: fmt.Sprintf("request.userInfo.username == 'system:node:%s'", node)}},
+		}},
+	}, metav1.CreateOptions{})
+	s.Check(err)
+	release = func() { _ = hooks.Delete(context.WithoutCancel(s.T.Context()), hook.Name, metav1.DeleteOptions{}) }
+	s.T.Cleanup(release)
+	return release
+}
+
+// Twenty-two devices on one screen: one is cut, one can't get rid of what it has to tell.
+func TestOperate_01_StatusShowsTheFleetOnOneScreen(t *testing.T) {
+	s := use(t)
+	s.plugin()
+	s.addHollow(20)
+	ns := s.Namespace()
+	release := s.holdWrites("edge2")
+	s.Apply(ns, `
+apiVersion: v1
+kind: Pod
+metadata: {name: untold}
+spec:
+  nodeName: edge2
+  containers: [{name: c, image: "nowhere.invalid/none:1", imagePullPolicy: Never}]
+`)
+	s.Cut("edge1")
+	s.WaitFor("edge1 to be down and edge2's backlog to be old", func(ctx context.Context) error {
+		all, well, err := s.fleetStatus(ctx, "--backlog-age", "10s")
+		if err != nil {
+			return err
+		}
+		if well {
+			return errors.New("the command ended with 0")
+		}
+		if d := all["edge1"]; d.Link != "Down" || !slices.Contains(d.reasons(), "LinkDown") {
+			return fmt.Errorf("edge1: %+v", d)
+		}
+		if d := all["edge2"]; d.Link != "Up" || d.Backlog == 0 || !slices.Contains(d.reasons(), "BacklogOld") {
+			return fmt.Errorf("edge2: %+v", d)
+		}
+		return nil
+	})
+	all, _, err := s.fleetStatus(t.Context())
+	s.Check(err)
+	if len(all) != 22 {
+		t.Errorf("%d devices, want 22", len(all))
+	}
+	for name, d := range all {
+		if name != "edge1" && d.Link != "Up" || d.Transport == "" || d.Version == "" || d.Since == nil || d.CertificateEnd == nil {
+			t.Errorf("%s: %+v", name, d)
+		}
+		for _, p := range d.Problems {
+			if p.Action == "" {
+				t.Errorf("%s: the problem %q has no remedy", name, p.Message)
+			}
+		}
+	}
+	out, err := s.Run(t.Context(), "kubectl", "skerry", "status", "--backlog-age", "10s")
+	lines := strings.Split(strings.TrimSpace(out), "\n")
+	if err == nil || len(lines) != 24 || !strings.HasPrefix(lines[0], "22 devices: 21 up, 1 down; ") || !strings.HasPrefix(lines[1], "NAME ") ||
+		!strings.HasPrefix(lines[2], "edge1 ") || !strings.Contains(lines[2], "link down, last contact ") {
+		t.Errorf("%v\n%s", err, out)
+	}
+	t.Log("\n" + strings.Join(lines[:min(len(lines), 6)], "\n"))
+	some, _, err := s.fleetStatus(t.Context(), "-l", "kubernetes.io/hostname=edge2")
+	if s.Check(err); len(some) != 1 {
+		t.Errorf("of one label: %v", some)
+	}
+
+	release()
+	s.Heal("edge1")
+	s.Kubectl("delete", "pod", "-n", ns, "untold", "--grace-period=1")
+	s.WaitFor("both to be well", func(ctx context.Context) error {
+		all, well, err := s.fleetStatus(ctx, "-l", "kubernetes.io/hostname in (edge1, edge2)", "--backlog-age", "10s")
+		if err == nil && !well {
+			err = fmt.Errorf("%+v", all)
+		}
+		return err
+	})
+}
+
+// One device: what it says itself by whichever replica has its link, and what was last known.
+func TestOperate_02_NodeLiveAndAsLastKnown(t *testing.T) {
+	s := use(t)
+	s.plugin()
+	for replica := 1; replica <= 2; replica++ {
+		s.askReplica(replica)
+		out := s.Kubectl("skerry", "node", "edge1")
+		for _, want := range []string{"node ", "edge1", "link ", "up for ", "certificate ", "modules"} {
+			if !strings.Contains(strings.ToLower(out), want) {
+				t.Errorf("by replica %d it lacks %q:\n%s", replica, want, out)
+			}
+		}
+	}
+	var own struct {
+		Node    string
+		Running bool
+		Link    struct{ Linked bool }
+	}
+	if err := json.Unmarshal([]byte(s.Kubectl("skerry", "node", "edge1", "-o", "json")), &own); err != nil || own.Node != "edge1" || !own.Running || !own.Link.Linked {
+		t.Errorf("%v: %+v", err, own)
+	}
+	s.Cut("edge1")
+	s.WaitFor("what was last known", func(ctx context.Context) error {
+		out, err := s.Run(ctx, "kubectl", "skerry", "node", "edge1")
+		if err == nil || !strings.Contains(err.Error(), "this is what was last known, ") || !strings.Contains(err.Error(), " old; the device could not be asked: ") ||
+			!strings.Contains(out, "link           Down for ") || !strings.Contains(out, "-> on the device: edgecore status") {
+			return fmt.Errorf("got %w\n%s", err, out)
+		}
+		return nil
+	})
+	if _, err := s.Run(t.Context(), "kubectl", "skerry", "node", "nosuch"); err == nil || !strings.Contains(err.Error(), "there is no device nosuch") {
+		t.Errorf("of a typing error: %v", err)
+	}
+}
+
+// The ClusterRole is enough; with one right less the command names that one.
+func TestOperate_13_ViewersRightsSuffice(t *testing.T) {
+	s := use(t)
+	s.plugin()
+	roles, bindings := s.Client.RbacV1().ClusterRoles(), s.Client.RbacV1().ClusterRoleBindings()
+	bind := func(role string) (user string) {
+		user = "user-of-" + strings.NewReplacer(":", "-", "/", "-").Replace(role)
+		b, err := bindings.Create(t.Context(), &rbacv1.ClusterRoleBinding{
+			ObjectMeta: metav1.ObjectMeta{GenerateName: "operate-"}, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role},
+			Subjects: []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: user}},
+		}, metav1.CreateOptions{})
+		s.Check(err)
+		t.Cleanup(func() { _ = bindings.Delete(context.WithoutCancel(t.Context()), b.Name, metav1.DeleteOptions{}) })
+		return user
+	}
+	commands := [][]string{{"status", "-o", "json"}, {"operations"}, {"node", "edge1"}}
+	user := bind("skerry:viewer")
+	for _, c := range commands {
+		s.WaitFor(fmt.Sprint(c, " as a viewer"), func(ctx context.Context) error {
+			_, err := s.Run(ctx, append([]string{"kubectl", "skerry", "--as", user}, c...)...)
+			return err
+		})
+	}
+	viewer, err := roles.Get(t.Context(), "skerry:viewer", metav1.GetOptions{})
+	s.Check(err)
+	needs := map[string][]string{"nodes": commands[0], "pods": commands[0], "leases": commands[0], "nodeoperations": commands[1], "nodes/status": commands[2]}
+	for _, rule := range viewer.Rules {
+		for _, resource := range rule.Resources {
+			command := needs[resource]
+			if command == nil {
+				t.Errorf("no command needs %s", resource)
+				continue
+			}
+			less := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "less-" + strings.ReplaceAll(resource, "/", "-")}}
+			for _, r := range viewer.Rules {
+				r.Resources = slices.DeleteFunc(slices.Clone(r.Resources), func(one string) bool { return one == resource && slices.Equal(r.APIGroups, rule.APIGroups) })
+				if len(r.Resources) > 0 {
+					less.Rules = append(less.Rules, r)
+				}
+			}
+			_, err := roles.Create(t.Context(), less, metav1.CreateOptions{})
+			s.Check(err)
+			t.Cleanup(func() { _ = roles.Delete(context.WithoutCancel(t.Context()), less.Name, metav1.DeleteOptions{}) })
+			user := bind(less.Name)
+			s.WaitFor("the missing right to be named", func(ctx context.Context) error {
+				_, err := s.Run(ctx, append([]string{"kubectl", "skerry", "--as", user}, command...)...)
+				if err == nil || !strings.Contains(err.Error(), fmt.Sprintf("resource %q in API group %q", resource, rule.APIGroups[0])) || !strings.Contains(err.Error(), "skerry:viewer") {
+					return fmt.Errorf("without %s: %w", resource, err)
+				}
+				return nil
+			})
+		}
+	}
+}
