@@ -123,7 +123,7 @@ func (a *auto) Dial(ctx context.Context, address string) (Conn, error) {
 		}
 	}
 	if winner.conn == nil {
-		return nil, fmt.Errorf("dialling by both transports: %w", errors.Join(errs...))
+		return nil, fmt.Errorf("dialling by both transports: %w", several(errs...))
 	}
 	a.won(winner.dialer, winner.conn)
 	return winner.conn, nil

@@ -42,7 +42,7 @@ func (d *either) Dial(ctx context.Context, address string) (Conn, error) {
 	}
 	conn, again := second.Dial(ctx, address)
 	if again != nil {
-		return nil, errors.Join(err, again)
+		return nil, several(err, again)
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()

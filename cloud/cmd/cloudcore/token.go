@@ -153,7 +153,7 @@ func nodeCommand() *cobra.Command {
 			if err != nil {
 				return mend(err)
 			}
-			return output.Print(c.OutOrStdout(), done, func(w io.Writer) error {
+			err = output.Print(c.OutOrStdout(), done, func(w io.Writer) error {
 				deleted := "deleted"
 				if !done.NodeDeleted {
 					deleted = "not there"
@@ -162,6 +162,10 @@ func nodeCommand() *cobra.Command {
 					node, done.At.Format(time.RFC3339), deleted, done.RequestsDeleted)
 				return err
 			})
+			if err == nil && !done.Known {
+				err = fmt.Errorf("no device named %s has joined since it was last revoked, if ever: is the name right? `kubectl skerry status` lists the devices. It is banned all the same", node)
+			}
+			return err
 		},
 	}
 	output.AddTo(revoke)

@@ -46,10 +46,14 @@ func addEdge(ctx context.Context, client kubernetes.Interface, node types.NodeNa
 	return errors.Join(changeRights(ctx, client, add), changeEdges(ctx, client, add))
 }
 
-// removeEdge takes that back. A cluster without the role, or the binding, has nothing to take back.
-func removeEdge(ctx context.Context, client kubernetes.Interface, node types.NodeName) error {
+// removeEdge takes that back, and reports whether there was something to take back. A cluster
+// without the role, or the binding, has nothing.
+func removeEdge(ctx context.Context, client kubernetes.Interface, node types.NodeName) (found bool, err error) {
 	remove := func(names []string) []string {
-		return slices.DeleteFunc(names, func(name string) bool { return name == string(node) })
+		return slices.DeleteFunc(names, func(name string) bool {
+			found = found || name == string(node)
+			return name == string(node)
+		})
 	}
 	var errs []error
 	for _, err := range []error{changeEdges(ctx, client, remove), changeRights(ctx, client, remove)} {
@@ -57,7 +61,7 @@ func removeEdge(ctx context.Context, client kubernetes.Interface, node types.Nod
 			errs = append(errs, err)
 		}
 	}
-	return errors.Join(errs...)
+	return found, errors.Join(errs...)
 }
 
 // changeRights changes the names of the nodes that have devices' rights. A user who is no node

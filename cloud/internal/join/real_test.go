@@ -538,8 +538,11 @@ func TestRevoke(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !done.NodeDeleted || done.At.IsZero() {
+	if !done.NodeDeleted || !done.Known || done.At.IsZero() {
 		t.Errorf("revoking did %+v", done)
+	}
+	if typo, err := join.Revoke(t.Context(), c.admin, "edge-revokd"); err != nil || typo.Known || typo.NodeDeleted {
+		t.Errorf("revoking a device that never joined did %+v, %v", typo, err)
 	}
 	cluster.Eventually(t, "the sessions are checked again", func(context.Context) error {
 		if c.changes.Load() == seen {

@@ -27,9 +27,12 @@ type Revocation struct {
 	Node types.NodeName `json:"node"`
 	// At is when, by kube-apiserver's clock. Every certificate from before is banned, and so
 	// is every request.
-	At              time.Time `json:"at"`
-	NodeDeleted     bool      `json:"nodeDeleted"`     // false: there was none
-	RequestsDeleted int       `json:"requestsDeleted"` // certificate requests without a certificate yet
+	At          time.Time `json:"at"`
+	NodeDeleted bool      `json:"nodeDeleted"` // false: there was none
+	// Known: a device has joined under that name, and was not revoked since. Else it may be a
+	// typing error.
+	Known           bool `json:"known"`
+	RequestsDeleted int  `json:"requestsDeleted"` // certificate requests without a certificate yet
 }
 
 // Revoke bans every certificate that node has, deletes the Node, and removes its certificate
@@ -52,7 +55,7 @@ func Revoke(ctx context.Context, client kubernetes.Interface, node types.NodeNam
 	if err := writeBan(ctx, client, node, newBan(at)); err != nil {
 		return done, err
 	}
-	if err := removeEdge(ctx, client, node); err != nil {
+	if done.Known, err = removeEdge(ctx, client, node); err != nil {
 		return done, fmt.Errorf("the certificates of %s are banned, but cloudcore may still act as it: %w", node, err)
 	}
 	err = client.CoreV1().Nodes().Delete(ctx, string(node), metav1.DeleteOptions{})
@@ -60,6 +63,7 @@ func Revoke(ctx context.Context, client kubernetes.Interface, node types.NodeNam
 		return done, fmt.Errorf("the certificates of %s are banned, but deleting the node failed: %w", node, err)
 	}
 	done.NodeDeleted = err == nil
+	done.Known = done.Known || done.NodeDeleted
 	if done.RequestsDeleted, err = removeRequests(ctx, client, node, at); err != nil {
 		return done, fmt.Errorf("the certificates of %s are banned, but not all of its certificate requests could be removed: %w", node, err)
 	}

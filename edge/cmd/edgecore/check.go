@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"net/http"
 	"os"
 	"path/filepath"
 	"text/tabwriter"
@@ -74,7 +75,7 @@ Exit code 0: all fine (there may be notes and warnings). 1: something has to be 
 
 // reach asks the cloud that a token is for, and tries the ways to it.
 func reach(ctx context.Context, o join.Options) []check.Finding {
-	cloud := check.Cloud{Server: o.Server, Now: o.Clock.Now, Kubelet: version.Kubernetes()}
+	cloud := check.Cloud{Server: o.Server, Now: o.Clock.Now, Kubelet: version.Kubernetes(), Proxy: http.ProxyFromEnvironment}
 	ca, about, err := join.Ask(ctx, o)
 	if err != nil {
 		cloud.Err = err
@@ -146,7 +147,7 @@ func joined(cfg *config.Config) bool {
 func writeFindings(w io.Writer, findings []check.Finding) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	for _, f := range findings {
-		fmt.Fprintf(t, "%s\t%s\t%s\n", f.Level, f.Name, f.Message)
+		fmt.Fprintf(t, "%s\t%s\t%s\n", f.Level, f.Name, oneLine(f.Message))
 		if f.Mend != "" {
 			fmt.Fprintf(t, "\t\t-> %s\n", f.Mend)
 		}

@@ -110,7 +110,9 @@ func ago(t, now time.Time) string {
 
 func writeStatus(out io.Writer, s app.Status) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	row := func(name, format string, args ...any) { fmt.Fprintf(w, "%s\t%s\n", name, fmt.Sprintf(format, args...)) }
+	row := func(name, format string, args ...any) {
+		fmt.Fprintf(w, "%s\t%s\n", name, oneLine(fmt.Sprintf(format, args...)))
+	}
 	running := "running, "
 	switch {
 	case s.Unresponsive:
@@ -318,6 +320,11 @@ func writeVIPs(row func(name, format string, args ...any), v *vip.Status) {
 }
 
 // down says since when there is no link, why, and what edgecore does about it.
+// oneLine is a text that breaks no table.
+func oneLine(text string) string {
+	return strings.Join(strings.FieldsFunc(text, func(r rune) bool { return r == '\n' || r == '\r' || r == '\t' }), "; ")
+}
+
 func down(l *hub.Status, now time.Time) string {
 	text := "DOWN since edgecore started"
 	if !l.Since.IsZero() {
@@ -364,15 +371,15 @@ func writeModules(out io.Writer, s app.Status) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	for _, m := range s.Modules {
 		if m.State != beehive.Ready {
-			fmt.Fprintf(w, "module %s\t%s since %s\t%s\n", m.Name, m.State, ago(m.Since, s.At), m.LastError)
+			fmt.Fprintf(w, "module %s\t%s since %s\t%s\n", m.Name, m.State, ago(m.Since, s.At), oneLine(m.LastError))
 		}
 	}
 	for _, m := range s.Agents {
 		if m.Problem != "" {
-			fmt.Fprintf(w, "agent %s\tfailed %d times\t%s\n", m.Name, m.Failures, m.Problem)
+			fmt.Fprintf(w, "agent %s\tfailed %d times\t%s\n", m.Name, m.Failures, oneLine(m.Problem))
 		}
 		if m.Note != "" {
-			fmt.Fprintf(w, "agent %s\t%s\n", m.Name, m.Note)
+			fmt.Fprintf(w, "agent %s\t%s\n", m.Name, oneLine(m.Note))
 		}
 	}
 	return w.Flush()

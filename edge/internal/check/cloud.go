@@ -9,6 +9,10 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/http"
+	"net/http/httptrace"
+	"net/url"
+	"slices"
 	"strings"
 	"time"
 
@@ -28,6 +32,8 @@ type Cloud struct {
 	Skew       time.Duration    // how far this device's clock is ahead of the cloud's
 	Kubelet    string           // the version of the kubelet in this edgecore
 	Kubernetes string           // of kube-apiserver; "" where it is not known
+	// Proxy is the way of TCP to there, as the link will take it.
+	Proxy func(*http.Request) (*url.URL, error)
 }
 
 // reachTimeout bounds each way to the cloud that is tried.
@@ -41,13 +47,28 @@ func Reach(ctx context.Context, c Cloud) []Finding {
 		return []Finding{{"cloud", Fail, c.Err.Error(), "edgecore join would fail alike; mend this first"}}
 	}
 	findings := []Finding{{Name: "cloud", Level: Fine, Message: c.Server + " shows the CA that the token pins"}}
+	ways := len(findings)
 	for _, at := range c.WebSocket {
 		findings = append(findings, reachWebSocket(ctx, c, at))
 	}
 	for _, at := range c.QUIC {
 		findings = append(findings, reachQUIC(ctx, at, len(c.WebSocket) > 0))
 	}
+	oneIsEnough(findings[ways:])
 	return append(findings, cloudClock(c), kubernetes(c))
+}
+
+// oneIsEnough makes warnings of the ways that lead nowhere where another leads to the cloud: the
+// link takes what it finds, and of several addresses a device may need to reach one alone.
+func oneIsEnough(ways []Finding) {
+	if !slices.ContainsFunc(ways, func(f Finding) bool { return f.Level == Fine }) {
+		return
+	}
+	for i, f := range ways {
+		if f.Level == Fail {
+			ways[i].Level, ways[i].Mend = Warn, "another way leads to the cloud, which is enough; to have this one too: "+f.Mend
+		}
+	}
 }
 
 // reachWebSocket does the handshake of a link, but for the certificate that this device does not
@@ -56,11 +77,27 @@ func reachWebSocket(ctx context.Context, c Cloud, at string) Finding {
 	name := "websocket " + at
 	ctx, cancel := context.WithTimeout(ctx, reachTimeout)
 	defer cancel()
-	dialer := tls.Dialer{Config: &tls.Config{RootCAs: c.Roots, MinVersion: tls.VersionTLS13, Time: c.Now, NextProtos: []string{link.Protocol, "http/1.1"}}}
-	conn, err := dialer.DialContext(ctx, "tcp", at)
+	transport := &http.Transport{
+		Proxy: c.Proxy, DisableKeepAlives: true,
+		TLSClientConfig: &tls.Config{RootCAs: c.Roots, MinVersion: tls.VersionTLS13, Time: c.Now, NextProtos: []string{link.Protocol, "http/1.1"}},
+	}
+	defer transport.CloseIdleConnections()
+	err := errors.New("nothing answered")
+	traced := httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{TLSHandshakeDone: func(_ tls.ConnectionState, failed error) { err = failed }})
+	request, bad := http.NewRequestWithContext(traced, http.MethodGet, "https://"+at+"/", http.NoBody)
+	if bad != nil {
+		return Finding{name, Fail, bad.Error(), "correct advertise in cloudcore.yaml"}
+	}
+	// Whatever is answered without a certificate of the device: the handshake is what counts.
+	answer, failed := transport.RoundTrip(request)
+	if answer != nil {
+		_ = answer.Body.Close()
+	}
 	if err == nil {
-		_ = conn.Close()
 		return Finding{Name: name, Level: Fine, Message: "leads to this cloud"}
+	}
+	if failed != nil {
+		err = failed
 	}
 	var unknown *tls.CertificateVerificationError
 	var authority x509.UnknownAuthorityError

@@ -3,7 +3,11 @@ package check_test
 import (
 	"context"
 	"errors"
+	"io"
 	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
 	"strings"
 	"testing"
 	"time"
@@ -24,6 +28,29 @@ func closing[L interface{ Close() error }](t *testing.T, l L, err error) L {
 	}
 	t.Cleanup(func() { _ = l.Close() })
 	return l
+}
+
+// proxy is one for CONNECT, which leads all to one place.
+func proxy(t *testing.T, to string) func(*http.Request) (*url.URL, error) {
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		far, err := net.Dial("tcp", to)
+		if r.Method != http.MethodConnect || err != nil {
+			http.Error(w, "no", http.StatusBadGateway)
+			return
+		}
+		defer far.Close()
+		w.WriteHeader(http.StatusOK)
+		near, _, err := http.NewResponseController(w).Hijack()
+		if err != nil {
+			return
+		}
+		defer near.Close()
+		go func() { _, _ = io.Copy(far, near); _ = far.Close() }()
+		_, _ = io.Copy(near, far)
+	}))
+	t.Cleanup(server.Close)
+	at, err := url.Parse(server.URL)
+	return func(*http.Request) (*url.URL, error) { return at, err }
 }
 
 // TestReach asks the listeners that cloudcore has, and others in their place.
@@ -55,8 +82,10 @@ func TestReach(t *testing.T) {
 	}{
 		"all is well":             {func(*check.Cloud) {}, check.Fine, "", ""},
 		"not reached":             {func(c *check.Cloud) { c.Err = errors.New("no way there") }, check.Fail, "cloud", "no way"},
-		"a proxy ends TLS":        {func(c *check.Cloud) { c.WebSocket = []string{websocket(stranger)} }, check.Fail, "websocket", "proxy"},
-		"no websocket":            {func(c *check.Cloud) { c.WebSocket = []string{free.Addr().String()} }, check.Fail, "websocket", "refused"},
+		"a proxy ends TLS":        {func(c *check.Cloud) { c.QUIC, c.WebSocket = nil, []string{websocket(stranger)} }, check.Fail, "websocket", "proxy"},
+		"no websocket":            {func(c *check.Cloud) { c.QUIC, c.WebSocket = nil, []string{free.Addr().String()} }, check.Fail, "websocket", "refused"},
+		"by a proxy":              {func(c *check.Cloud) { c.Proxy = proxy(t, c.WebSocket[0]); c.WebSocket = []string{"localhost:443"} }, check.Fine, "", ""},
+		"one of two addresses":    {func(c *check.Cloud) { c.WebSocket = append(c.WebSocket, free.Addr().String()) }, check.Warn, "websocket " + free.Addr().String(), "refused"},
 		"UDP goes nowhere":        {func(c *check.Cloud) { c.QUIC = []string{mute.LocalAddr().String()} }, check.Warn, "quic", "UDP"},
 		"UDP alone, and nowhere":  {func(c *check.Cloud) { c.QUIC, c.WebSocket = []string{mute.LocalAddr().String()}, nil }, check.Fail, "quic", "UDP"},
 		"nothing listens on UDP":  {func(c *check.Cloud) { c.QUIC = []string{free.Addr().String()} }, check.Warn, "quic", "refused"},

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"syscall"
@@ -40,6 +41,7 @@ func (m *Module) await(ctx context.Context) error {
 	}
 	needs := []need{
 		m.hold,
+		func(context.Context) error { return cgroups(cgroupRoot, m.server.FailCgroupV1) },
 		func(context.Context) error { return writable(m.rootDir()) },
 		func(ctx context.Context) error { return runtimeReachable(ctx, m.server.ContainerRuntimeEndpoint) },
 		func(context.Context) error { return m.portsFree() },
@@ -115,6 +117,17 @@ func (m *Module) advise(ctx context.Context, lookup func(ctx context.Context, ho
 		klog.FromContext(ctx).Info("This node's own name takes long to look up, which slows the kubelet",
 			"name", m.config.NodeName, "do", "add the name to /etc/hosts, or set modules.edged.nodeIP")
 	}
+}
+
+// cgroupRoot is where the kernel shows cgroups.
+const cgroupRoot = "/sys/fs/cgroup"
+
+// cgroups refuses version 1, as the kubelet does with its default.
+func cgroups(root string, fail bool) error {
+	if _, err := os.Stat(filepath.Join(root, "cgroup.controllers")); err == nil || !fail {
+		return nil
+	}
+	return errors.New("this machine has cgroups of version 1: boot with version 2 (systemd.unified_cgroup_hierarchy=1), or set modules.edged.kubelet.failCgroupV1: false")
 }
 
 // writable makes the directory where it is missing, and writes into it.

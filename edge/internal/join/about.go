@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/x509"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -21,11 +20,11 @@ func Ask(ctx context.Context, o Options) (ca *x509.Certificate, about *pki.About
 		return nil, nil, err
 	}
 	var base string
-	for _, base = range bases {
-		if ca, err = findCA(ctx, o, base, host); !errors.Is(err, ErrUnreachable) {
-			break
-		}
-	}
+	err = each(bases, func(at string) (err error) {
+		base = at
+		ca, err = findCA(ctx, o, base, host)
+		return err
+	})
 	if err != nil {
 		return nil, nil, err
 	}

@@ -2,6 +2,7 @@ package join
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto"
 	"crypto/tls"
@@ -50,11 +51,10 @@ func ask(ctx context.Context, o Options, key crypto.Signer) (*pki.JoinAnswer, er
 	for pause := retryMin; ; pause = min(2*pause, retryMax) {
 		var answer *pki.JoinAnswer
 		var after time.Duration
-		for _, base := range bases {
-			if answer, after, err = try(ctx, o, base, host, body); !errors.Is(err, ErrUnreachable) || ctx.Err() != nil {
-				break
-			}
-		}
+		err = each(bases, func(base string) (err error) {
+			answer, after, err = try(ctx, o, base, host, body)
+			return err
+		})
 		if err == nil {
 			return answer, nil
 		}
@@ -74,6 +74,20 @@ func ask(ctx context.Context, o Options, key crypto.Signer) (*pki.JoinAnswer, er
 		case <-time.After(wait):
 		}
 	}
+}
+
+// each tries where a server may be, until it is reached. Where it is at none of them the error is
+// that of the first: the others are for a cloudcore of another version.
+func each(bases []string, try func(base string) error) error {
+	var first error
+	for _, base := range bases {
+		err := try(base)
+		if !errors.Is(err, ErrUnreachable) {
+			return err
+		}
+		first = cmp.Or(first, err)
+	}
+	return first
 }
 
 // serverURLs are where a server is asked, one after the other where it can't be reached: a host
