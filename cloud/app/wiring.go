@@ -170,7 +170,7 @@ func (a *App) relayParts() ([]beehive.Entry, error) {
 		return logs.Serve(ctx, node, q)
 	})
 	a.carried = append(a.carried, a.relay)
-	a.collectors = append(a.collectors, a.relay.Metrics(), logs)
+	a.collectors = append(a.collectors, a.relay.Metrics(), a.relay.Nodes(a.config.Metrics.Nodes), logs)
 	return []beehive.Entry{restarted("pods", a.pods.Run)}, nil
 }
 

@@ -187,7 +187,7 @@ func TestOperate_02_NodeLiveAndAsLastKnown(t *testing.T) {
 	for replica := 1; replica <= 2; replica++ {
 		s.askReplica(replica)
 		out := s.Kubectl("skerry", "node", "edge1")
-		for _, want := range []string{"node ", "edge1", "link ", "up for ", "certificate ", "modules"} {
+		for _, want := range []string{"node ", "edge1", "link ", "up for ", "certificate ", "static routes "} {
 			if !strings.Contains(strings.ToLower(out), want) {
 				t.Errorf("by replica %d it lacks %q:\n%s", replica, want, out)
 			}

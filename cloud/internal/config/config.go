@@ -56,9 +56,10 @@ type Config struct {
 
 	VIP VIP `json:"vip"`
 	// Logs is where what applications write goes.
-	Logs   Logs   `json:"logs"`
-	Health Listen `json:"health"`
-	Log    Log    `json:"log"`
+	Logs    Logs    `json:"logs"`
+	Health  Listen  `json:"health"`
+	Metrics Metrics `json:"metrics"`
+	Log     Log     `json:"log"`
 }
 
 // Approver is the account that approves certificates, where it shares cloudcore's process.
@@ -66,6 +67,12 @@ type Approver struct {
 	// Kubeconfig leads to kube-apiserver as the account cloudcore-approver; "": another process
 	// approves, `cloudcore approve`.
 	Kubeconfig string `json:"kubeconfig"`
+}
+
+// Metrics is what is shown at /metrics of health.listen.
+type Metrics struct {
+	// Nodes bounds those that have series of their own, seven each; 0: none has.
+	Nodes int `json:"nodes"`
 }
 
 // Log says how much is written to standard error.
@@ -229,6 +236,7 @@ func Default() *Config {
 		VIP:     VIP{ReservedVRIDs: []int32{}, Quarantine: metav1.Duration{Duration: 10 * time.Minute}},
 		Logs:    Logs{BatchesPerSecond: 4},
 		Health:  Listen{Listen: "127.0.0.1:10003"},
+		Metrics: Metrics{Nodes: 1000},
 		Log:     Log{Verbosity: 2},
 	}
 }
@@ -324,6 +332,7 @@ func (c *Config) Validate() field.ErrorList {
 	}
 	errs = append(errs, c.Tunnel.validate(field.NewPath("tunnel"))...)
 	errs = append(errs, c.Health.validate(field.NewPath("health"))...)
+	errs = append(errs, validate(field.NewPath("metrics"), []bounded{{"nodes", c.Metrics.Nodes, 0, 1000000}})...)
 	if v := c.Log.Verbosity; v < 0 || v > 10 {
 		errs = append(errs, field.Invalid(field.NewPath("log", "verbosity"), v, "must be 0 to 10"))
 	}

@@ -46,6 +46,7 @@ func (s *session) handle(mux *message.Mux, write message.Topic[*topicpb.Write], 
 // Start implements hub.Service.
 func (s *session) Start(ctx context.Context, fail func(error)) {
 	s.relay.metrics.sessions.Add(1)
+	s.relay.nodes.enter(s.node, s.lease)
 	// No write before this session owns the Lease: an older one of this node, on another replica,
 	// has then lost it.
 	s.lease.run(ctx, fail, func() {
@@ -58,6 +59,7 @@ func (s *session) Start(ctx context.Context, fail func(error)) {
 
 // Stop implements hub.Service.
 func (s *session) Stop() {
+	s.relay.nodes.leave(s.node, s.lease)
 	s.lease.stop()
 	s.queue.stop()
 	s.mu.Lock()

@@ -414,6 +414,15 @@ func (l *lease) session() fleet.Session {
 	return s
 }
 
+// report is what Nodes shows.
+func (l *lease) report() report {
+	r := report{Session: l.session()}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	r.heard, r.alive = l.heardAt, l.alive
+	return r
+}
+
 // seconds is a time, nil of 0.
 func seconds(unix uint32) *metav1.Time {
 	if unix == 0 {

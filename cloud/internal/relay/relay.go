@@ -79,12 +79,13 @@ type Relay struct {
 	hide    bool // the IP addresses of nodes; set before anything is attached
 	quotas  quotas
 	metrics *Metrics
+	nodes   *Nodes
 }
 
 // New returns a Relay. instance names this replica of cloudcore. It starts nothing.
 func New(client Client, pods *Pods, instance string) *Relay {
 	return &Relay{
-		client: client, pods: pods, instance: instance, leases: newLeaseQueue(client), renewEvery: renewEvery, metrics: newMetrics(),
+		client: client, pods: pods, instance: instance, leases: newLeaseQueue(client), renewEvery: renewEvery, metrics: newMetrics(), nodes: newNodes(),
 		heavy:       newTurns(heavyAtOnce, 0, 0),
 		heavyEvents: newTurns(heavyAtOnce, eventRest, eventShare),
 		large:       newTurns(1, largeRest, 1),
@@ -105,6 +106,13 @@ func (r *Relay) Serve(serve func(context.Context, types.NodeName, *topicpb.APIRe
 // RenewEvery sets the time between two renewals of a node's Lease; it is 20 s without it. It is
 // called before the first Attach.
 func (r *Relay) RenewEvery(d time.Duration) { r.renewEvery = d }
+
+// Nodes is for a Prometheus registry, with series for so many nodes. It is called once, before the
+// first Attach.
+func (r *Relay) Nodes(most int) *Nodes {
+	r.nodes.most = most
+	return r.nodes
+}
 
 // Metrics is for a Prometheus registry.
 func (r *Relay) Metrics() *Metrics { return r.metrics }

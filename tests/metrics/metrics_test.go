@@ -1,0 +1,312 @@
+// Package metrics_test writes docs/metrics.md from the source and holds it to it: UPDATE=1 writes
+// the page.
+package metrics_test
+
+import (
+	"fmt"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"maps"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/skerry-io/skerry/tests/golden"
+)
+
+// family is one of the metrics.
+type family struct {
+	name, kind, help string
+	labels           []string
+}
+
+func TestMetricsPage(t *testing.T) {
+	root := filepath.Join("..", "..")
+	var b strings.Builder
+	b.WriteString(`# Metrics
+
+Every family that the two programs have of their own, written from the source
+(` + "`UPDATE=1 go test ./tests/metrics`" + `). Beside these there are Go's and the process' (` + "`go_*`, `process_*`" + `).
+[monitoring.md](monitoring.md) says where they are served, and what to alert on.
+`)
+	for _, program := range []struct {
+		name string
+		dirs []string
+	}{{"cloudcore", []string{"cloud", "common"}}, {"edgecore", []string{"edge", "common"}}} {
+		found := map[string]family{}
+		for _, dir := range program.dirs {
+			for _, f := range scan(t, filepath.Join(root, dir)) {
+				found[f.name] = f
+			}
+		}
+		if len(found) < 30 {
+			t.Errorf("%s: %d families were found: is a new way of making them not read?", program.name, len(found))
+		}
+		fmt.Fprintf(&b, "\n## %s\n| metric | type | labels | |\n| --- | --- | --- | --- |\n", program.name)
+		for _, name := range slices.Sorted(maps.Keys(found)) {
+			f := found[name]
+			for _, wrong := range lint(f) {
+				t.Errorf("%s: %s", f.name, wrong)
+			}
+			fmt.Fprintf(&b, "| `%s` | %s | %s | %s |\n", f.name, f.kind, strings.Join(f.labels, ", "), strings.ReplaceAll(f.help, "|", `\|`))
+		}
+	}
+	t.Chdir(filepath.Join(root, "docs"))
+	golden.Check(t, "metrics.md", b.String())
+}
+
+// lint is what Prometheus' own linter says that can be said without a value: the trial's test gives
+// the values.
+func lint(f family) (wrong []string) {
+	switch {
+	case f.help == "":
+		wrong = append(wrong, "it has no help")
+	case strings.HasSuffix(f.name, "_total") != (f.kind == "counter"):
+		wrong = append(wrong, "counters, and no others, end in _total")
+	case strings.ToLower(f.name) != f.name:
+		wrong = append(wrong, "names are of small letters")
+	}
+	for _, unit := range []string{"_milliseconds", "_minutes", "_kilobytes", "_percent"} {
+		if strings.Contains(f.name, unit) {
+			wrong = append(wrong, "units are base units: seconds, bytes, ratios")
+		}
+	}
+	return wrong
+}
+
+func scan(t *testing.T, dir string) (all []family) {
+	t.Helper()
+	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
+			return err
+		}
+		file, err := parser.ParseFile(token.NewFileSet(), path, nil, 0)
+		if err != nil {
+			return err
+		}
+		uses := slices.ContainsFunc(file.Imports, func(i *ast.ImportSpec) bool {
+			return i.Path.Value == `"github.com/prometheus/client_golang/prometheus"`
+		})
+		if uses {
+			all = append(all, families(file)...)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+// maker is a function of a file that makes metrics of a prefix: name is its first parameter.
+type maker struct {
+	prefix, kind string
+	labels       []string
+}
+
+func families(file *ast.File) (all []family) {
+	makers := map[string]maker{}
+	see := func(name string, params *ast.FieldList, body *ast.BlockStmt) {
+		if len(params.List) == 0 || len(params.List[0].Names) == 0 || params.List[0].Names[0].Name != "name" {
+			return
+		}
+		if m, ok := makerOf(body, makers); ok {
+			makers[name] = m
+		}
+	}
+	for _, d := range file.Decls {
+		f, ok := d.(*ast.FuncDecl)
+		if ok && f.Body != nil && f.Recv == nil {
+			see(f.Name.Name, f.Type.Params, f.Body)
+		}
+	}
+	var vectors []ast.Node // calls of New...Vec
+	ast.Inspect(file, func(n ast.Node) bool {
+		switch n := n.(type) {
+		case *ast.AssignStmt:
+			for i, right := range n.Rhs {
+				if lit, ok := right.(*ast.FuncLit); ok && i < len(n.Lhs) {
+					if name, ok := n.Lhs[i].(*ast.Ident); ok {
+						see(name.Name, lit.Type.Params, lit.Body)
+					}
+				}
+			}
+		case *ast.CallExpr:
+			if strings.HasSuffix(called(n), "Vec") {
+				vectors = append(vectors, n)
+			}
+			if m, ok := makers[called(n)]; ok && len(n.Args) > 1 {
+				if name, ok := text(n.Args[0]); ok {
+					help, _ := text(n.Args[1])
+					f := family{m.prefix + name, kindOf(m.kind, name), help, m.labels}
+					for _, a := range n.Args[2:] {
+						if label, ok := text(a); ok {
+							f.labels = append(f.labels, label)
+						}
+					}
+					all = append(all, f.within(n, vectors))
+				}
+			}
+			if called(n) == "NewDesc" {
+				if name, ok := text(n.Args[0]); ok {
+					help, _ := text(n.Args[1])
+					f := family{name, kindOf("", name), help, texts(n.Args[2])}
+					if len(n.Args) > 3 {
+						f.labels = append(f.labels, keys(n.Args[3])...)
+					}
+					all = append(all, f)
+				}
+			}
+		case *ast.CompositeLit:
+			subsystem, name, help, ok := opts(n)
+			if literal, isText := text(name); ok && isText {
+				if !strings.HasPrefix(literal, "skerry_") {
+					literal = "skerry_" + subsystem + literal
+				}
+				all = append(all, family{literal, kindOf(typeOf(n), literal), help, nil}.within(n, vectors))
+			}
+		}
+		return true
+	})
+	return all
+}
+
+// within adds the labels of the vector that a family's options are given to.
+func (f family) within(n ast.Node, vectors []ast.Node) family {
+	for _, v := range vectors {
+		if call := v.(*ast.CallExpr); v.Pos() <= n.Pos() && n.End() <= v.End() && len(call.Args) == 2 {
+			f.labels = append(f.labels, texts(call.Args[1])...)
+		}
+	}
+	return f
+}
+
+func makerOf(body *ast.BlockStmt, makers map[string]maker) (m maker, ok bool) {
+	ast.Inspect(body, func(n ast.Node) bool {
+		switch n := n.(type) {
+		case *ast.BinaryExpr:
+			if prefix, is := text(n.X); is && strings.HasPrefix(prefix, "skerry_") {
+				if y, is := n.Y.(*ast.Ident); is && y.Name == "name" {
+					m.prefix, ok = prefix, true
+				}
+			}
+		case *ast.CompositeLit:
+			if subsystem, name, _, is := opts(n); is {
+				if y, is := name.(*ast.Ident); is && y.Name == "name" {
+					m.prefix, m.kind, ok = "skerry_"+subsystem, typeOf(n), true
+				}
+			}
+		case *ast.CallExpr:
+			if called(n) == "NewDesc" && len(n.Args) > 2 {
+				m.labels = texts(n.Args[2])
+			}
+			if outer, is := makers[called(n)]; is && len(n.Args) > 0 {
+				if y, is := n.Args[0].(*ast.Ident); is && y.Name == "name" {
+					m, ok = outer, true
+				}
+			}
+		}
+		return true
+	})
+	return m, ok
+}
+
+// opts reads prometheus.CounterOpts{...} and its like.
+func opts(n *ast.CompositeLit) (subsystem string, name ast.Expr, help string, ok bool) {
+	if !strings.HasSuffix(typeOf(n), "Opts") {
+		return "", nil, "", false
+	}
+	for _, e := range n.Elts {
+		kv, is := e.(*ast.KeyValueExpr)
+		if !is {
+			continue
+		}
+		key, _ := kv.Key.(*ast.Ident)
+		switch key.Name {
+		case "Subsystem":
+			subsystem, _ = text(kv.Value)
+			subsystem += "_"
+		case "Name":
+			name, ok = kv.Value, true
+		case "Help":
+			help, _ = text(kv.Value)
+		}
+	}
+	return subsystem, name, help, ok
+}
+
+func typeOf(n *ast.CompositeLit) string {
+	if s, ok := n.Type.(*ast.SelectorExpr); ok {
+		return s.Sel.Name
+	}
+	return ""
+}
+
+func kindOf(options, name string) string {
+	switch {
+	case strings.HasPrefix(options, "Histogram"):
+		return "histogram"
+	case strings.HasPrefix(options, "Counter"), strings.HasSuffix(name, "_total"):
+		return "counter"
+	}
+	return "gauge"
+}
+
+func called(n *ast.CallExpr) string {
+	switch f := n.Fun.(type) {
+	case *ast.Ident:
+		return f.Name
+	case *ast.SelectorExpr:
+		if p, ok := f.X.(*ast.Ident); ok && p.Name == "prometheus" {
+			return f.Sel.Name
+		}
+	}
+	return ""
+}
+
+// text is a string in the source, or several that are added up.
+func text(e ast.Expr) (string, bool) {
+	switch e := e.(type) {
+	case *ast.BasicLit:
+		s, err := strconv.Unquote(e.Value)
+		return s, err == nil && e.Kind == token.STRING
+	case *ast.BinaryExpr:
+		x, first := text(e.X)
+		y, second := text(e.Y)
+		return x + y, first && second
+	}
+	return "", false
+}
+
+func texts(e ast.Expr) (all []string) {
+	lit, ok := e.(*ast.CompositeLit)
+	if !ok {
+		return nil
+	}
+	for _, one := range lit.Elts {
+		if s, ok := text(one); ok {
+			all = append(all, s)
+		}
+	}
+	return all
+}
+
+// keys are the names of constant labels.
+func keys(e ast.Expr) (all []string) {
+	lit, ok := e.(*ast.CompositeLit)
+	if !ok {
+		return nil
+	}
+	for _, one := range lit.Elts {
+		if kv, ok := one.(*ast.KeyValueExpr); ok {
+			if s, ok := text(kv.Key); ok {
+				all = append(all, s)
+			}
+		}
+	}
+	return all
+}
