@@ -204,7 +204,7 @@ func TestOperate_02_NodeLiveAndAsLastKnown(t *testing.T) {
 	s.Cut("edge1")
 	s.WaitFor("what was last known", func(ctx context.Context) error {
 		out, err := s.Run(ctx, "kubectl", "skerry", "node", "edge1")
-		if err == nil || !strings.Contains(err.Error(), "this is what was last known, ") || !strings.Contains(err.Error(), " old; the device could not be asked: ") ||
+		if err == nil || !strings.Contains(err.Error(), "this is what was last known, ") || !strings.Contains(err.Error(), " old; the device could not be asked: ") || !strings.Contains(err.Error(), " no link") ||
 			!strings.Contains(out, "link           Down for ") || !strings.Contains(out, "-> on the device: edgecore status") {
 			return fmt.Errorf("got %w\n%s", err, out)
 		}

@@ -265,13 +265,16 @@ func (o *nodeOptions) run(ctx context.Context, f getter, name string) error {
 // live is what the device says now.
 func (c *cluster) live(ctx context.Context, name string, text bool) (string, error) {
 	r := c.client.Discovery().RESTClient().Get().AbsPath("/apis/subresources.skerry.io/v1alpha1/nodes", name, "status")
-	if !text {
-		body, err := r.Do(ctx).Raw()
-		return string(body), err
+	if text {
+		r = r.Param("format", "text")
 	}
-	body, err := r.Param("format", "text").SetHeader("Accept", "text/plain, application/json").Do(ctx).Raw()
-	if err != nil {
+	result := r.Do(ctx)
+	if err := result.Error(); err != nil { // that of Raw lacks the message
 		return "", err
+	}
+	body, err := result.Raw()
+	if err != nil || !text {
+		return string(body), err
 	}
 	lines := strings.Split(string(body), "\n")
 	for i, line := range lines {

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -24,6 +25,7 @@ type apiserver struct {
 	nodes     int
 	ahead     time.Duration // of its clock
 	forbidden string        // a resource
+	away      string        // why no device answers; empty: they do
 	pages     int
 }
 
@@ -48,6 +50,21 @@ func (a *apiserver) serve(w http.ResponseWriter, r *http.Request) {
 			TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: "Failure", Reason: metav1.StatusReasonForbidden, Code: http.StatusForbidden,
 			Message: fmt.Sprintf(`%s is forbidden: User "ann" cannot list resource %q in API group ""`, resource, resource),
 		})
+		return
+	}
+	if resource == "status" { // of subresources.skerry.io
+		switch {
+		case a.away != "":
+			w.WriteHeader(http.StatusServiceUnavailable)
+			_ = json.NewEncoder(w).Encode(metav1.Status{
+				TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: "Failure", Reason: metav1.StatusReasonServiceUnavailable, Code: http.StatusServiceUnavailable, Message: a.away,
+			})
+		case r.URL.Query().Get("format") == "text":
+			w.Header().Set("Content-Type", "text/plain")
+			_, _ = io.WriteString(w, "node\tedge-0001\x1b[2J\nlink\tup\n")
+		default:
+			_, _ = io.WriteString(w, `{"node":"edge-0001"}`)
+		}
 		return
 	}
 	list := map[string]any{"metadata": map[string]any{"resourceVersion": "7"}, "items": []any{}}
@@ -144,6 +161,35 @@ func TestStatus_EndsWithOne(t *testing.T) {
 	}
 	if _, err := run(t, a, "-o", "jason"); err == nil {
 		t.Error("a format that is none is taken")
+	}
+}
+
+// A device that answers is shown in its own words, without terminal commands; one that does not, by
+// the facts of the cluster, their age and the reason.
+func TestNode(t *testing.T) {
+	a := newAPIServer(t, 2)
+	ask := func(args ...string) (string, error) {
+		var out bytes.Buffer
+		c := nodeCommand(a, genericiooptions.IOStreams{In: strings.NewReader(""), Out: &out, ErrOut: &out})
+		c.SetArgs(args)
+		c.SilenceErrors = true
+		err := c.ExecuteContext(t.Context())
+		return out.String(), err
+	}
+	if out, err := ask("edge-0001"); err != nil || out != "node edge-0001[2J\nlink up\n" {
+		t.Errorf("%v: %q", err, out)
+	}
+	if out, err := ask("edge-0001", "-o", "json"); err != nil || out != `{"node":"edge-0001"}` {
+		t.Errorf("%v: %q", err, out)
+	}
+	a.away = "node edge-0001: edge-0001 has no link"
+	out, err := ask("edge-0001")
+	if err == nil || !strings.Contains(err.Error(), "this is what was last known, ") || !strings.Contains(err.Error(), a.away) || !strings.Contains(out, "link           Up for ") {
+		t.Errorf("%v: %q", err, out)
+	}
+	a.away, a.forbidden = "", "status"
+	if _, err := ask("edge-0001"); err == nil || !strings.Contains(err.Error(), `resource "status"`) || !strings.Contains(err.Error(), "skerry:viewer") {
+		t.Errorf("without the right: %v", err)
 	}
 }
 
