@@ -1,16 +1,22 @@
 package e2e_test
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"net/http"
+	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -267,5 +273,53 @@ func TestOperate_13_ViewersRightsSuffice(t *testing.T) {
 				return nil
 			})
 		}
+	}
+}
+
+// What the two programs show passes Prometheus' own linter, and all of it is in docs/metrics.md;
+// each linked node has its series at the replica that has its link.
+func TestMetrics_AreDocumentedAndLinted(t *testing.T) {
+	s := use(t)
+	page, err := os.ReadFile(filepath.Join(s.Root, "docs", "metrics.md"))
+	s.Check(err)
+	family := regexp.MustCompile(`(?m)^# TYPE (skerry_\w+) `)
+	nodes := map[string]bool{}
+	for _, at := range []struct{ host, url, token string }{
+		{options().Replicas()[0], "http://127.0.0.1:10003/metrics", ""}, {options().Replicas()[1], "http://127.0.0.1:10003/metrics", ""},
+		{"edge1", "http://127.0.0.1:10551/metrics", s.metricsToken("edge1")},
+	} {
+		h, err := s.Trial.Host(at.host)
+		s.Check(err)
+		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, at.url, nil)
+		s.Check(err)
+		if at.token != "" {
+			r.Header.Set("Authorization", "Bearer "+at.token)
+		}
+		res, err := (&http.Client{Transport: &http.Transport{DialContext: h.Dial, DisableKeepAlives: true}}).Do(r)
+		s.Check(err)
+		body, err := io.ReadAll(res.Body)
+		s.Check(errors.Join(err, res.Body.Close()))
+		families := family.FindAllSubmatch(body, -1)
+		if len(families) < 20 {
+			t.Errorf("%s: %d families: %.300s", at.host, len(families), body)
+		}
+		for _, f := range families {
+			if !strings.Contains(string(page), "| `"+string(f[1])+"` |") {
+				t.Errorf("%s: %s is not in docs/metrics.md", at.host, f[1])
+			}
+		}
+		wrong, err := promlint.New(bytes.NewReader(body)).Lint()
+		s.Check(err)
+		for _, w := range wrong {
+			if strings.HasPrefix(w.Metric, "skerry_") {
+				t.Errorf("%s: %s: %s", at.host, w.Metric, w.Text)
+			}
+		}
+		for _, found := range regexp.MustCompile(`(?m)^skerry_node_kubelet_alive\{node="(\w+)"\} 1$`).FindAllSubmatch(body, -1) {
+			nodes[string(found[1])] = true
+		}
+	}
+	if !nodes["edge1"] || !nodes["edge2"] {
+		t.Errorf("nodes with series: %v", nodes)
 	}
 }
