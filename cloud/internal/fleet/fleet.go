@@ -265,7 +265,7 @@ func (n *Node) judge(node *corev1.Node, limits Limits, now time.Time) {
 	if end := n.CertificateEnd; end != nil {
 		switch left := end.Sub(now); {
 		case left <= 0:
-			wrong("CertificateEnded", "cloudcore token create --node "+n.Name+", then on the device: edgecore join --force --token-file FILE HOST", "its certificate ended %s ago", age(end, now))
+			wrong("CertificateEnded", "for 90 days it gets another one once it reaches the cloud; then cloudcore token create --node "+n.Name+", and there edgecore join --force --token-file FILE HOST", "its certificate ended %s ago", age(end, now))
 		case left < limits.Certificate:
 			wrong("CertificateEnds", "kubectl get csr: is its request there, and approved?", "its certificate ends in %s", duration.HumanDuration(left))
 		}

@@ -319,12 +319,12 @@ func writeVIPs(row func(name, format string, args ...any), v *vip.Status) {
 	}
 }
 
-// down says since when there is no link, why, and what edgecore does about it.
 // oneLine is a text that breaks no table.
 func oneLine(text string) string {
 	return strings.Join(strings.FieldsFunc(text, func(r rune) bool { return r == '\n' || r == '\r' || r == '\t' }), "; ")
 }
 
+// down says since when there is no link, why, and what edgecore does about it.
 func down(l *hub.Status, now time.Time) string {
 	text := "DOWN since edgecore started"
 	if !l.Since.IsZero() {
