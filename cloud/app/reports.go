@@ -13,6 +13,7 @@ import (
 	"github.com/skerry-io/skerry/cloud/internal/join"
 	"github.com/skerry-io/skerry/cloud/internal/kube"
 	"github.com/skerry-io/skerry/cloud/internal/marks"
+	"github.com/skerry-io/skerry/cloud/internal/rollout"
 	"github.com/skerry-io/skerry/cloud/internal/route"
 	"github.com/skerry-io/skerry/cloud/internal/site"
 	"github.com/skerry-io/skerry/cloud/internal/vip"
@@ -81,6 +82,7 @@ func (r *reporting) decide(ctx context.Context) error {
 	g.Go(func() error { return r.apps.Run(ctx, app.Stores{Apps: apps, Nodes: nodes}) })
 	g.Go(func() error { return r.stats.Run(ctx, clusterinfo.Stores{Infos: infos, Nodes: nodes, Pods: pods}) })
 	g.Go(func() error { return drain.NewUnknown(r.client, operations, nodes).Run(ctx) })
+	g.Go(func() error { return rollout.New(r.client.Kubernetes()).Run(ctx) })
 	g.Go(func() error { return site.NewOffers(r.client).Run(ctx, nodes, pools) })
 	return g.Wait()
 }

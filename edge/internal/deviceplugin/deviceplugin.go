@@ -3,12 +3,12 @@
 // A kubelet that starts knows no device until its plugin has registered, which is often a pod
 // itself, and rejects each pod that wants one meanwhile: UnexpectedAdmissionError, for good
 // (kubernetes#128043). So these pods are withheld from the kubelet until it has their devices, the
-// oldest first, and at most for a while: then what the kubelet says of them holds.
+// oldest first, and at most for a while: then the kubelet decides.
 //
-// It owns which pods wait, and what is said of it by their conditions and events. It refuses to
-// hold a pod whose containers run (the kubelet admits those), a plugin's own pod, and anything once
-// that while is over: from then on the scheduler and the kubelet decide. Prepare comes before Run's
-// first look; Withholds may be called by any goroutine, all the time.
+// It owns which pods wait, and their conditions and events about that. It refuses to hold a pod
+// whose containers run (the kubelet admits those), a plugin's own pod, and any pod once that while
+// is over: from then on the scheduler and the kubelet decide. Prepare comes before Run's first
+// look; Withholds may be called by any goroutine, all the time.
 package deviceplugin
 
 import (
@@ -50,7 +50,7 @@ const (
 	settled = 2
 	// askTimeout bounds a look at the runtime or the kubelet.
 	askTimeout = 10 * time.Second
-	// runtimeTimeout is how long Prepare is tried again where the container runtime does not say
+	// runtimeTimeout is how long Prepare is tried again where the container runtime does not tell
 	// what runs.
 	runtimeTimeout = 30 * time.Second
 )
@@ -246,7 +246,7 @@ func (m *Module) run(ctx context.Context, recorder agent.Recorder) error {
 	}
 }
 
-// next is when to look again; 0: not before Withholds says so.
+// next is when to look again; 0: not before Withholds asks for it.
 func (m *Module) next() time.Duration {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -294,10 +294,10 @@ func (m *Module) look(ctx context.Context, recorder agent.Recorder) error {
 	if err := m.config.Recorrect(ctx, refs...); err != nil {
 		return err
 	}
-	return m.say(ctx)
+	return m.report(ctx)
 }
 
-// judge returns the pods of which the gate says something else now.
+// judge returns the pods of which the gate has another answer now.
 func (m *Module) judge(now Resources, healthy map[string]sets.Set[string], allocatable corev1.ResourceList, pods []*corev1.Pod) (refs []object.Ref) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -337,8 +337,8 @@ func (m *Module) judge(now Resources, healthy map[string]sets.Set[string], alloc
 	return refs
 }
 
-// say has pods that wait be not Ready, with the reason: what their status says is of before.
-func (m *Module) say(ctx context.Context) error {
+// report makes pods that wait not Ready, with the reason: their status is of before.
+func (m *Module) report(ctx context.Context) error {
 	m.mu.Lock()
 	unsaid := map[*waiting]string{}
 	for _, w := range m.waiting {

@@ -22,7 +22,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/object"
 )
 
-// device is a Module with a kubelet and a runtime that say what the test wants.
+// device is a Module with a kubelet and a runtime that answer as the test wants.
 type device struct {
 	*Module
 	t       *testing.T

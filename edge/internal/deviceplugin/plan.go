@@ -24,7 +24,7 @@ type Resources struct {
 	// Known are those that a plugin has registered before. For any other the kubelet allocates no
 	// devices.
 	Known sets.Set[string]
-	// All says that every extended resource may be one: the kubelet's notes can't be read.
+	// All is set where every extended resource may be one: the kubelet's notes can't be read.
 	All bool
 	// Allocated are the IDs of devices, by pod and resource.
 	Allocated map[types.UID]map[string]sets.Set[string]
