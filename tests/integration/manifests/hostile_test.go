@@ -20,6 +20,7 @@ import (
 
 	"github.com/skerry-io/skerry/common/pki"
 	"github.com/skerry-io/skerry/tests/cluster"
+	"github.com/skerry-io/skerry/tests/cluster/edges"
 )
 
 // attempt is one thing that is tried at kube-apiserver.
@@ -334,6 +335,9 @@ func TestClaims_03_DeviceRegistersAsAnEdge(t *testing.T) {
 	plane := cluster.Shared(t)
 	plane.Apply(t, "manifests/crds")
 	plane.Apply(t, "manifests/cloudcore")
+	if err := edges.Rights(t.Context(), plane.Client(), "edge-hidden"); err != nil { // as joining does
+		t.Fatal(err)
+	}
 	device := kubernetes.NewForConfigOrDie(plane.Node(t, "edge-hidden"))
 	register := func(labels map[string]string) func(context.Context) error {
 		return func(ctx context.Context) error {
