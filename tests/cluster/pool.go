@@ -34,12 +34,13 @@ var shared struct {
 	sync.Mutex
 	plane *ControlPlane
 	err   error
-	// watched are the tests that have asked: each shows the log once if it fails.
-	watched map[string]bool
+	// asked are the tests that have asked since it was as new, by their names: each shows the log
+	// once if it fails. Another one of the same name is the beginning of another round.
+	asked map[string]testing.TB
 }
 
-// Shared is one control plane for all tests of this process, as new when the first of them asks. It
-// goes back to the pool with the process.
+// Shared is one control plane for all tests of this process, as new when the first of them asks,
+// and again in each round of `go test -count`. It goes back to the pool with the process.
 func Shared(t testing.TB) *ControlPlane {
 	t.Helper()
 	skipShort(t)
@@ -48,19 +49,19 @@ func Shared(t testing.TB) *ControlPlane {
 	if shared.plane == nil && shared.err == nil {
 		// Not the context of the test: the control plane is for those after it too.
 		shared.plane, shared.err = borrow(context.WithoutCancel(t.Context()))
-		shared.watched = map[string]bool{}
+		shared.asked = map[string]testing.TB{}
+	}
+	if before := shared.asked[t.Name()]; before != nil && before != t && shared.err == nil {
+		shared.plane, shared.err = reuse(t.Context(), shared.plane.Dir, shared.plane.lock)
+		clear(shared.asked)
 	}
 	if shared.err != nil {
 		t.Fatal(shared.err)
 	}
-	if name := t.Name(); !shared.watched[name] {
-		shared.watched[name] = true
-		t.Cleanup(func() {
-			shared.Lock()
-			defer shared.Unlock()
-			delete(shared.watched, name)
-			showLog(t, shared.plane)
-		})
+	if shared.asked[t.Name()] == nil {
+		shared.asked[t.Name()] = t
+		plane := shared.plane
+		t.Cleanup(func() { showLog(t, plane) })
 	}
 	return shared.plane
 }

@@ -15,6 +15,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
+	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 
 	"github.com/skerry-io/skerry/tests/cluster"
 	"github.com/skerry-io/skerry/tests/cluster/process"
@@ -85,6 +86,23 @@ func TestSharedStaysLent(t *testing.T) {
 	}
 }
 
+// Tests that run once more, as -count has it, find nothing of the time before.
+func TestSharedIsAsNewInEachRound(t *testing.T) {
+	if os.Getenv(helper) == "" {
+		again(t, "^TestSharedIsAsNewInEachRound$", 3, helper+"=1")
+		return
+	}
+	maps := func() typedcorev1.ConfigMapInterface {
+		return cluster.Shared(t).Client().CoreV1().ConfigMaps(metav1.NamespaceDefault)
+	}
+	if _, err := maps().Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "left"}}, metav1.CreateOptions{}); err != nil {
+		t.Error(err)
+	}
+	if _, err := maps().Get(t.Context(), "left", metav1.GetOptions{}); err != nil { // the same round still
+		t.Error(err)
+	}
+}
+
 func asNew(ctx context.Context, client kubernetes.Interface) error {
 	namespaces, err := client.CoreV1().Namespaces().List(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -143,7 +161,7 @@ func TestPoolEndsWithItsOwner(t *testing.T) {
 	}
 	borrow := func() (server, dir string) {
 		t.Helper()
-		out := again(t, "^TestPoolEndsWithItsOwner$", helper+"=1", fmt.Sprintf("SKERRY_PLANES_OWNER=%d", owner.PID), "SKERRY_TEST_TALLY="+started)
+		out := again(t, "^TestPoolEndsWithItsOwner$", 1, helper+"=1", fmt.Sprintf("SKERRY_PLANES_OWNER=%d", owner.PID), "SKERRY_TEST_TALLY="+started)
 		for line := range strings.Lines(out) {
 			if n, _ := fmt.Sscanf(line, "server %s in %s", &server, &dir); n == 2 {
 				return server, dir
@@ -187,7 +205,7 @@ func TestPoolEndsWhatIsIdle(t *testing.T) {
 	defer owner.Kill(context.WithoutCancel(t.Context()))
 	borrow := func() (dir string) {
 		t.Helper()
-		out := again(t, "^TestPoolEndsWithItsOwner$", helper+"=1", fmt.Sprintf("SKERRY_PLANES_OWNER=%d", owner.PID))
+		out := again(t, "^TestPoolEndsWithItsOwner$", 1, helper+"=1", fmt.Sprintf("SKERRY_PLANES_OWNER=%d", owner.PID))
 		for line := range strings.Lines(out) {
 			var server string
 			if n, _ := fmt.Sscanf(line, "server %s in %s", &server, &dir); n == 2 {
@@ -213,14 +231,14 @@ func TestPoolEndsWhatIsIdle(t *testing.T) {
 	}
 }
 
-// again runs a test of this program in a process of its own.
-func again(t *testing.T, test string, env ...string) string {
+// again runs a test of this program in a process of its own, count times.
+func again(t *testing.T, test string, count int, env ...string) string {
 	t.Helper()
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.CommandContext(t.Context(), self, "-test.run", test, "-test.count=1")
+	cmd := exec.CommandContext(t.Context(), self, "-test.run", test, fmt.Sprintf("-test.count=%d", count))
 	cmd.Env = append(os.Environ(), env...)
 	out, err := cmd.CombinedOutput()
 	if err != nil {
