@@ -30,6 +30,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/skerry-io/skerry/cloud/internal/join"
+	"github.com/skerry-io/skerry/common/api/v1alpha1"
 	"github.com/skerry-io/skerry/common/pki"
 	"github.com/skerry-io/skerry/common/topic"
 	"github.com/skerry-io/skerry/tests/cluster"
@@ -223,10 +224,15 @@ func nodeConfig(t *testing.T, cert *x509.Certificate, key crypto.Signer) *rest.C
 	return cfg
 }
 
+// edgeNode is a Node as edgecore registers it.
+func edgeNode(name string) *corev1.Node {
+	return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{v1alpha1.EdgeOwnLabel: ""}}}
+}
+
 func makeNode(t *testing.T, client kubernetes.Interface, name string) {
 	t.Helper()
 	cluster.Eventually(t, "the node "+name+" is made", func(ctx context.Context) error {
-		_, err := client.CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
+		_, err := client.CoreV1().Nodes().Create(ctx, edgeNode(name), metav1.CreateOptions{})
 		if apierrors.IsAlreadyExists(err) {
 			return nil
 		}
@@ -248,7 +254,7 @@ func TestJoin(t *testing.T) {
 	// Kubernetes takes the holder for that node, and for no other.
 	node := as(t, cert, key)
 	makeNode(t, node, "edge-join")
-	_, err := node.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "edge-other"}}, metav1.CreateOptions{})
+	_, err := node.CoreV1().Nodes().Create(t.Context(), edgeNode("edge-other"), metav1.CreateOptions{})
 	if !apierrors.IsForbidden(err) {
 		t.Errorf("making another node: %v; want it forbidden", err)
 	}

@@ -359,7 +359,7 @@ func makeAlive(t *testing.T, name string) {
 	t.Helper()
 	plane := cluster.Shared(t)
 	node := kubernetes.NewForConfigOrDie(plane.Node(t, name))
-	_, err := node.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
+	_, err := node.CoreV1().Nodes().Create(t.Context(), edgeNode(name), metav1.CreateOptions{})
 	if err != nil && !apierrors.IsAlreadyExists(err) {
 		t.Fatal(err)
 	}
