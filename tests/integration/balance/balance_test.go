@@ -267,8 +267,8 @@ func TestANewReplicaGetsItsShare(t *testing.T) {
 		}
 		return nil
 	})
-	// Behind this balancer half of them come back. A device that dials when both count is in neither
-	// count: what is left may be that much from the half.
+	// Behind this balancer half of them come back. A device that dials when both count is in
+	// neither count: what is left may be that much from the half.
 	const half = nodes/2 + 2
 	for _, goal := range []int{32, 28, 24, half} {
 		cluster.Eventually(t, fmt.Sprintf("the first has %d", goal), func(ctx context.Context) error {
