@@ -351,6 +351,35 @@ func TestClaims_03_NodesDoNotUsePoolsUp(t *testing.T) {
 	}
 }
 
+// The address that a device has on its LAN, which its Node's status does not name, goes to no
+// Service: not one that asks for it where any address may be asked for, and not by a range that has
+// it.
+func TestClaims_32_LANAddressOfADeviceIsGivenToNoService(t *testing.T) {
+	w := newWorld(t)
+	w.pool("p", "", "10.0.0.8-10.0.0.10").Spec.AllowRequested = true
+	w.node("a", "p", "172.16.0.1")
+	w.Nodes[0].Annotations = map[string]string{v1alpha1.LANAddressesAnnotation: "10.0.0.9/24,192.168.7.1/24"}
+	const key = v1alpha1.VIPAddressPrefix + "p"
+	w.service("in-the-range", key, "10.0.0.9")
+	w.service("outside", key, "192.168.7.1")
+	w.service("free-to-have", key, "192.168.7.2")
+	w.service("one")
+	w.service("two")
+	w.service("three")
+	w.settle()
+	w.reason("in-the-range", vip.ReasonAddressOfNode)
+	w.reason("outside", vip.ReasonAddressOfNode)
+	w.reason("three", vip.ReasonExhausted)
+	var given []string
+	for _, v := range w.VIPs {
+		given = append(given, v.Spec.Address)
+	}
+	slices.Sort(given)
+	if want := []string{"10.0.0.10", "10.0.0.8", "192.168.7.2"}; !slices.Equal(given, want) {
+		t.Errorf("given: %v, want %v", given, want)
+	}
+}
+
 // TestClaims_04: one device says again and again that another router has the address's number,
 // while another one holds the address. Nothing moves; with two devices' word, or where no other
 // could hold it, the number moves, at a rate, and comes back after a day.
