@@ -357,10 +357,17 @@ func (s *Server) mayRenew(ctx context.Context, node types.NodeName, cert *x509.C
 		}
 		return pki.Refuse(pki.ReasonRevoked, "%v", err)
 	}
-	if _, err := s.cfg.Client.CoreV1().Nodes().Get(ctx, string(node), metav1.GetOptions{}); apierrors.IsNotFound(err) {
-		return pki.Refuse(pki.ReasonNodeGone, "the node %s was removed from the cluster: join again, with a token of `cloudcore token create`", node)
-	} else if err != nil {
+	// cloudcore may list nodes, and not get one.
+	nodes, err := s.cfg.Client.CoreV1().Nodes().List(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + string(node)})
+	if err != nil {
 		return fmt.Errorf("looking for the node %s: %w", node, err)
+	}
+	there := false
+	for i := range nodes.Items {
+		there = there || nodes.Items[i].Name == string(node)
+	}
+	if !there {
+		return pki.Refuse(pki.ReasonNodeGone, "the node %s was removed from the cluster: join again, with a token of `cloudcore token create`", node)
 	}
 	return live(ctx, s.cfg.Client, node, time.Now())
 }
