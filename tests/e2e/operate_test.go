@@ -283,22 +283,28 @@ func TestMetrics_AreDocumentedAndLinted(t *testing.T) {
 	page, err := os.ReadFile(filepath.Join(s.Root, "docs", "metrics.md"))
 	s.Check(err)
 	family := regexp.MustCompile(`(?m)^# TYPE (skerry_\w+) `)
-	nodes := map[string]bool{}
-	for _, at := range []struct{ host, url, token string }{
-		{options().Replicas()[0], "http://127.0.0.1:10003/metrics", ""}, {options().Replicas()[1], "http://127.0.0.1:10003/metrics", ""},
-		{"edge1", "http://127.0.0.1:10551/metrics", s.metricsToken("edge1")},
-	} {
-		h, err := s.Trial.Host(at.host)
+	read := func(ctx context.Context, host, url, token string) ([]byte, error) {
+		h, err := s.Trial.Host(host)
 		s.Check(err)
-		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, at.url, nil)
+		r, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 		s.Check(err)
-		if at.token != "" {
-			r.Header.Set("Authorization", "Bearer "+at.token)
+		if token != "" {
+			r.Header.Set("Authorization", "Bearer "+token)
 		}
 		res, err := (&http.Client{Transport: &http.Transport{DialContext: h.Dial, DisableKeepAlives: true}}).Do(r)
-		s.Check(err)
+		if err != nil {
+			return nil, err
+		}
 		body, err := io.ReadAll(res.Body)
-		s.Check(errors.Join(err, res.Body.Close()))
+		return body, errors.Join(err, res.Body.Close())
+	}
+	const cloud = "http://127.0.0.1:10003/metrics"
+	replicas := options().Replicas()
+	for _, at := range []struct{ host, url, token string }{
+		{replicas[0], cloud, ""}, {replicas[1], cloud, ""}, {"edge1", "http://127.0.0.1:10551/metrics", s.metricsToken("edge1")},
+	} {
+		body, err := read(t.Context(), at.host, at.url, at.token)
+		s.Check(err)
 		families := family.FindAllSubmatch(body, -1)
 		if len(families) < 20 {
 			t.Errorf("%s: %d families: %.300s", at.host, len(families), body)
@@ -315,11 +321,22 @@ func TestMetrics_AreDocumentedAndLinted(t *testing.T) {
 				t.Errorf("%s: %s: %s", at.host, w.Metric, w.Text)
 			}
 		}
-		for _, found := range regexp.MustCompile(`(?m)^skerry_node_kubelet_alive\{node="(\w+)"\} 1$`).FindAllSubmatch(body, -1) {
-			nodes[string(found[1])] = true
+	}
+	alive := regexp.MustCompile(`(?m)^skerry_node_kubelet_alive\{node="(\w+)"\} 1$`)
+	s.WaitFor("each linked node to have series", func(ctx context.Context) error {
+		nodes := map[string]bool{}
+		for _, replica := range replicas {
+			body, err := read(ctx, replica, cloud, "")
+			if err != nil {
+				return err
+			}
+			for _, found := range alive.FindAllSubmatch(body, -1) {
+				nodes[string(found[1])] = true
+			}
 		}
-	}
-	if !nodes["edge1"] || !nodes["edge2"] {
-		t.Errorf("nodes with series: %v", nodes)
-	}
+		if !nodes["edge1"] || !nodes["edge2"] {
+			return fmt.Errorf("they are %v", nodes)
+		}
+		return nil
+	})
 }

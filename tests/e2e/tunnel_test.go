@@ -137,9 +137,15 @@ func TestTunnel_01_LogsOfPodsBehindNAT(t *testing.T) {
 	s := use(t)
 	for _, node := range []string{"edge1", "edge2"} {
 		pod := s.WaitPods("sample", "app=sample", node, 1)[0]
-		if out := s.Kubectl("logs", "-n", "sample", pod.Name); !strings.Contains(out, "listening on") {
-			t.Errorf("logs of %s: %q", pod.Name, out)
-		}
+		// A replica of cloudcore may still hold a session that the test before has killed, until it
+		// has been silent for too long.
+		s.WaitFor("the log of "+pod.Name, func(ctx context.Context) error {
+			out, err := s.Run(ctx, "kubectl", "logs", "-n", "sample", pod.Name)
+			if err == nil && !strings.Contains(out, "listening on") {
+				err = fmt.Errorf("it is %q", out)
+			}
+			return err
+		})
 	}
 	// The way of kubectl get --raw, through the same link.
 	if out := s.Kubectl("get", "--raw", "/api/v1/nodes/edge1/proxy/healthz"); out != "ok" {

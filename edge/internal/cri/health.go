@@ -12,6 +12,22 @@ import (
 // healthTimeout bounds the question: a runtime at rest answers within milliseconds.
 const healthTimeout = 5 * time.Second
 
+// Serves asks the runtime at an endpoint for its version, as the kubelet does at its start:
+// containerd accepts connections before it serves its API, and the kubelet ends on an error.
+func Serves(ctx context.Context, endpoint string) error {
+	ctx, cancel := context.WithTimeout(ctx, healthTimeout)
+	defer cancel()
+	conn, err := Dial(endpoint)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	if _, err := runtimev1.NewRuntimeServiceClient(conn).Version(ctx, &runtimev1.VersionRequest{}); err != nil {
+		return fmt.Errorf("the container runtime at %s does not serve its API (%s); see `systemctl status containerd`", endpoint, status.Convert(err).Message())
+	}
+	return nil
+}
+
 // Health asks the runtime at an endpoint how it is: nil, or what keeps it from starting pods and
 // what to do about that.
 func Health(ctx context.Context, endpoint string) error {

@@ -17,6 +17,8 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/klog/v2"
+
+	"github.com/skerry-io/skerry/edge/internal/cri"
 )
 
 const (
@@ -44,6 +46,7 @@ func (m *Module) await(ctx context.Context) error {
 		func(context.Context) error { return cgroups(cgroupRoot, m.server.FailCgroupV1) },
 		func(context.Context) error { return writable(m.rootDir()) },
 		func(ctx context.Context) error { return runtimeReachable(ctx, m.server.ContainerRuntimeEndpoint) },
+		func(ctx context.Context) error { return cri.Serves(ctx, m.server.ContainerRuntimeEndpoint) },
 		func(context.Context) error { return m.portsFree() },
 		func(ctx context.Context) error { return m.synced(ctx, client.kube) },
 	}
@@ -149,7 +152,7 @@ func writable(dir string) error {
 	return nil
 }
 
-// runtimeReachable checks only whether the socket accepts; its API the kubelet checks itself.
+// runtimeReachable checks whether the socket accepts.
 func runtimeReachable(ctx context.Context, endpoint string) error {
 	network, address := "unix", endpoint
 	if scheme, rest, ok := strings.Cut(endpoint, "://"); ok {
