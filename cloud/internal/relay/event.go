@@ -195,7 +195,8 @@ func (s *session) patchEvent(ctx context.Context, gvr schema.GroupVersionResourc
 			}
 			return resp, s.sameEvent(w, e, resp.Body)
 		},
-		done: func(read []byte) bool { return has(read, patch) || occurrences(read) > occurrences(patch) },
+		done:     func(read []byte) bool { return has(read, patch) },
+		obsolete: func(read []byte) bool { return occurrences(read) > occurrences(patch) },
 		write: func(ctx context.Context, version string) (*kube.Response, error) {
 			body, err := withPreconditions(patch, "", version)
 			if err != nil {

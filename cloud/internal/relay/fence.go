@@ -28,6 +28,9 @@ type fencedWrite struct {
 	// done, where set, reports whether what was read has what would be written: an attempt whose
 	// answer was lost has made it.
 	done func(read []byte) bool
+	// obsolete, where set, reports whether what was read makes the write needless, though it is
+	// another's. The session must have the Lease for that to be its answer.
+	obsolete func(read []byte) bool
 	// missing, where set, is done instead when the object is not there. The session has
 	// the Lease then.
 	missing func(ctx context.Context) (*kube.Response, error)
@@ -92,6 +95,7 @@ func (s *session) confirm(ctx context.Context, w fencedWrite) (version string, m
 		if w.done != nil && !read.missing && w.done(resp.Body) {
 			return read.version, false, outcome{version: read.version, done: true}, resp
 		}
+		read.obsolete = w.obsolete != nil && !read.missing && w.obsolete(resp.Body)
 		s.versions.await(w.key, *read)
 	}
 	err := fence.Check(ctx, s.relay.client, s.link)
@@ -101,6 +105,9 @@ func (s *session) confirm(ctx context.Context, w fencedWrite) (version string, m
 			s.versions.forget(w.key) // it may be there when the next attempt is made
 		} else {
 			s.versions.put(w.key, read.version)
+		}
+		if read.obsolete {
+			return read.version, false, outcome{version: read.version, done: true}, resp
 		}
 		return read.version, read.missing, accepted(read.version), resp
 	case end != nil:

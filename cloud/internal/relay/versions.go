@@ -32,6 +32,8 @@ type known struct {
 type reading struct {
 	version string
 	missing bool
+	// obsolete: it holds more than what would be written.
+	obsolete bool
 }
 
 // put remembers a version that may be written on top of. An empty one is not known.
