@@ -15,6 +15,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
+	"github.com/skerry-io/skerry/common/api/v1alpha1"
 	"github.com/skerry-io/skerry/common/pki"
 	"github.com/skerry-io/skerry/tests/cluster/ca"
 	"github.com/skerry-io/skerry/tests/cluster/edges"
@@ -88,7 +89,7 @@ func (c *ControlPlane) Namespace(t testing.TB) string {
 // manifests are applied.
 func (c *ControlPlane) AddNode(t testing.TB, name string) kubernetes.Interface {
 	t.Helper()
-	node := c.AddOrdinaryNode(t, name)
+	node := c.register(t, name, map[string]string{corev1.LabelHostname: name, v1alpha1.EdgeOwnLabel: ""})
 	if err := edges.Allow(t.Context(), c.Client(), name); err != nil && !apierrors.IsNotFound(err) {
 		t.Fatal(err)
 	}
@@ -99,8 +100,13 @@ func (c *ControlPlane) AddNode(t testing.TB, name string) kubernetes.Interface {
 // kubelet: pods bound to it stay Pending.
 func (c *ControlPlane) AddOrdinaryNode(t testing.TB, name string) kubernetes.Interface {
 	t.Helper()
+	return c.register(t, name, map[string]string{corev1.LabelHostname: name})
+}
+
+func (c *ControlPlane) register(t testing.TB, name string, labels map[string]string) kubernetes.Interface {
+	t.Helper()
 	node := kubernetes.NewForConfigOrDie(c.Node(t, name))
-	object := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{corev1.LabelHostname: name}}}
+	object := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels}}
 	if _, err := node.CoreV1().Nodes().Create(t.Context(), object, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
