@@ -6,7 +6,7 @@
 //	testrun costs              prints the tables of the last run, in Markdown
 //	testrun exec BINARY ARG... runs a test binary and notes its costs; `go test -exec` calls it
 //
-// Its environment: TESTFLAGS is passed on to go test, PACKAGES (./...) names which packages, LANES
+// Its environment: TESTFLAGS is passed on to go test, PACKAGES (./...) selects packages, LANES is
 // how many jobs run side by side, SHARDS in how many parts tests/e2e runs, each with a trial of its
 // own.
 //

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"os/exec"
@@ -70,7 +71,7 @@ func (s *shards) of(pkg string) *linked {
 
 // command runs one part of a package's tests by a binary that all parts share, and converts its
 // output as `go test -json` does. ok is false where only go test itself can run them.
-func (s *shards) command(p phase, flags []string, graph string, out io.Writer) (cmd *exec.Cmd, ok bool, err error) {
+func (s *shards) command(ctx context.Context, p phase, flags []string, graph string, out io.Writer) (cmd *exec.Cmd, ok bool, err error) {
 	translated, ok := forBinary(flags)
 	if !ok || p.shard == "" || len(p.packages) != 1 {
 		return nil, false, nil
@@ -78,7 +79,7 @@ func (s *shards) command(p phase, flags []string, graph string, out io.Writer) (
 	pkg := p.packages[0]
 	b := s.of(pkg)
 	b.once.Do(func() {
-		link := exec.Command("go", "test", "-c", "-o", b.file, "-ldflags", s.ldflags, "-debug-actiongraph", graph, "./"+pkg)
+		link := exec.CommandContext(ctx, "go", "test", "-c", "-o", b.file, "-ldflags", s.ldflags, "-debug-actiongraph", graph, "./"+pkg)
 		link.Stdout, link.Stderr = out, out
 		if err := link.Run(); err != nil {
 			b.err = fmt.Errorf("linking the tests of %s: %w", pkg, err)

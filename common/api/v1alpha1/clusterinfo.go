@@ -13,7 +13,7 @@ const (
 // StatsLeaderLease is the Lease, in cloudcore's namespace, that one device holds: while it does, the cluster's statistics are published.
 const StatsLeaderLease = "skerry-stats-leader"
 
-// ClusterInfoSpec names which devices may be the leader, and how often the statistics are collected.
+// ClusterInfoSpec says which devices may be the leader, and how often the statistics are collected.
 type ClusterInfoSpec struct {
 	// NodeSelector are labels that a device must have to be a candidate; left out, every device is one whose edgecore has modules.clusterStats enabled.
 	// +optional

@@ -298,13 +298,13 @@ type AppCopy struct {
 
 // The conditions of an EdgeApp.
 const (
-	// AppAccepted is False where the application can't be rendered; its message gives the reason.
+	// AppAccepted is False where the application can't be rendered; its message says why.
 	AppAccepted = "Accepted"
 	// AppCurrent is False while the active node is not heard of; its message says since when.
 	AppCurrent = "Current"
 	// AppAwaitingFencing is True while the application would leave a lost node, and nothing confirms that the node is dead.
 	AppAwaitingFencing = "AwaitingFencing"
-	// AppFailoverRefused is True while the application would leave a dead node, and can't; its reason gives the reason.
+	// AppFailoverRefused is True while the application would leave a dead node, and can't; its reason says why.
 	AppFailoverRefused = "FailoverRefused"
 	// AppFailbackBlocked is True while the application would return to its designated node, and a PodDisruptionBudget does not allow it.
 	AppFailbackBlocked = "FailbackBlocked"

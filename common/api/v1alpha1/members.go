@@ -11,7 +11,7 @@ import (
 // NodePoolAnnotation of a StaticRoute with nodePool says, as JSON, who is in that pool (PoolMembers). cloudcore writes it; nodes decide by it also when they have no link.
 const NodePoolAnnotation = "skerry.io/node-pool-members"
 
-// RouteCoversAnnotation of a StaticRoute names which node's pods its subnet overlaps: "10.244.3.0/24, the pods of node edge7".
+// RouteCoversAnnotation of a StaticRoute says which node's pods its subnet overlaps: "10.244.3.0/24, the pods of node edge7".
 // cloudcore writes it, because a node knows no other node's pod ranges; the nodes refuse the route then.
 const RouteCoversAnnotation = "skerry.io/route-covers"
 

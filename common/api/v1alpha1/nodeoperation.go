@@ -121,7 +121,7 @@ type NodeOperationSpec struct {
 	Cancel bool `json:"cancel,omitempty"`
 }
 
-// BlockedReason gives the reason a pod is still on the node.
+// BlockedReason says why a pod is still on the node.
 // +kubebuilder:validation:Enum=DisruptionBudget;Pinned;EvictionFailed;Terminating
 type BlockedReason string
 

@@ -20,7 +20,7 @@ const (
 	NodePoolCloud NodePoolType = "Cloud"
 )
 
-// AllocationPolicy names which of the free addresses the next Service gets.
+// AllocationPolicy says which of the free addresses the next Service gets.
 // +kubebuilder:validation:Enum=RoundRobin;Random;Lowest
 type AllocationPolicy string
 
@@ -52,7 +52,7 @@ const (
 	PodNetworkNone      PodNetworkMode = "None"
 )
 
-// NodePoolSpec names which nodes are in the pool, and which addresses Services get there.
+// NodePoolSpec says which nodes are in the pool, and which addresses Services get there.
 type NodePoolSpec struct {
 	// Type says where the nodes are: Edge or Cloud. Only pools of type Edge get virtual IPs.
 	// +optional
@@ -80,7 +80,7 @@ type NodePoolSpec struct {
 	// the LAN. Addresses of nodes, of cloudcore, kube-apiserver, Services and pods are never given.
 	// +optional
 	AllowRequested bool `json:"allowRequested,omitempty"`
-	// Allocation names which of the free addresses the next Service gets: RoundRobin, Random or Lowest.
+	// Allocation says which of the free addresses the next Service gets: RoundRobin, Random or Lowest.
 	// +optional
 	// +kubebuilder:default=RoundRobin
 	Allocation AllocationPolicy `json:"allocation,omitempty"`
@@ -99,7 +99,7 @@ type NodePoolSpec struct {
 	// +kubebuilder:validation:MaxLength=15
 	// +kubebuilder:validation:Pattern=`^[^\s/:]{1,15}$`
 	Interface string `json:"interface,omitempty"`
-	// NodeSelector names which nodes are in the pool, by their labels. Left out: those whose label skerry.io/node-pool (or apps.openyurt.io/nodepool) has the pool's
+	// NodeSelector says which nodes are in the pool, by their labels. Left out: those whose label skerry.io/node-pool (or apps.openyurt.io/nodepool) has the pool's
 	// name as its value.
 	// +optional
 	NodeSelector *metav1.LabelSelector `json:"nodeSelector,omitempty"`
@@ -225,7 +225,7 @@ type NodePool struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
-	// Spec names which nodes are in the pool, and which addresses Services get there.
+	// Spec says which nodes are in the pool, and which addresses Services get there.
 	Spec NodePoolSpec `json:"spec"`
 	// Status is the observed state of the pool's addresses.
 	// +optional

@@ -138,7 +138,7 @@ type StaticRouteSpec struct {
 	// +kubebuilder:validation:Minimum=68
 	// +kubebuilder:validation:Maximum=65535
 	MTU int32 `json:"mtu,omitempty"`
-	// NodeSelector names which edge nodes get the route, by their labels. Empty or left out: all edge nodes.
+	// NodeSelector says which edge nodes get the route, by their labels. Empty or left out: all edge nodes.
 	// +optional
 	NodeSelector *NodeSelector `json:"nodeSelector,omitempty"`
 	// NodePool narrows the nodes to those of the NodePool of this name: its nodeSelector says who they are, or, where it has none or does not exist, their label
@@ -249,7 +249,7 @@ type ResolvedRoute struct {
 	MTU int32 `json:"mtu,omitempty"`
 }
 
-// Reasons of a node's entry. Applied and DryRun are fine; every other one gives the reason the node does not have the route, or for how long it may keep it.
+// Reasons of a node's entry. Applied and DryRun are fine; every other one says why the node does not have the route, or for how long it may keep it.
 const (
 	RouteApplied            = "Applied"            // the kernel has the route
 	RouteDryRun             = "DryRun"             // it would be applied

@@ -52,7 +52,7 @@ type Config struct {
 	NodeName string
 	// Runtime is the endpoint of the container runtime.
 	Runtime string
-	// API leads to the edge API, which names which pods the device has.
+	// API leads to the edge API, which lists the pods of the device.
 	API *rest.Config
 }
 

@@ -58,7 +58,7 @@ func newPace(config Config, random func() float64, now time.Time) *pace {
 	}
 }
 
-// pick names which server to dial next, and from when on that may happen.
+// pick returns the server to dial next, and the time from which on that may happen.
 func (p *pace) pick() (server string, at time.Time) {
 	for i := range p.servers {
 		s := p.servers[(p.next+i)%len(p.servers)]

@@ -84,7 +84,7 @@ func (p *Probation) Withheld(claim string) string {
 	return ""
 }
 
-// Applied names which claims there are, and which of them stand in the kernel now.
+// Applied lists the claims, and those of them that the kernel has now.
 func (p *Probation) Applied(all, standing []string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
