@@ -17,8 +17,8 @@ import (
 const Protocol = protocol.Current
 
 // QuotaKind is the kind in the details of a Status by which cloudcore says that a quota of the node
-// is used up; their name is the quota's. In a WriteResult it ends nothing: the edge keeps the write,
-// and sends it again after the time in the details.
+// is used up; their name is the quota's. In a WriteResult it ends nothing: the edge keeps the
+// write, and sends it again after the time in the details.
 const QuotaKind = "cloudcore-quota"
 
 // The kinds.

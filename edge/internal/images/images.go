@@ -40,7 +40,7 @@ type Config struct {
 	// Runtime and Images are the endpoints of the container runtime ("unix:///run/..."), of pods
 	// and of images; mostly they are the same.
 	Runtime, Images string
-	// API leads to the edge API, which lists the pods of the device, and which applications
+	// API leads to the edge API, which lists the pods of the device, and its applications
 	// where Apps is set.
 	API      *rest.Config
 	NodeName string
