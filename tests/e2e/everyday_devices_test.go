@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -34,9 +35,16 @@ func (s *system) devices(node string) {
 	s.onHost(node, "ctr", "--namespace=k8s.io", "images", "import", "/var/lib/devices.tar")
 }
 
-// driverYAML is a driver as a DaemonSet of edge1, with the kubelet's folders.
-func driverYAML(name, program string) string {
-	return fmt.Sprintf(`
+// driver runs a program of the drivers' image on edge1, as a DaemonSet with the kubelet's folders
+// and an account "devices".
+func (s *system) driver(ns, program string) {
+	s.T.Helper()
+	s.devices("edge1")
+	s.Apply(ns, fmt.Sprintf(`
+apiVersion: v1
+kind: ServiceAccount
+metadata: {name: devices}
+---
 apiVersion: apps/v1
 kind: DaemonSet
 metadata: {name: %[1]s}
@@ -51,24 +59,40 @@ spec:
       terminationGracePeriodSeconds: 1
       containers:
       - name: c
-        image: %[3]s
-        args: [%[2]s]
+        image: %[2]s
+        args: [%[1]s]
         env: [{name: NODE_NAME, valueFrom: {fieldRef: {fieldPath: spec.nodeName}}}]
         securityContext: {privileged: true}
         volumeMounts: [{name: k, mountPath: /var/lib/kubelet}]
       volumes: [{name: k, hostPath: {path: /var/lib/kubelet}}]
----
-`, name, program, devicesImage)
+`, program, devicesImage))
+	s.WaitPods(ns, "app="+program, "edge1", 1)
 }
 
-// TestEveryday_06_07: a pod with a device of DRA and a pod with a volume that is attached run again
-// after reboots without a link, the same ones. The driver follows its slices by a selector and
-// publishes them through the device's API; they stay when the link comes back.
-func TestEveryday_06_07_DRAPodAndAttachedVolumeComeBack(t *testing.T) {
+// deviceUser is a pod "user" of edge1 that uses what a driver offers: its container and its spec
+// have these further fields.
+func deviceUser(container, spec string) string {
+	return fmt.Sprintf(`
+apiVersion: v1
+kind: Pod
+metadata: {name: user, labels: {app: user}}
+spec:
+  nodeSelector: {kubernetes.io/hostname: edge1}
+  tolerations: [{operator: Exists}]
+  terminationGracePeriodSeconds: 1
+  containers: [{name: c, image: %q, args: [wait], %s}]
+  %s
+---
+`, devicesImage, container, spec)
+}
+
+// TestEveryday_06: a pod with a device of DRA runs again after reboots without a link, the same
+// one. The driver follows its slices by a selector and publishes them through the device's API;
+// they stay when the link comes back.
+func TestEveryday_06_DRAPodComesBack(t *testing.T) {
 	s := use(t)
-	s.devices("edge1")
 	ns := s.Namespace()
-	cluster := fmt.Sprintf(`
+	s.Apply(ns, fmt.Sprintf(`
 apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRole
 metadata: {name: devices-%[1]s}
@@ -86,37 +110,14 @@ apiVersion: resource.k8s.io/v1
 kind: DeviceClass
 metadata: {name: devices.example}
 spec: {selectors: [{cel: {expression: 'device.driver == "dra.devices.example"'}}]}
----
-apiVersion: storage.k8s.io/v1
-kind: CSIDriver
-metadata: {name: csi.devices.example}
-spec: {attachRequired: true, podInfoOnMount: false, volumeLifecycleModes: [Persistent]}
----
-apiVersion: v1
-kind: PersistentVolume
-metadata: {name: devices-%[1]s}
-spec:
-  capacity: {storage: 1Gi}
-  accessModes: [ReadWriteOnce]
-  storageClassName: ""
-  csi: {driver: csi.devices.example, volumeHandle: vol-1}
----
-`, ns)
-	s.T.Cleanup(func() {
+`, ns))
+	t.Cleanup(func() {
 		ctx := context.WithoutCancel(t.Context())
 		_ = s.Client.RbacV1().ClusterRoles().Delete(ctx, "devices-"+ns, metav1.DeleteOptions{})
 		_ = s.Client.RbacV1().ClusterRoleBindings().Delete(ctx, "devices-"+ns, metav1.DeleteOptions{})
 		_ = s.Client.ResourceV1().DeviceClasses().Delete(ctx, "devices.example", metav1.DeleteOptions{})
-		_ = s.Client.StorageV1().CSIDrivers().Delete(ctx, "csi.devices.example", metav1.DeleteOptions{})
-		_ = s.Client.CoreV1().PersistentVolumes().Delete(ctx, "devices-"+ns, metav1.DeleteOptions{})
 	})
-	s.Apply(ns, cluster+`
-apiVersion: v1
-kind: ServiceAccount
-metadata: {name: devices}
----
-`+driverYAML("dra", "dra")+driverYAML("csi", "csi"))
-	s.WaitPods(ns, "app in (dra,csi)", "edge1", 2)
+	s.driver(ns, "dra")
 	s.WaitFor("the driver to publish its device", func(ctx context.Context) error {
 		all, err := s.Client.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{FieldSelector: "spec.driver=dra.devices.example"})
 		if err != nil || len(all.Items) != 1 {
@@ -124,65 +125,19 @@ metadata: {name: devices}
 		}
 		return nil
 	})
-	t.Cleanup(func() { s.withdraw(ns, "role=user") }) // before the drivers: a kubelet gives nothing back without them
-	s.Apply(ns, fmt.Sprintf(`
+	t.Cleanup(func() { s.withdraw(ns, "app=user") }) // before the driver: a kubelet gives nothing back without it
+	s.Apply(ns, `
 apiVersion: resource.k8s.io/v1
 kind: ResourceClaimTemplate
 metadata: {name: one}
 spec: {spec: {devices: {requests: [{name: one, exactly: {deviceClassName: devices.example}}]}}}
 ---
-apiVersion: v1
-kind: PersistentVolumeClaim
-metadata: {name: data}
-spec: {accessModes: [ReadWriteOnce], storageClassName: "", volumeName: devices-%[1]s, resources: {requests: {storage: 1Gi}}}
----
-apiVersion: v1
-kind: Pod
-metadata: {name: drauser, labels: {role: user}}
-spec:
-  nodeSelector: {kubernetes.io/hostname: edge1}
-  tolerations: [{operator: Exists}]
-  terminationGracePeriodSeconds: 1
-  resourceClaims: [{name: d, resourceClaimTemplateName: one}]
-  containers: [{name: c, image: %[2]q, args: [wait], resources: {claims: [{name: d}]}}]
----
-apiVersion: v1
-kind: Pod
-metadata: {name: csiuser, labels: {role: user}}
-spec:
-  nodeSelector: {kubernetes.io/hostname: edge1}
-  tolerations: [{operator: Exists}]
-  terminationGracePeriodSeconds: 1
-  containers: [{name: c, image: %[2]q, args: [wait], volumeMounts: [{name: v, mountPath: /data}]}]
-  volumes: [{name: v, persistentVolumeClaim: {claimName: data}}]
-`, ns, devicesImage))
-	// There is no attacher: the test plays it, and the cluster's own controller makes the object.
-	name := dependency.AttachmentName("vol-1csi.devices.example", "edge1")
-	s.WaitFor("the attachment", func(ctx context.Context) error {
-		va, err := s.Client.StorageV1().VolumeAttachments().Get(ctx, name, metav1.GetOptions{})
-		if err != nil {
-			return err
-		}
-		va.Status = storagev1.VolumeAttachmentStatus{Attached: true}
-		_, err = s.Client.StorageV1().VolumeAttachments().UpdateStatus(ctx, va, metav1.UpdateOptions{})
-		return err
-	})
-	users := s.WaitPods(ns, "role=user", "edge1", 2)
+`+deviceUser("resources: {claims: [{name: d}]}", "resourceClaims: [{name: d, resourceClaimTemplateName: one}]"))
+	user := s.WaitPods(ns, "app=user", "edge1", 1)[0]
 
 	for range reboots(5) {
 		s.Reboot("edge1", true)
-		s.WaitFor("the pods to run again, without a link", func(ctx context.Context) error {
-			for _, p := range users {
-				out, err := s.TryEdgeKubectl(ctx, "edge1", "get", "pod", "-n", ns, p.Name, "-o", "jsonpath={.metadata.uid} {.status.phase} {.status.containerStatuses[0].containerID}")
-				if err != nil {
-					return err
-				}
-				if f := strings.Fields(out); len(f) != 3 || f[0] != string(p.UID) || f[1] != "Running" || !s.runs("edge1", f[2]) {
-					return fmt.Errorf("%s: %q", p.Name, out)
-				}
-			}
-			return nil
-		})
+		s.waitRunsAgain("edge1", user)
 	}
 	// With the link back the kubelet does what it wanted to do when it started: delete all slices
 	// of its node. The driver runs, so its slice stays.
@@ -198,10 +153,69 @@ spec:
 	if now := s.slice(); now != slice {
 		t.Errorf("the slice of a driver that runs was %s, is %s", slice, now)
 	}
-	for _, p := range s.WaitPods(ns, "role=user", "edge1", 2) {
-		if !strings.Contains(string(users[0].UID)+string(users[1].UID), string(p.UID)) {
-			t.Errorf("%s was replaced", p.Name)
+	s.notReplaced(user)
+}
+
+// TestEveryday_07: a pod with a volume that is attached runs again after reboots without a link,
+// the same one.
+func TestEveryday_07_PodWithAnAttachedVolumeComesBack(t *testing.T) {
+	s := use(t)
+	ns := s.Namespace()
+	s.Apply(ns, fmt.Sprintf(`
+apiVersion: storage.k8s.io/v1
+kind: CSIDriver
+metadata: {name: csi.devices.example}
+spec: {attachRequired: true, podInfoOnMount: false, volumeLifecycleModes: [Persistent]}
+---
+apiVersion: v1
+kind: PersistentVolume
+metadata: {name: devices-%[1]s}
+spec:
+  capacity: {storage: 1Gi}
+  accessModes: [ReadWriteOnce]
+  storageClassName: ""
+  csi: {driver: csi.devices.example, volumeHandle: vol-1}
+---
+apiVersion: v1
+kind: PersistentVolumeClaim
+metadata: {name: data}
+spec: {accessModes: [ReadWriteOnce], storageClassName: "", volumeName: devices-%[1]s, resources: {requests: {storage: 1Gi}}}
+`, ns))
+	t.Cleanup(func() {
+		ctx := context.WithoutCancel(t.Context())
+		_ = s.Client.StorageV1().CSIDrivers().Delete(ctx, "csi.devices.example", metav1.DeleteOptions{})
+		_ = s.Client.CoreV1().PersistentVolumes().Delete(ctx, "devices-"+ns, metav1.DeleteOptions{})
+	})
+	s.driver(ns, "csi")
+	t.Cleanup(func() { s.withdraw(ns, "app=user") }) // before the driver: a kubelet gives nothing back without it
+	s.Apply(ns, deviceUser("volumeMounts: [{name: v, mountPath: /data}]", "volumes: [{name: v, persistentVolumeClaim: {claimName: data}}]"))
+	// There is no attacher: the test plays it, and the cluster's own controller makes the object.
+	name := dependency.AttachmentName("vol-1csi.devices.example", "edge1")
+	s.WaitFor("the attachment", func(ctx context.Context) error {
+		va, err := s.Client.StorageV1().VolumeAttachments().Get(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			return err
 		}
+		va.Status = storagev1.VolumeAttachmentStatus{Attached: true}
+		_, err = s.Client.StorageV1().VolumeAttachments().UpdateStatus(ctx, va, metav1.UpdateOptions{})
+		return err
+	})
+	user := s.WaitPods(ns, "app=user", "edge1", 1)[0]
+
+	for range reboots(5) {
+		s.Reboot("edge1", true)
+		s.waitRunsAgain("edge1", user)
+	}
+	s.Heal("edge1")
+	s.WaitReady("edge1", true)
+	s.notReplaced(user)
+}
+
+// notReplaced checks that the cluster has the pod of before as the only one of its label app.
+func (s *system) notReplaced(before corev1.Pod) {
+	s.T.Helper()
+	if now := s.WaitPods(before.Namespace, "app="+before.Labels["app"], before.Spec.NodeName, 1)[0]; now.UID != before.UID {
+		s.T.Errorf("%s was replaced", before.Name)
 	}
 }
 

@@ -11,27 +11,14 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-const deviceUserYAML = `
-apiVersion: v1
-kind: Pod
-metadata: {name: user, labels: {app: user}}
-spec:
-  nodeSelector: {kubernetes.io/hostname: edge1}
-  tolerations: [{operator: Exists}]
-  terminationGracePeriodSeconds: 1
-  containers: [{name: c, image: "` + devicesImage + `", args: [wait], resources: {limits: {devices.example/thing: 1}}}]
-`
-
 // TestEveryday_08: a pod with a device of a device plugin, which is a pod itself, runs again after
 // reboots without a link and with one, and the kubelet never rejects it. Where the plugin does not
 // come, the pod is named, and runs once it has.
 func TestEveryday_08_PodsOfDevicePluginsComeBack(t *testing.T) {
 	s := use(t)
-	s.devices("edge1")
 	ns := s.Namespace()
-	s.Apply(ns, "apiVersion: v1\nkind: ServiceAccount\nmetadata: {name: devices}\n---\n"+driverYAML("plugin", "plugin"))
-	s.WaitPods(ns, "app=plugin", "edge1", 1)
-	s.Apply(ns, deviceUserYAML)
+	s.driver(ns, "plugin")
+	s.Apply(ns, deviceUser("resources: {limits: {devices.example/thing: 1}}", ""))
 	user := s.WaitPods(ns, "app=user", "edge1", 1)[0]
 	seen := s.watchEnds(ns)
 	events := func(ctx context.Context, reason string) (string, error) {
@@ -105,13 +92,11 @@ func TestEveryday_08_PodsOfDevicePluginsComeBack(t *testing.T) {
 func (s *system) waitRunsAgain(node string, want corev1.Pod) {
 	s.T.Helper()
 	s.waitDevice(node, want.Namespace, want.Name, func(p *corev1.Pod) error {
-		switch {
-		case p.UID != want.UID:
-			return fmt.Errorf("its uid is %s, was %s", p.UID, want.UID)
-		case !running(p):
-			return fmt.Errorf("%s %s %s, %+v", p.Status.Phase, p.Status.Reason, p.Status.Message, p.Status.ContainerStatuses)
-		case !s.runs(node, p.Status.ContainerStatuses[0].ContainerID):
-			return errors.New("its container of before does not run")
+		if err := runsAs(want, p); err != nil {
+			return err
+		}
+		if !s.runs(node, p.Status.ContainerStatuses[0].ContainerID) {
+			return errors.New("the container of its status does not run")
 		}
 		return nil
 	})

@@ -113,16 +113,19 @@ func (s *system) restarts(ctx context.Context, node string) (names []string, err
 func (s *system) waitRunningHere(node string, pods ...corev1.Pod) {
 	s.T.Helper()
 	for _, want := range pods {
-		s.waitDevice(node, want.Namespace, want.Name, func(p *corev1.Pod) error {
-			switch {
-			case p.UID != want.UID:
-				return fmt.Errorf("its uid is %s, was %s", p.UID, want.UID)
-			case !running(p):
-				return fmt.Errorf("%s %s %s, %+v", p.Status.Phase, p.Status.Reason, p.Status.Message, p.Status.ContainerStatuses)
-			}
-			return nil
-		})
+		s.waitDevice(node, want.Namespace, want.Name, func(p *corev1.Pod) error { return runsAs(want, p) })
 	}
+}
+
+// runsAs gives the reason that a pod is not the one that it was, or does not run.
+func runsAs(want corev1.Pod, p *corev1.Pod) error {
+	switch {
+	case p.UID != want.UID:
+		return fmt.Errorf("its uid is %s, was %s", p.UID, want.UID)
+	case !running(p):
+		return fmt.Errorf("%s %s %s, %+v", p.Status.Phase, p.Status.Reason, p.Status.Message, p.Status.ContainerStatuses)
+	}
+	return nil
 }
 
 func running(p *corev1.Pod) bool {
