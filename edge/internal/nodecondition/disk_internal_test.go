@@ -6,14 +6,17 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/skerry-io/skerry/edge/internal/store"
 	"github.com/skerry-io/skerry/tests/smalldisk"
 )
 
 func TestMain(m *testing.M) {
-	if !smalldisk.Child(map[string]func(string) error{"idle": idle}) {
+	if !smalldisk.Child(map[string]func(string) error{"idle": idle, "read-only": readOnly}) {
 		os.Exit(m.Run())
 	}
 }
@@ -45,6 +48,24 @@ func idle(dir string) error {
 	}
 	if d.refresh(ctx); d.Status().Problem != "" {
 		return fmt.Errorf("with room: %s", d.Status().Problem)
+	}
+	return nil
+}
+
+// A disk that became read-only is a problem that the status names, of a running edgecore and of one
+// that can't start.
+func TestClaims_39_ReadOnlyDiskIsNamed(t *testing.T) { smalldisk.Run(t, "read-only") }
+
+func readOnly(dir string) error {
+	d := NewDisk(dir, nil)
+	if s := d.Status(); s.Problem != "" {
+		return fmt.Errorf("a writable disk: %s", s.Problem)
+	}
+	if err := unix.Mount("", dir, "", unix.MS_REMOUNT|unix.MS_RDONLY, ""); err != nil {
+		return err
+	}
+	if s := d.Status(); !strings.Contains(s.Problem, "read-only") || !strings.Contains(s.Problem, "remount,rw") {
+		return fmt.Errorf("problem %q", s.Problem)
 	}
 	return nil
 }

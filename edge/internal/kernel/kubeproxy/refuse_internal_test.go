@@ -2,11 +2,10 @@ package kubeproxy
 
 import (
 	"os"
-	"runtime"
 	"strings"
 	"testing"
 
-	"github.com/vishvananda/netns"
+	"github.com/skerry-io/skerry/tests/netns/wire"
 )
 
 // Each request to a Service without endpoints is refused at once, and not one a second.
@@ -21,23 +20,19 @@ func TestClaims_29_RefusalsAreNotLimited(t *testing.T) {
 			t.Errorf("%q: %q %v, want %q", mask, got, err, want)
 		}
 	}
-	if os.Getuid() != 0 {
-		t.Skip("needs root: a network namespace")
-	}
-	runtime.LockOSThread() // never unlocked: the thread ends with the test
-	if _, err := netns.New(); err != nil {
-		t.Fatal(err)
-	}
-	for range 2 {
-		if err := refuseAtOnce(); err != nil {
-			t.Fatal(err)
+	wire.NewHost(t).Must(t, func() error {
+		for range 2 {
+			if err := refuseAtOnce(); err != nil {
+				return err
+			}
+			raw, err := os.ReadFile(ratemask4)
+			if err != nil {
+				return err
+			}
+			if got := strings.TrimSpace(string(raw)); got != "6160" {
+				t.Errorf("%s has %s", ratemask4, got)
+			}
 		}
-		raw, err := os.ReadFile(ratemask4)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if got := strings.TrimSpace(string(raw)); got != "6160" {
-			t.Errorf("%s has %s", ratemask4, got)
-		}
-	}
+		return nil
+	})
 }
