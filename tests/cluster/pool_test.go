@@ -148,28 +148,11 @@ func TestPoolEndsWithItsOwner(t *testing.T) {
 		fmt.Println("server", cluster.Shared(t).Server, "in", cluster.Shared(t).Dir)
 		return
 	}
-	if testing.Short() {
-		t.Skip("a real control plane is started only without -short")
-	}
-	owner, err := process.Start(process.Spec{Path: "/bin/sleep", Args: []string{"infinity"}, Bound: true})
-	if err != nil {
-		t.Fatal(err)
-	}
 	started := filepath.Join(t.TempDir(), "started")
 	if err := os.WriteFile(started, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	borrow := func() (server, dir string) {
-		t.Helper()
-		out := again(t, "^TestPoolEndsWithItsOwner$", 1, helper+"=1", fmt.Sprintf("SKERRY_PLANES_OWNER=%d", owner.PID), "SKERRY_TEST_TALLY="+started)
-		for line := range strings.Lines(out) {
-			if n, _ := fmt.Sscanf(line, "server %s in %s", &server, &dir); n == 2 {
-				return server, dir
-			}
-		}
-		t.Fatalf("no control plane was borrowed:\n%s", out)
-		return "", ""
-	}
+	owner, borrow := ownedPool(t, "SKERRY_TEST_TALLY="+started)
 	server, dir := borrow()
 	if second, _ := borrow(); second != server {
 		t.Errorf("the second process got %s, the first %s", second, server)
@@ -180,21 +163,23 @@ func TestPoolEndsWithItsOwner(t *testing.T) {
 	if err := owner.Kill(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	cluster.Eventually(t, "the control plane to end with its owner", func(context.Context) error {
-		left, err := process.Select(func(pid int) bool { return strings.Contains(strings.Join(process.Cmdline(pid), " "), dir) })
-		if err == nil && len(left) > 0 {
-			err = fmt.Errorf("%v still run", left)
-		}
-		if _, gone := os.Stat(dir); err == nil && gone == nil {
-			err = fmt.Errorf("%s is left", dir)
-		}
-		return err
-	})
+	awaitEnd(t, dir)
 }
 
-// A control plane that nobody borrows ends by itself, and the next borrower gets a
-// further one.
+// A control plane that is idle ends by itself, and the next borrower gets a new one.
 func TestPoolEndsWhatIsIdle(t *testing.T) {
+	_, borrow := ownedPool(t)
+	_, dir := borrow()
+	awaitEnd(t, dir)
+	if _, again := borrow(); again != dir {
+		t.Errorf("the next is in %s, want %s", again, dir)
+	}
+}
+
+// ownedPool starts an owner of a pool, which ends with the test at the latest. borrow borrows a
+// control plane of that pool in a process that ends at once.
+func ownedPool(t *testing.T, env ...string) (owner *process.Started, borrow func() (server, dir string)) {
+	t.Helper()
 	if testing.Short() {
 		t.Skip("a real control plane is started only without -short")
 	}
@@ -202,21 +187,25 @@ func TestPoolEndsWhatIsIdle(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer owner.Kill(context.WithoutCancel(t.Context()))
-	borrow := func() (dir string) {
+	t.Cleanup(func() { _ = owner.Kill(context.WithoutCancel(t.Context())) })
+	env = append(env, helper+"=1", fmt.Sprintf("SKERRY_PLANES_OWNER=%d", owner.PID))
+	return owner, func() (server, dir string) {
 		t.Helper()
-		out := again(t, "^TestPoolEndsWithItsOwner$", 1, helper+"=1", fmt.Sprintf("SKERRY_PLANES_OWNER=%d", owner.PID))
+		out := again(t, "^TestPoolEndsWithItsOwner$", 1, env...)
 		for line := range strings.Lines(out) {
-			var server string
 			if n, _ := fmt.Sscanf(line, "server %s in %s", &server, &dir); n == 2 {
-				return dir
+				return server, dir
 			}
 		}
 		t.Fatalf("no control plane was borrowed:\n%s", out)
-		return ""
+		return "", ""
 	}
-	dir := borrow()
-	cluster.Eventually(t, "the idle control plane to end", func(context.Context) error {
+}
+
+// awaitEnd waits until no process of a control plane is left, nor its directory.
+func awaitEnd(t *testing.T, dir string) {
+	t.Helper()
+	cluster.Eventually(t, "the control plane to end", func(context.Context) error {
 		left, err := process.Select(func(pid int) bool { return strings.Contains(strings.Join(process.Cmdline(pid), " "), dir) })
 		if err == nil && len(left) > 0 {
 			err = fmt.Errorf("%v still run", left)
@@ -226,9 +215,6 @@ func TestPoolEndsWhatIsIdle(t *testing.T) {
 		}
 		return err
 	})
-	if again := borrow(); again != dir {
-		t.Errorf("the next is in %s, want %s", again, dir)
-	}
 }
 
 // again runs a test of this program in a process of its own, count times.
