@@ -300,7 +300,7 @@ func (r *runner) goTestCommand(p phase, selection []string, graph string) *exec.
 	return exec.Command("go", args...)
 }
 
-// goTest runs go test and reads what it says. c is what it took, with the compiler and the tests.
+// goTest runs go test and reads its output. c is its cost, with the compiler and the tests.
 func (r *runner) goTest(ctx context.Context, p phase, selection []string, out io.Writer) (s *summary, c cost, err error) {
 	costs, graph := filepath.Join(r.temp, "costs-"+logName(p.name)), filepath.Join(r.temp, "graph-"+logName(p.name))
 	cmd, ok, err := r.shards.command(ctx, p, slices.Concat(r.flags, selection), graph, out)

@@ -10,22 +10,22 @@ import (
 	"sync"
 )
 
-// A linked is the test binary of a package whose tests run in parts, each a process of its own:
-// `go test` would link it anew for each part.
+// A linked is the test binary of a package whose tests run in parts, each in its own process: `go
+// test` would link it once for each part.
 type linked struct {
 	once sync.Once
 	file string
 	err  error
 }
 
-// binaryFlags are those of go test that a test binary takes too, with the prefix "test." (go help
-// testflag); true for those that have a value.
+// binaryFlags are flags of go test that a test binary accepts too, with the prefix "test." (go help
+// testflag); true for flags with a value.
 var binaryFlags = map[string]bool{
 	"count": true, "cpu": true, "parallel": true, "run": true, "skip": true, "timeout": true, "failfast": false, "short": false, "v": false,
 }
 
 // forBinary translates flags of go test into those of a test binary, a value always after "=";
-// false where one is the compiler's, or unknown.
+// ok is false if one is for the compiler, or unknown.
 func forBinary(flags []string) (translated []string, ok bool) {
 	for i := 0; i < len(flags); i++ {
 		name, value, given := strings.Cut(strings.TrimLeft(flags[i], "-"), "=")
@@ -70,7 +70,7 @@ func (s *shards) of(pkg string) *linked {
 }
 
 // command runs one part of a package's tests by a binary that all parts share, and converts its
-// output as `go test -json` does. ok is false where only go test itself can run them.
+// output as `go test -json` does. ok is false if only go test itself can run them.
 func (s *shards) command(ctx context.Context, p phase, flags []string, graph string, out io.Writer) (cmd *exec.Cmd, ok bool, err error) {
 	translated, ok := forBinary(flags)
 	if !ok || p.shard == "" || len(p.packages) != 1 {

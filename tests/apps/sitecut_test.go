@@ -23,7 +23,7 @@ func TestClaims_25_CutOfTheSiteMovesNothing(t *testing.T) {
 		for name, uid := range before {
 			pods := s.pods(ns, name)
 			if len(pods) != 1 || string(pods[0].UID) != uid || pods[0].DeletionTimestamp != nil {
-				return fmt.Errorf("%s has %d pods, the first is %s, deleted at %v; it had %s", name, len(pods), pods[0].UID, pods[0].DeletionTimestamp, uid)
+				return fmt.Errorf("%s had the pod %s, has %d: %+v", name, uid, len(pods), pods)
 			}
 		}
 		return nil

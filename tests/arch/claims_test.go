@@ -11,34 +11,34 @@ import (
 	"testing"
 )
 
-// claimsPage is the table of whose word counts for what.
+// claimsPage has the table of fields, who may write them, and the guards.
 const claimsPage = "docs/claims.md"
 
 // ownKey finds names of labels and annotations of Skerry's in a string literal.
 var ownKey = regexp.MustCompile(`^"((?:[a-z]+\.)?skerry\.io/[a-z-]*)"$`)
 
-// TestClaims_24_TableHasEveryField: what cloud and edge read of objects (`x.Spec.Field`,
-// `x.Status.Field`, labels and annotations of Skerry's) stands in the table of claims, and the
-// tests that the table names are there.
+// TestClaims_24_TableHasEveryField: every field of objects that cloud and edge read (`x.Spec.Field`,
+// `x.Status.Field`, labels and annotations of Skerry) is in the table of claims, and the tests that
+// the table names exist.
 func TestClaims_24_TableHasEveryField(t *testing.T) {
 	s := source(t)
 	page, err := os.ReadFile(filepath.Join(s.root, claimsPage))
 	if err != nil {
 		t.Fatal(err)
 	}
-	said := map[string]bool{}
+	listed := map[string]bool{}
 	for line := range strings.Lines(string(page)) {
 		cells := strings.Split(line, "|")
 		if len(cells) < 6 {
 			continue
 		}
 		for _, m := range quoted.FindAllStringSubmatch(cells[1], -1) {
-			said[m[1]] = true
+			listed[m[1]] = true
 		}
 	}
-	missing := unclaimed(s.packs, said)
+	missing := unclaimed(s.packs, listed)
 	for _, field := range missing {
-		t.Errorf("code reads %s, and %s does not say who may write it: add it to a row, with what it can cost others and the guard that judges it", field, claimsPage)
+		t.Errorf("code reads %s, and %s does not list who may write it: add it to a row, with its cost to others and the guard", field, claimsPage)
 	}
 	tests := map[string]bool{}
 	for _, p := range s.packs {
@@ -52,13 +52,13 @@ func TestClaims_24_TableHasEveryField(t *testing.T) {
 	}
 	for _, m := range regexp.MustCompile("`(Test[A-Za-z0-9_]+)`").FindAllStringSubmatch(string(page), -1) {
 		if !tests[m[1]] {
-			t.Errorf("%s names the test %s, which is not there", claimsPage, m[1])
+			t.Errorf("%s names the test %s, which does not exist", claimsPage, m[1])
 		}
 	}
 }
 
-// unclaimed are the fields and keys that the product reads and that are not said.
-func unclaimed(packs []*sourcePack, said map[string]bool) (missing []string) {
+// unclaimed are the fields and keys that the product reads and that are not in listed.
+func unclaimed(packs []*sourcePack, listed map[string]bool) (missing []string) {
 	for _, p := range packs {
 		if !strings.HasPrefix(p.dir, "cloud/") && !strings.HasPrefix(p.dir, "edge/") && !strings.HasPrefix(p.dir, "common/claim") && p.dir != "common/api/v1alpha1" {
 			continue
@@ -79,7 +79,7 @@ func unclaimed(packs []*sourcePack, said map[string]bool) (missing []string) {
 						field = m[1]
 					}
 				}
-				if field != "" && !said[field] && !slices.Contains(missing, field) {
+				if field != "" && !listed[field] && !slices.Contains(missing, field) {
 					missing = append(missing, field)
 				}
 				return true

@@ -27,7 +27,7 @@ func TestOlderKubernetesHasTheSameModules(t *testing.T) {
 	}
 }
 
-// modulesDiffer names which modules the second of two lists lacks, has without need, or has in
+// modulesDiffer lists modules that the second of two lists lacks, has without need, or has in
 // another version.
 func modulesDiffer(ours, theirs map[string]string) (bad []string) {
 	for m, v := range ours {

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// A wordLimit bounds how often words stand in comments that others would not search for. The
+// A wordLimit bounds how often comments have words that others would not search for. The
 // numbers are a ratchet: they were measured, go down with each package that is worked over, and
 // never up. The goal is that of CONTRIBUTING.md, "Words".
 type wordLimit struct {

@@ -220,7 +220,7 @@ func (f *failover) wait(what string, is func([]corev1.Pod) error) {
 	eventually(f.b, what, 250*time.Millisecond, func(ctx context.Context) error { return is(f.pods(ctx)) })
 }
 
-// running gives the reason not both run on a node; nil: they do.
+// running returns an error unless both run on a node.
 func running(pods []corev1.Pod, node string) error {
 	n := 0
 	for _, p := range pods {

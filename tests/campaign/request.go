@@ -33,7 +33,8 @@ func (s *system) put(ctx context.Context, r history.Record, write func(context.C
 	return err == nil
 }
 
-// refused reports whether an error reports that nothing was done. A server's own trouble does not.
+// refused reports whether an error means that the request had no effect. An internal error of the
+// server does not.
 func refused(err error) bool {
 	if errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, fs.ErrNotExist) { // nothing listens there
 		return true

@@ -74,7 +74,7 @@ func TestLentControlPlaneIsAsNew(t *testing.T) {
 	})
 }
 
-// What all tests of a process share stays theirs while others of it borrow and give back.
+// The shared control plane of a process is not lent again while its tests borrow and return others.
 func TestSharedStaysLent(t *testing.T) {
 	c := cluster.Shared(t)
 	for range 3 { // a file is closed after a collection has found it, by a goroutine
@@ -82,11 +82,11 @@ func TestSharedStaysLent(t *testing.T) {
 		time.Sleep(10 * time.Millisecond)
 	}
 	if other := cluster.Run(t); other.Server == c.Server {
-		t.Error("what this process shares was lent once more")
+		t.Error("what this process shares was lent again")
 	}
 }
 
-// Tests that run once more, as -count has it, find nothing of the time before.
+// Tests that are repeated by -count find no objects of the round before.
 func TestSharedIsAsNewInEachRound(t *testing.T) {
 	if os.Getenv(helper) == "" {
 		again(t, "^TestSharedIsAsNewInEachRound$", 3, helper+"=1")

@@ -13,7 +13,7 @@ import (
 )
 
 // readdress gives a device's uplink another address of its network, as a DHCP server may, and
-// returns what gives it the one before.
+// returns a function that restores the one before.
 func (s *system) readdress(node string, last byte) (address string, restore func()) {
 	s.T.Helper()
 	h, err := s.Trial.Host(node)
@@ -43,8 +43,8 @@ func (s *system) readdress(node string, last byte) (address string, restore func
 	return now.String(), func() { s.readdress(node, was[3]) }
 }
 
-// TestEveryday_19: the device's address is another one when it starts. Its pods go on without a
-// link; with one the cluster has the new address, and reaches the pods' logs.
+// TestEveryday_19: the device's address is another one when it starts. Its pods keep running without
+// a link; with one the cluster has the new address, and reaches the pods' logs.
 func TestEveryday_19_AnotherAddressAtTheStart(t *testing.T) {
 	s := use(t)
 	ns := s.Namespace()

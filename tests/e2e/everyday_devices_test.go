@@ -125,7 +125,7 @@ spec: {selectors: [{cel: {expression: 'device.driver == "dra.devices.example"'}}
 		}
 		return nil
 	})
-	t.Cleanup(func() { s.withdraw(ns, "app=user") }) // before the driver: a kubelet gives nothing back without it
+	t.Cleanup(func() { s.withdraw(ns, "app=user") }) // before the driver: a kubelet can't release devices without it
 	s.Apply(ns, `
 apiVersion: resource.k8s.io/v1
 kind: ResourceClaimTemplate
@@ -187,7 +187,7 @@ spec: {accessModes: [ReadWriteOnce], storageClassName: "", volumeName: devices-%
 		_ = s.Client.CoreV1().PersistentVolumes().Delete(ctx, "devices-"+ns, metav1.DeleteOptions{})
 	})
 	s.driver(ns, "csi")
-	t.Cleanup(func() { s.withdraw(ns, "app=user") }) // before the driver: a kubelet gives nothing back without it
+	t.Cleanup(func() { s.withdraw(ns, "app=user") }) // before the driver: a kubelet can't release devices without it
 	s.Apply(ns, deviceUser("volumeMounts: [{name: v, mountPath: /data}]", "volumes: [{name: v, persistentVolumeClaim: {claimName: data}}]"))
 	// There is no attacher: the test plays it, and the cluster's own controller makes the object.
 	name := dependency.AttachmentName("vol-1csi.devices.example", "edge1")

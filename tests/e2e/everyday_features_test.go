@@ -11,7 +11,7 @@ import (
 )
 
 // TestEveryday_18: a pod that was resized in place is as large after a reboot without a link. Pods
-// with what not every container runtime can do, an image as a volume and users of their own, run
+// that need optional features of the container runtime, an image volume and a user namespace, run
 // again too, or the device names them with the reason.
 func TestEveryday_18_ResizedPodsAndWhatCantComeBack(t *testing.T) {
 	s := use(t)
@@ -57,6 +57,7 @@ spec:
 	s.Reboot("edge1", true)
 	s.waitRunsAgain("edge1", *resized)
 	s.waitDevice("edge1", ns, "resized", large)
+	device := s.device("edge1")
 	s.WaitFor("every other pod to run, or to be named", func(ctx context.Context) error {
 		var d struct {
 			Pods struct {
@@ -66,9 +67,19 @@ spec:
 		if err := s.EdgeStatus(ctx, "edge1", &d); err != nil {
 			return err
 		}
+		reasons := map[string]string{}
 		for _, p := range d.Pods.NotRunning {
-			if p.Namespace == ns && p.Message == "" {
-				return fmt.Errorf("%s is not named with a reason: %+v", p.Name, p)
+			if p.Namespace == ns {
+				reasons[p.Name] = p.Message
+			}
+		}
+		for _, name := range []string{"image", "users"} {
+			p, err := device.CoreV1().Pods(ns).Get(ctx, name, metav1.GetOptions{})
+			if err != nil {
+				return err
+			}
+			if !running(p) && reasons[name] == "" {
+				return fmt.Errorf("%s does not run and is not named with a reason: %+v", name, d.Pods.NotRunning)
 			}
 		}
 		t.Logf("named: %+v", d.Pods.NotRunning)

@@ -10,8 +10,8 @@ import (
 	"github.com/vishvananda/netlink/nl"
 )
 
-// uplink takes from a device's uplink its default route, or all that it has, and returns what gives
-// it back.
+// uplink removes the default route of a device's uplink, or all its routes and addresses, and
+// returns a function that restores them.
 func (s *system) uplink(node string, all bool) (restore func()) {
 	s.T.Helper()
 	h, err := s.Trial.Host(node)
@@ -58,7 +58,7 @@ func (s *system) uplink(node string, all bool) (restore func()) {
 }
 
 // TestEveryday_13: a device that has no default route, or no network but its LAN, starts its pods,
-// which go on; when the network comes it finds its cloud by itself.
+// which keep running; when the network comes it finds its cloud by itself.
 func TestEveryday_13_NetworkComesLate(t *testing.T) {
 	s := use(t)
 	ns := s.Namespace()

@@ -361,17 +361,17 @@ func TestEveryday_04_KilledAtAnyTime(t *testing.T) {
 	s.waitAgain(s.device("edge1"), ns, before)
 }
 
-// TestEveryday_04_RuntimeIsDown: where the container runtime is dead, or hangs, the device says so,
-// and so does a condition of its Node until it is there again.
+// TestEveryday_04_RuntimeIsDown: if the container runtime is dead or hangs, the device's status
+// reports it, and so does a condition of its Node until it is back.
 func TestEveryday_04_RuntimeIsDown(t *testing.T) {
 	s := use(t)
 	status := func(want string) {
 		t.Helper()
-		s.WaitFor("the device to say how its runtime is", func(ctx context.Context) error {
+		s.WaitFor("the device to report the state of its runtime", func(ctx context.Context) error {
 			var d struct{ Runtime string }
 			err := s.EdgeStatus(ctx, "edge1", &d)
 			if err == nil && (want == "" && d.Runtime != "" || !strings.Contains(d.Runtime, want)) {
-				err = fmt.Errorf("it says %q", d.Runtime)
+				err = fmt.Errorf("it reports %q", d.Runtime)
 			}
 			return err
 		})

@@ -91,8 +91,8 @@ func (s *system) addHollow(nodes int) {
 	s.Check(fleet.AwaitWhole(s.T.Context()))
 }
 
-// holdWrites has kube-apiserver take no status of a node's until it is released or the test ends:
-// what the device tells waits, and its link is up.
+// holdWrites has kube-apiserver refuse a node's status updates until they are released or the test
+// ends: the device has a backlog, and its link is up.
 func (s *system) holdWrites(node string) (release func()) {
 	s.T.Helper()
 	nowhere, fail, none, second := "https://127.0.0.1:1/", admissionv1.Fail, admissionv1.SideEffectClassNone, int32(1)
@@ -115,7 +115,7 @@ func (s *system) holdWrites(node string) (release func()) {
 	return release
 }
 
-// Twenty-two devices on one screen: one is cut, one can't get rid of what it has to tell.
+// Twenty-two devices on one screen: one is cut, one has an old backlog.
 func TestOperate_01_StatusShowsTheFleetOnOneScreen(t *testing.T) {
 	s := use(t)
 	s.plugin()
@@ -186,7 +186,7 @@ spec:
 	})
 }
 
-// One device: what it says itself by whichever replica has its link, and what was last known.
+// One device: its own status by whichever replica has its link, and the last known state.
 func TestOperate_02_NodeLiveAndAsLastKnown(t *testing.T) {
 	s := use(t)
 	s.plugin()
@@ -276,7 +276,7 @@ func TestOperate_13_ViewersRightsSuffice(t *testing.T) {
 	}
 }
 
-// What the two programs show passes Prometheus' own linter, and all of it is in docs/metrics.md;
+// The metrics of the two programs pass Prometheus' own linter, and all are in docs/metrics.md;
 // each linked node has its series at the replica that has its link.
 func TestMetrics_AreDocumentedAndLinted(t *testing.T) {
 	s := use(t)

@@ -240,8 +240,8 @@ func TestReplicaHangs(t *testing.T) {
 	s.reportsOf(reporter)
 	containers := map[string][]string{"edge1": s.Containers("edge1"), "edge2": s.Containers("edge2")}
 	leases := s.Client.CoordinationV1().Leases(corev1.NamespaceNodeLease)
-	// Last, and from the Lease: a link that went to the other replica meanwhile would stay there,
-	// and no session would ever follow the one with a replica that hangs.
+	// Last, and from the Lease: a link that moved to the other replica in the meantime would stay
+	// there, and no session would ever replace one with the replica that hangs.
 	var hung corev1.Pod
 	var before *coordinationv1.Lease
 	s.WaitFor("the Lease of edge1 to be of the session that it has", func(ctx context.Context) (err error) {

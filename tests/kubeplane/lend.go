@@ -24,7 +24,7 @@ const (
 	// back: who connects reads ResetDone, or why it could not be.
 	ResetSocket = "reset.sock"
 	ResetDone   = "reset\n"
-	// BorrowedLock is the name of the file, in Config.Dir, that who has borrowed a control plane
+	// BorrowedLock is the name of the file, in Config.Dir, that the borrower of a control plane
 	// keeps locked (flock(2)).
 	BorrowedLock = "borrowed"
 	// idleTimeout is how long a control plane waits for the next borrower: at rest it takes less
@@ -69,7 +69,7 @@ func endWith(owner int, dir string) error {
 }
 
 // endIdle ends the process, and removes dir, when nobody has borrowed it for idleTimeout. It holds
-// the borrower's lock meanwhile, so that nobody can borrow what ends.
+// the borrower's lock until then, so that nobody can borrow it while it ends.
 func endIdle(dir string) error {
 	lock, err := os.OpenFile(filepath.Join(dir, BorrowedLock), os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {

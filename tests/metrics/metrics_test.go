@@ -1,5 +1,4 @@
-// Package metrics_test writes docs/metrics.md from the source and holds it to it: UPDATE=1 writes
-// the page.
+// Package metrics_test compares docs/metrics.md with the source; UPDATE=1 writes the page.
 package metrics_test
 
 import (
@@ -18,7 +17,7 @@ import (
 	"github.com/skerry-io/skerry/tests/golden"
 )
 
-// family is one of the metrics.
+// family is a metric family.
 type family struct {
 	name, kind, help string
 	labels           []string
@@ -59,8 +58,7 @@ Every family that the two programs have of their own, written from the source
 	golden.Check(t, "metrics.md", b.String())
 }
 
-// lint is what Prometheus' own linter says that can be said without a value: the trial's test gives
-// the values.
+// lint has the rules of Prometheus' own linter that need no values: the trial's test runs that one.
 func lint(f family) (wrong []string) {
 	switch {
 	case f.help == "":

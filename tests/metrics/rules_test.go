@@ -11,7 +11,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// Each alert is about metrics that there are, and has a page that says what to do.
+// Each alert uses documented metrics and has a runbook.
 func TestAlerts(t *testing.T) {
 	root := filepath.Join("..", "..")
 	read := func(path ...string) string {

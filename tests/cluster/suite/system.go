@@ -28,7 +28,7 @@ import (
 // machine may be busy.
 const Patience = 4 * time.Minute
 
-// long is a wait that a test's log tells of: tests are as long as these are together.
+// long is the duration from which a wait is logged: waits are most of a test's time.
 const long = 3 * time.Second
 
 // FloodReason is the reason of events that a test makes by the thousand: State leaves them out.

@@ -1,4 +1,4 @@
-// Command devices is what a device has beside Skerry that pods ask the kubelet for: a driver of
+// Command devices has the drivers of hardware that pods request from the kubelet: a driver of
 // DRA, which publishes its device through the API, a CSI driver whose volumes are attached, and a
 // device plugin. As "wait" it is a pod that uses one.
 package main

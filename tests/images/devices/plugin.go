@@ -21,7 +21,7 @@ const (
 	pause  = 300 * time.Millisecond
 )
 
-// things are two devices that need nothing.
+// things are two devices without requirements.
 type things struct {
 	deviceplugin.UnimplementedDevicePluginServer
 }

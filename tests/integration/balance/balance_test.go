@@ -31,8 +31,8 @@ import (
 	"github.com/skerry-io/skerry/tests/hollow"
 )
 
-// hurried are the times by which cloudcore here shares sessions out, in place of its own: what
-// takes minutes with those takes seconds, in the same order.
+// hurried are shorter intervals for balancing sessions in this cloudcore: seconds in place of
+// minutes, in the same order.
 var hurried = []struct{ file, own, here string }{
 	{"cloud/internal/balance/replicas.go", "period = 10 * time.Second", "period = 2 * time.Second"},
 	{"cloud/internal/balance/balance.go", "settle = 5 * time.Second", "settle = 2 * time.Second"},
@@ -268,7 +268,7 @@ func TestANewReplicaGetsItsShare(t *testing.T) {
 		return nil
 	})
 	// Behind this balancer half of them come back. A device that dials when both count is in
-	// neither count: what is left may be that much from the half.
+	// neither count: the result may differ from the half by as much.
 	const half = nodes/2 + 2
 	for _, goal := range []int{32, 28, 24, half} {
 		cluster.Eventually(t, fmt.Sprintf("the first has %d", goal), func(ctx context.Context) error {
@@ -350,7 +350,7 @@ func awaitCounts(t *testing.T) {
 			return err
 		}
 		for k, v := range first.Annotations {
-			if strings.HasPrefix(k, "replicas.skerry.io/") && next.Annotations[k] == v { // others have theirs beside
+			if strings.HasPrefix(k, "replicas.skerry.io/") && next.Annotations[k] == v { // there are other annotations
 				return errors.New(k + " is " + v)
 			}
 		}

@@ -330,7 +330,7 @@ func TestHostile_12_NodeCannotLabelItselfIntoAPool(t *testing.T) {
 }
 
 // TestClaims_03_DeviceRegistersAsAnEdge: a device whose Node has no label skerry.io/edge would be
-// taken for a node of the cloud, whose word on its addresses and ranges counts more.
+// taken for a node of the cloud, whose addresses and ranges are trusted more.
 func TestClaims_03_DeviceRegistersAsAnEdge(t *testing.T) {
 	plane := cluster.Shared(t)
 	plane.Apply(t, "manifests/crds")
