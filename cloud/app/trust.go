@@ -78,7 +78,7 @@ func (a *App) revocations() site.Revocations {
 	return r
 }
 
-// requestAsNode makes a certificate request as a node, as one that comes by its link is made.
+// requestAsNode creates a certificate request as a node, as the relay does for one from its link.
 func (a *App) requestAsNode(ctx context.Context, node types.NodeName, csr *certificatesv1.CertificateSigningRequest) (*certificatesv1.CertificateSigningRequest, error) {
 	csr = csr.DeepCopy()
 	csr.APIVersion, csr.Kind = certificatesv1.SchemeGroupVersion.String(), "CertificateSigningRequest"

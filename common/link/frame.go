@@ -11,6 +11,10 @@ import (
 	"github.com/skerry-io/skerry/common/topic"
 )
 
+// Framing is the version of the encoding of messages on a link. It does not change with the version of
+// the protocol (package protocol), so ends without a common protocol version can still connect.
+const Framing = 2
+
 // A message travels as one frame or, if it is long, as several, between which frames of other
 // classes may pass:
 //
@@ -20,10 +24,6 @@ import (
 //	data
 //
 // Frames of one class stay in order, so a message needs no number.
-// Framing is the version of how messages become bytes on a link. It is not the protocol's (package
-// protocol), and does not grow with it: ends that have no common protocol still meet.
-const Framing = 2
-
 const (
 	frameWhole = 0 << 3 // a message in one frame
 	frameFirst = 1 << 3 // the first frame of several

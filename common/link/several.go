@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// several is what failed on each of several ways, in one line: it stands in tables. A name that
-// does not resolve is said once, since it is the same on all of them.
+// several joins the errors of several transports in one line, for tables. A name that does not resolve
+// is reported once.
 func several(errs ...error) error {
 	names := 0
 	for _, err := range errs {

@@ -1,11 +1,10 @@
-// Package protocol negotiates which version of the contract (package topic) cloudcore and edgecore
-// speak with each other, and which optional features each may use.
+// Package protocol negotiates the protocol version (package topic) of cloudcore and edgecore, and the
+// optional features that each supports.
 //
-// It owns the window of versions that this release speaks: its own and the one before. The number
-// grows only where an older end would misread a message. Everything else is a feature, which is
-// never sent to an end that did not list it. It refuses windows that are empty, and lists of
-// features that are too long. Values don't change; every function may be called by many goroutines
-// at once.
+// It owns the range of versions that this release supports: its own and the previous one. The version
+// is incremented only if an older end would misinterpret a message. Everything else is a feature, which
+// is never sent to an end that did not list it. It refuses empty ranges, and lists of features that are
+// too long. Values are immutable; every function may be called by many goroutines at once.
 package protocol
 
 import (
@@ -14,27 +13,26 @@ import (
 )
 
 const (
-	// Current is the version that this release speaks with its like.
+	// Current is the newest version that this release supports.
 	Current = 2
-	// Oldest is the oldest version that this release still speaks. There is no release that speaks
-	// an older one.
+	// Oldest is the oldest version that this release supports. No release had an older one.
 	Oldest = 2
 
-	// MaxFeatures and MaxFeatureBytes bound what an end may list.
+	// MaxFeatures and MaxFeatureBytes bound the features that an end may list.
 	MaxFeatures     = 64
 	MaxFeatureBytes = 64
 )
 
-// FeatureStreams is taking streams that the other end opens (package tunnel).
+// FeatureStreams is the support of streams that the other end opens (package tunnel).
 const FeatureStreams = "streams"
 
-// A Window is the versions that an end speaks, from Min to Max.
+// A Window is the range of versions that an end supports, from Min to Max.
 type Window struct{ Min, Max uint32 }
 
 // Ours is the window of this release.
 func Ours() Window { return Window{Min: Oldest, Max: Current} }
 
-// Stated is the window that an end has stated. One that knows no windows names a single version.
+// Stated returns the window that an end has sent. Ends without windows send a single version.
 func Stated(protocol, oldest uint32) Window {
 	if oldest == 0 {
 		oldest = protocol
@@ -42,8 +40,8 @@ func Stated(protocol, oldest uint32) Window {
 	return Window{Min: oldest, Max: protocol}
 }
 
-// Common is the highest version that both windows have; false where there is none, or where one
-// of them is empty.
+// Common returns the highest version in both windows; false if there is none, or if one of them is
+// empty.
 func (w Window) Common(other Window) (uint32, bool) {
 	if w.Min > w.Max || other.Min > other.Max {
 		return 0, false
@@ -66,8 +64,8 @@ func (w Window) String() string {
 // Features are those that an end has listed, in order.
 type Features []string
 
-// ParseFeatures judges a list that came from outside. Unknown names are those of a newer release,
-// and stay.
+// ParseFeatures validates a list from a peer. Unknown names are kept: they are those of a newer
+// release.
 func ParseFeatures(list []string) (Features, error) {
 	if len(list) > MaxFeatures {
 		return nil, fmt.Errorf("%d features are listed, at most %d may be", len(list), MaxFeatures)
@@ -91,7 +89,7 @@ func plain(name string) bool {
 	return true
 }
 
-// Has reports whether the end may be sent what is of this feature.
+// Has reports whether the end supports a feature.
 func (f Features) Has(name string) bool {
 	_, found := slices.BinarySearch(f, name)
 	return found

@@ -29,8 +29,12 @@ import (
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
 
-// pageSize is how many objects are asked for at once.
-const pageSize = 500
+const (
+	// pageSize is how many objects are asked for at once.
+	pageSize = 500
+	// syncPoll is how often follow checks whether all collections are read.
+	syncPoll = 100 * time.Millisecond
+)
 
 // cluster is where the facts come from.
 type cluster struct {
@@ -43,16 +47,15 @@ type cluster struct {
 
 // source is one collection that is read.
 type source struct {
-	what string
-	list func(context.Context, metav1.ListOptions) (runtime.Object, error)
-	// watch is how list goes on.
+	what    string // the resource
+	list    func(context.Context, metav1.ListOptions) (runtime.Object, error)
 	watch   cache.WatchFuncWithContext
 	options metav1.ListOptions
 	example runtime.Object
 	add     func(*fleet.Facts, runtime.Object)
 }
 
-// sources are the four collections. What a device is judged by is kept of each object, no more.
+// sources are the four collections.
 func (c *cluster) sources() []source {
 	nodes, leases, pods := c.client.CoreV1().Nodes(), c.client.CoordinationV1().Leases(corev1.NamespaceNodeLease), c.client.CoreV1().Pods(metav1.NamespaceAll)
 	operations := c.objects.Resource(v1alpha1.Resource(v1alpha1.NodeOperations))
@@ -97,7 +100,7 @@ func (c *cluster) sources() []source {
 	}
 }
 
-// stripped drops what no device is judged by: of a pod that is most of it.
+// stripped removes the fields that the status does not use: most of a pod.
 func stripped(o runtime.Object) runtime.Object {
 	switch o := o.(type) {
 	case *corev1.Pod:
@@ -141,7 +144,12 @@ func (c *cluster) read(ctx context.Context) (fleet.Facts, error) {
 	return facts, nil
 }
 
-// read lists one collection, in pages. A cluster without the CRD has no operations.
+// missing reports whether an error of a list is that of a cluster without the CRD of operations.
+func (s source) missing(err error) bool {
+	return s.what == v1alpha1.NodeOperations && apierrors.IsNotFound(err)
+}
+
+// read lists one collection, in pages.
 func (s source) read(ctx context.Context, facts *fleet.Facts) error {
 	p := pager.New(s.list)
 	p.PageSize = pageSize
@@ -149,17 +157,17 @@ func (s source) read(ctx context.Context, facts *fleet.Facts) error {
 		s.add(facts, stripped(o))
 		return nil
 	})
-	if err != nil && (s.what != v1alpha1.NodeOperations || !apierrors.IsNotFound(err)) {
+	if err != nil && !s.missing(err) {
 		return rights(fmt.Errorf("listing %s: %w", s.what, err))
 	}
 	return nil
 }
 
-// follow calls changed, from one goroutine, at most once a second while something changes and once
-// a minute while nothing does, until ctx ends.
+// follow calls changed, from one goroutine, once all collections are read, then at most once a second
+// while something changes and once a minute while nothing does, until ctx ends.
 func (c *cluster) follow(ctx context.Context, changed func(fleet.Facts) error) error {
 	sources := c.sources()
-	stores := make([]cache.Store, len(sources))
+	stores, controllers := make([]cache.Store, len(sources)), make([]cache.Controller, len(sources))
 	dirty := make(chan struct{}, 1)
 	mark := func() {
 		select {
@@ -170,29 +178,30 @@ func (c *cluster) follow(ctx context.Context, changed func(fleet.Facts) error) e
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	failed := make(chan error, 1)
+	refused := func(err error) {
+		if apierrors.IsForbidden(err) {
+			select {
+			case failed <- rights(err):
+			default:
+			}
+		}
+	}
 	for i, s := range sources {
 		store, controller := cache.NewInformerWithOptions(cache.InformerOptions{
 			ListerWatcher: &cache.ListWatch{
 				ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 					o.LabelSelector, o.FieldSelector = s.options.LabelSelector, s.options.FieldSelector
 					l, err := s.list(ctx, o)
-					if apierrors.IsForbidden(err) {
-						select {
-						case failed <- rights(err):
-						default:
-						}
+					if s.missing(err) {
+						return &unstructured.UnstructuredList{}, nil
 					}
+					refused(err)
 					return l, err
 				},
 				WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 					o.LabelSelector, o.FieldSelector = s.options.LabelSelector, s.options.FieldSelector
 					w, err := s.watch(ctx, o)
-					if apierrors.IsForbidden(err) {
-						select {
-						case failed <- rights(err):
-						default:
-						}
-					}
+					refused(err)
 					return w, err
 				},
 			},
@@ -207,8 +216,20 @@ func (c *cluster) follow(ctx context.Context, changed func(fleet.Facts) error) e
 				return o, nil
 			},
 		})
-		stores[i] = store
+		stores[i], controllers[i] = store, controller
 		go controller.RunWithContext(ctx) // until ctx ends
+	}
+	// A Node without its Lease, which is still to be read, would be shown as never linked.
+	poll := time.NewTicker(syncPoll)
+	defer poll.Stop()
+	for slices.ContainsFunc(controllers, func(c cache.Controller) bool { return !c.HasSynced() }) {
+		select {
+		case <-ctx.Done():
+			return nil
+		case err := <-failed:
+			return err
+		case <-poll.C:
+		}
 	}
 	look := time.NewTicker(time.Minute) // ages alone make a link old
 	defer look.Stop()
@@ -309,8 +330,12 @@ func (c *serverClock) now() time.Time {
 	return time.Now().Add(ahead)
 }
 
-// connect makes the clients of a configuration.
-func connect(config *rest.Config) (*cluster, error) {
+// connect makes the clients of the cluster that the flags name.
+func connect(f getter) (*cluster, error) {
+	config, err := f.ToRESTConfig()
+	if err != nil {
+		return nil, err
+	}
 	c := &cluster{clock: &serverClock{ahead: &atomic.Int64{}}}
 	config = rest.CopyConfig(config)
 	config.QPS = -1 // kube-apiserver's own fairness bounds it

@@ -121,11 +121,7 @@ func (o *statusOptions) run(ctx context.Context, f getter) error {
 	if err != nil {
 		return err
 	}
-	config, err := f.ToRESTConfig()
-	if err != nil {
-		return err
-	}
-	c, err := connect(config)
+	c, err := connect(f)
 	if err != nil {
 		return err
 	}
@@ -223,11 +219,7 @@ func (o *nodeOptions) run(ctx context.Context, f getter, name string) error {
 	if o.json != "" && o.json != "json" {
 		return usage(fmt.Errorf("--output: %q is not json", o.json))
 	}
-	config, err := f.ToRESTConfig()
-	if err != nil {
-		return err
-	}
-	c, err := connect(config)
+	c, err := connect(f)
 	if err != nil {
 		return err
 	}
@@ -296,11 +288,7 @@ func operationsCommand(f getter, streams genericiooptions.IOStreams) *cobra.Comm
 			if err != nil {
 				return err
 			}
-			config, err := f.ToRESTConfig()
-			if err != nil {
-				return err
-			}
-			cluster, err := connect(config)
+			cluster, err := connect(f)
 			if err != nil {
 				return err
 			}

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -17,6 +18,8 @@ import (
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 	"k8s.io/client-go/rest"
 	cmdutil "k8s.io/kubectl/pkg/cmd/util"
+
+	"github.com/skerry-io/skerry/cloud/internal/fleet"
 )
 
 // apiserver answers lists in pages, as kube-apiserver does, and refuses what is forbidden.
@@ -26,6 +29,7 @@ type apiserver struct {
 	ahead     time.Duration // of its clock
 	forbidden string        // a resource
 	away      string        // why no device answers; empty: they do
+	slow      time.Duration // of a list of Leases
 	pages     int
 }
 
@@ -66,6 +70,19 @@ func (a *apiserver) serve(w http.ResponseWriter, r *http.Request) {
 			_, _ = io.WriteString(w, `{"node":"edge-0001"}`)
 		}
 		return
+	}
+	if r.URL.Query().Get("watch") != "" {
+		if r.URL.Query().Get("sendInitialEvents") != "" { // a kube-apiserver without streaming lists
+			w.WriteHeader(http.StatusUnprocessableEntity)
+			_ = json.NewEncoder(w).Encode(metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: "Failure", Reason: metav1.StatusReasonInvalid, Code: http.StatusUnprocessableEntity})
+			return
+		}
+		w.(http.Flusher).Flush()
+		<-r.Context().Done()
+		return
+	}
+	if resource == "leases" {
+		time.Sleep(a.slow)
 	}
 	list := map[string]any{"metadata": map[string]any{"resourceVersion": "7"}, "items": []any{}}
 	var items []any
@@ -161,6 +178,28 @@ func TestStatus_EndsWithOne(t *testing.T) {
 	}
 	if _, err := run(t, a, "-o", "jason"); err == nil {
 		t.Error("a format that is none is taken")
+	}
+}
+
+// A watch shows no device before all collections are read, in a cluster without the CRD too.
+func TestFollow_WaitsForAllCollections(t *testing.T) {
+	a := newAPIServer(t, 3)
+	a.slow = 500 * time.Millisecond
+	c, err := connect(a)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	called := errors.New("called")
+	err = c.follow(ctx, func(f fleet.Facts) error {
+		if len(f.Nodes) != 3 || len(f.Leases) != 3 {
+			t.Errorf("%d Nodes and %d Leases", len(f.Nodes), len(f.Leases))
+		}
+		return called
+	})
+	if !errors.Is(err, called) {
+		t.Errorf("followed: %v", err)
 	}
 }
 

@@ -11,21 +11,21 @@ import (
 )
 
 const (
-	// mostCopies is as in the CRD. There is one at most, but for pods of the time before fencing
-	// was Confirmed.
+	// mostCopies is the limit of the CRD. There is more than one copy only where pods are older than
+	// fencing Confirmed.
 	mostCopies = 16
-	// endMargin is how long after a pod's grace period its node's word must be younger than the
-	// pod's removal: the device has to hear of it, and the kubelet to end the containers.
+	// endMargin is how long after a pod's removal and its grace period the node's Lease must be
+	// renewed: the deletion has to reach the device, and the kubelet to stop the containers.
 	endMargin = 30 * time.Second
 	// heardPoll is how often a node's Lease is read while a removed pod of it may run.
 	heardPoll = 5 * time.Second
 )
 
-// copies keeps, for an application of which one copy may run, which pods may be running. What the
-// cluster has is not enough: a pod that is deleted by force, or with its Node, runs on where its
-// device is cut off. A pod is taken off when its kubelet has reported its end, when its node is
-// known to be dead, when a person confirms that, or when its node reports long enough
-// after the removal.
+// copies updates status.copies, the pods that may be running, of an application with fencing
+// Confirmed. The pods in the cluster are not enough: a pod that is deleted by force, or with its Node,
+// keeps running on a device that is cut off. A copy is removed when the kubelet has reported its end,
+// when the node is confirmed dead, when a person confirms the end, or when the node's Lease is renewed
+// long enough after the pod's removal.
 func (p *planner) copies() error {
 	if p.App.Spec.Fenced() != v1alpha1.FencingConfirmed {
 		p.status.Copies = nil
@@ -67,7 +67,7 @@ func (p *planner) copies() error {
 	return nil
 }
 
-// bound notes a pod that may run.
+// bound adds a pod that may run to the copies.
 func (p *planner) bound(pod *corev1.Pod) {
 	if pod.Spec.NodeName == "" || stopped(pod) || len(p.status.Copies) >= mostCopies ||
 		slices.ContainsFunc(p.status.Copies, func(c v1alpha1.AppCopy) bool { return c.PodUID == pod.UID }) {
@@ -76,7 +76,7 @@ func (p *planner) bound(pod *corev1.Pod) {
 	p.status.Copies = append(p.status.Copies, v1alpha1.AppCopy{Node: pod.Spec.NodeName, PodUID: pod.UID})
 }
 
-// over reports whether a pod that is not in the cluster any more has ended.
+// over reports whether a pod that was deleted from the cluster has ended.
 func (p *planner) over(c *v1alpha1.AppCopy) (bool, error) {
 	if c.Removed == nil {
 		at := timeOf(p.now)
@@ -103,7 +103,7 @@ func (p *planner) over(c *v1alpha1.AppCopy) (bool, error) {
 	if err != nil {
 		return false, fmt.Errorf("asking for the Lease of node %s: %w", c.Node, err)
 	}
-	// A time in the future is a cloudcore's whose clock was wrong, and no sign of life.
+	// A renewal in the future was written by a cloudcore with a wrong clock, and proves nothing.
 	if at.After(p.now.Add(endMargin)) || at.Before(c.Removed.Add(p.grace()+endMargin)) {
 		p.again(heardPoll)
 		return false, nil
@@ -120,8 +120,8 @@ func (p *planner) grace() time.Duration {
 	return time.Duration(seconds) * time.Second
 }
 
-// held is why no new pod may start although the cluster has none: a removed one may run. Then it
-// says how to go on.
+// held returns the reason no new pod may start although the cluster has none, since a deleted one may
+// run, and what to do about it; nil if there is no such reason.
 func (p *planner) held() *problem {
 	if !p.App.Spec.Active() {
 		return nil

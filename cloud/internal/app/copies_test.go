@@ -14,7 +14,7 @@ import (
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
 
-// single is a singleton that runs on edge1, of which the status knows that.
+// single is a singleton that runs on edge1, and whose status has that copy.
 func single(t *testing.T, change func(*v1alpha1.EdgeApp)) *world {
 	t.Helper()
 	w := &world{dead: fencer{}}
@@ -73,8 +73,8 @@ func collected(p *corev1.Pod) {
 	p.Status.Conditions = append(p.Status.Conditions, corev1.PodCondition{Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue, Reason: "DeletionByPodGC"})
 }
 
-// However the pod of a singleton vanished, the next one starts once its node is back with its own
-// word or out of service.
+// However the pod of a singleton was deleted, the next one starts once its node has reported again, or
+// is out of service.
 func TestClaims_07_SingletonIsHeldUntilItsNodeAnswers(t *testing.T) {
 	away := func(w *world) { w.node("edge1", false, time.Hour) }
 	forgotten := func(w *world) { w.Removed = nil }

@@ -18,9 +18,13 @@ import (
 // storagePoll is how often storage is asked again while it refuses a fail-over.
 const storagePoll = 10 * time.Second
 
-// comeback is how long the devices of a site may take to come back, one after another: their links
-// wait before they dial again.
+// comeback is how long the devices of a site may take to reconnect, one after another: their links
+// back off before they dial again.
 const comeback = time.Minute
+
+// mostHeard bounds the Leases that one look for another node reads. When the cloud itself was cut off
+// every node still is Ready, and none has a younger Lease.
+const mostHeard = 8
 
 // failOver decides for each pod of the application on a node that is lost.
 func (p *planner) failOver() error {
@@ -81,11 +85,11 @@ func (p *planner) failOver() error {
 	return nil
 }
 
-// elsewhere reports whether the application has a node to move to: one that fits it, is Ready,
-// takes pods and was so for as long as the lost one may be away. Without one a deletion would only
-// end what runs on a device that is cut off. Where devices come back one after another, the first
-// of them is no reason to take the application from the others; nor is, where they are cut off
-// together, the one that is found NotReady last.
+// elsewhere reports whether the application has a node to move to: one that matches its node affinity,
+// is Ready and schedulable, and was so for as long as the lost one may be NotReady. Without one a
+// deletion would only end the copy on a device that is cut off. While devices reconnect one after
+// another, the first of them does not get the application of the others; nor does, when they are cut
+// off together, the one that becomes NotReady last.
 func (p *planner) elsewhere(lost string, after time.Duration) (bool, error) {
 	if _, dead := p.dead(lost); dead {
 		return true, nil
@@ -93,7 +97,7 @@ func (p *planner) elsewhere(lost string, after time.Duration) (bool, error) {
 	if p.siteAway(p.Nodes[lost]) {
 		return false, nil
 	}
-	fits := p.fits()
+	fits, read := p.fits(), 0
 	for name, n := range p.Nodes {
 		if name == lost || !n.Edge || !n.Ready || n.Closed || n.OutOfService || !fits(n) {
 			continue
@@ -106,6 +110,9 @@ func (p *planner) elsewhere(lost string, after time.Duration) (bool, error) {
 			p.again(at.Sub(p.now))
 			continue
 		}
+		if read++; read > mostHeard {
+			return false, nil // the next look begins at another one: maps have no order
+		}
 		heard, err := p.heardSince(name, p.Nodes[lost].Since)
 		if err != nil || heard {
 			return heard, err
@@ -115,8 +122,8 @@ func (p *planner) elsewhere(lost string, after time.Duration) (bool, error) {
 	return false, nil
 }
 
-// heardSince reports whether a node was heard of after a moment; one without a Lease counts as it
-// is shown.
+// heardSince reports whether a node's Lease was renewed after a moment. Without a Lease the node's
+// condition counts.
 func (p *planner) heardSince(node string, since time.Time) (bool, error) {
 	if p.Heard == nil {
 		return true, nil
@@ -128,7 +135,7 @@ func (p *planner) heardSince(node string, since time.Time) (bool, error) {
 	return at.IsZero() || at.After(since), nil
 }
 
-// siteAway reports whether a node's whole site is away: it lost its uplink, not its devices.
+// siteAway reports whether all nodes of a node's pool are NotReady: the site lost its uplink.
 func (p *planner) siteAway(lost Node) bool {
 	if lost.Pool == "" {
 		return false
@@ -146,8 +153,8 @@ func (p *planner) siteAway(lost Node) bool {
 	return others > 0
 }
 
-// fits reports of a node whether the scheduler could bind the application's pod to it, as far as
-// its labels say.
+// fits returns a function that reports whether a node's labels match the required node affinity of the
+// application's pod.
 func (p *planner) fits() func(Node) bool {
 	if p.ReplicaSet == nil {
 		return func(Node) bool { return true }
@@ -164,8 +171,8 @@ func (p *planner) fits() func(Node) bool {
 	}
 }
 
-// awaiting gives the reason it is unknown whether a copy runs, and what a person can do; nil: it is
-// known.
+// awaiting sets the condition AwaitingFencing with the reason and what a person can do; nil removes
+// it.
 func (p *planner) awaiting(why *problem) {
 	if why == nil {
 		meta.RemoveStatusCondition(&p.status.Conditions, v1alpha1.AppAwaitingFencing)

@@ -1,6 +1,7 @@
 package app_test
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
@@ -108,5 +109,20 @@ func TestClaims_25_NothingIsDeletedWithoutACandidate(t *testing.T) {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
 		})
+	}
+}
+
+// While no node's Lease is younger than the cut, as after one of the cloud itself, a plan reads a few
+// Leases and not those of all nodes.
+func TestFailOver_ReadsFewLeases(t *testing.T) {
+	w := single(t, func(a *v1alpha1.EdgeApp) { a.Spec.Singleton = false })
+	for i := range 1000 {
+		w.node(fmt.Sprint("other", i), true, time.Hour)
+	}
+	w.node("edge1", false, 3*time.Minute)
+	reads := 0
+	w.Heard = func(string) (time.Time, error) { reads++; return now.Add(-4 * time.Minute), nil }
+	if p := w.plan(t, now); len(p.Delete) > 0 || p.Next == 0 || reads == 0 || reads > 10 {
+		t.Errorf("%d Leases read, deletes %d pods, again after %v", reads, len(p.Delete), p.Next)
 	}
 }

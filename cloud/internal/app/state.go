@@ -17,7 +17,7 @@ type Node struct {
 	// Since is when Ready became what it is: by the cloud's clock where the node was lost, else by
 	// when cloudcore first saw it.
 	Since time.Time
-	// Back is when cloudcore saw it become Ready again; zero: it did not.
+	// Back is when cloudcore saw it become Ready again; zero if it did not.
 	Back   time.Time
 	BootID string
 	// OutOfService: a person has put the taint node.kubernetes.io/out-of-service on it.
@@ -26,7 +26,7 @@ type Node struct {
 	Closed bool
 	// Edge: it has the label of edge nodes, to which applications are bound.
 	Edge bool
-	// Pool is its NodePool, Labels all that it has, a line each, of an edge node.
+	// Pool is its NodePool, Labels its labels, one a line; both only of an edge node.
 	Pool, Labels string
 }
 
@@ -60,8 +60,8 @@ type State struct {
 	App        *v1alpha1.EdgeApp
 	Nodes      map[string]Node // those of the cluster
 	Pods       []*corev1.Pod   // those of the application's ReplicaSet
-	Orphans    []*corev1.Pod   // of a ReplicaSet of that name that is gone
-	Removed    []*corev1.Pod   // as they were last, of the pods that are gone since the status says so
+	Orphans    []*corev1.Pod   // those of a deleted ReplicaSet of that name
+	Removed    []*corev1.Pod   // the last state of pods deleted since the last plan
 	ReplicaSet *appsv1.ReplicaSet
 	Claims     map[string]*corev1.PersistentVolumeClaim // in its namespace, by name, as far as the application names them
 	Fencer     Fencer

@@ -48,7 +48,7 @@ type view struct {
 	mu     sync.Mutex
 	nodes  map[string]Node
 	shared bool // plans have nodes: the next change is made to a copy
-	// removed has the pods that were bound when they went, until a plan has taken them in.
+	// removed has the deleted pods that were bound to a node, until a plan has taken them in.
 	removed map[kube.Key]map[types.UID]*corev1.Pod
 }
 
@@ -133,16 +133,17 @@ func (v *view) index(i cache.SharedIndexInformer) error {
 	return err
 }
 
-// mostRemoved bounds the removed pods of an application that wait for a plan. Beyond, a plan goes
-// by what the status says of them.
+// mostRemoved bounds the deleted pods of an application that are kept until its next plan. Of the
+// others a plan knows only the status.
 const mostRemoved = 64
 
-// remove keeps a pod as it was last.
+// remove keeps the last state of a deleted pod. Pods that only have the application's label are
+// ignored: no plan would take them in, and they would use up the room for others.
 func (v *view) remove(pod *corev1.Pod) {
-	if pod.Spec.NodeName == "" {
+	key := kube.Key{Namespace: pod.Namespace, Name: pod.Labels[v1alpha1.EdgeAppLabel]}
+	if pod.Spec.NodeName == "" || !rendered(pod, key.Name) {
 		return
 	}
-	key := kube.Key{Namespace: pod.Namespace, Name: pod.Labels[v1alpha1.EdgeAppLabel]}
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	if v.removed[key] == nil {
@@ -153,7 +154,7 @@ func (v *view) remove(pod *corev1.Pod) {
 	}
 }
 
-// takenIn forgets removed pods: the status has what matters of them.
+// takenIn drops deleted pods that a written status accounts for.
 func (v *view) takenIn(key kube.Key, pods []*corev1.Pod) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -295,11 +296,7 @@ func (v *view) state(ctx context.Context, key kube.Key, fencer Fencer) (*State, 
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	s.Nodes = v.share()
-	for _, pod := range v.removed[key] {
-		if rendered(pod, key.Name) {
-			s.Removed = append(s.Removed, pod)
-		}
-	}
+	s.Removed = slices.Collect(maps.Values(v.removed[key]))
 	return s, nil
 }
 

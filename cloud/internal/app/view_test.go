@@ -7,6 +7,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/skerry-io/skerry/cloud/internal/kube"
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
@@ -72,5 +73,28 @@ func TestPlansKeepTheirNodes(t *testing.T) {
 	}
 	if second["edge-0"].Ready || len(second) != 1 {
 		t.Errorf("the second plan has %v", second)
+	}
+}
+
+// Deleted pods that have the label of an application, and are not its own, use up no room.
+func TestView_DeletedPodsOfOthers(t *testing.T) {
+	v := nodeView(t, 0)
+	yes := true
+	pod := func(uid, owner string) *corev1.Pod {
+		return &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{
+				Namespace: "ns", Name: uid, UID: types.UID(uid), Labels: map[string]string{v1alpha1.EdgeAppLabel: "a"},
+				OwnerReferences: []metav1.OwnerReference{{Kind: "ReplicaSet", Name: owner, Controller: &yes}},
+			},
+			Spec: corev1.PodSpec{NodeName: "edge1"},
+		}
+	}
+	for i := range mostRemoved + 1 {
+		v.remove(pod(fmt.Sprint("other", i), "other"))
+	}
+	v.remove(pod("own", "a"))
+	kept := v.removed[kube.Key{Namespace: "ns", Name: "a"}]
+	if len(kept) != 1 || kept["own"] == nil {
+		t.Errorf("%d pods are kept, want the application's own", len(kept))
 	}
 }

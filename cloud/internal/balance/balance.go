@@ -158,7 +158,7 @@ func (b *Balancer) exchange(ctx context.Context, now time.Time) error {
 	defer cancel()
 	own, err := json.Marshal(struct {
 		Count
-		At string `json:"at"` // for people, and so that each renewal is another text
+		At string `json:"at"` // for people and package history, and so that each renewal is another text
 	}{Count{b.config.Sessions(), b.config.Max}, now.UTC().Format(time.RFC3339Nano)})
 	if err != nil {
 		return fmt.Errorf("encoding a count: %w", err)

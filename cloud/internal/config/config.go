@@ -69,9 +69,9 @@ type Approver struct {
 	Kubeconfig string `json:"kubeconfig"`
 }
 
-// Metrics is what is shown at /metrics of health.listen.
+// Metrics configures /metrics of health.listen.
 type Metrics struct {
-	// Nodes bounds those that have series of their own, seven each; 0: none has.
+	// Nodes bounds the nodes with series of their own, seven each; 0 for none.
 	Nodes int `json:"nodes"`
 }
 
@@ -110,10 +110,10 @@ type Listen struct {
 	Listen string `json:"listen"` // [address]:port; "" for none
 }
 
-// Join is where devices join that have no certificate, and renew one that has ended.
+// Join is the server where devices without a certificate join, and renew an expired one.
 type Join struct {
 	Listen
-	// RenewEnded is for how long after its end a certificate is renewed; 0: not at all.
+	// RenewEnded is how long after its expiry a certificate is renewed; 0 for never.
 	RenewEnded metav1.Duration `json:"renewEnded"`
 }
 

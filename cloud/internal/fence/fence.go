@@ -57,20 +57,20 @@ func (e *Superseded) Error() string {
 	return fmt.Sprintf("a session of this node has had epoch=%d, this one has %d", e.Epoch, e.Ours)
 }
 
-// mostAhead is how far an epoch may be above the cloud's time, in milliseconds, and above the last
-// one, whichever is more: 139 years. Epochs are times where nothing was lost, and a device's clock
-// may be wrong; but one of 2^64-1 would lock the name out, since none is higher.
+// mostAhead is how far an epoch may be above the cloud's time, in milliseconds, or above the last
+// epoch, whichever is higher: 139 years. Epochs are usually times, of clocks that may be wrong; but an
+// epoch of 2^64-1 would lock the device out, since no later session could exceed it.
 const mostAhead = 1 << 42
 
-// TooFar is returned for an epoch that leaves no room for later ones.
+// TooFar is the error for an epoch that is too high for later sessions to exceed.
 type TooFar struct{ Epoch, Most uint64 }
 
 func (e *TooFar) Error() string {
-	return fmt.Sprintf("the session's number is %d, and may be %d at most", e.Epoch, e.Most)
+	return fmt.Sprintf("the session's epoch is %d, and may be %d at most", e.Epoch, e.Most)
 }
 
-// Plausible judges the epoch of a session that is about to acquire the Lease, of which the
-// annotations are given; nil where there is none.
+// Plausible returns a TooFar if the epoch of a session is too high to acquire the Lease with these
+// annotations; nil annotations if there is no Lease.
 func Plausible(annotations map[string]string, ours uint64, now time.Time) error {
 	last, err := strconv.ParseUint(annotations[EpochAnnotation], 10, 64)
 	if err != nil {

@@ -17,27 +17,27 @@ import (
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
 
-// LinkState is how the link of a device is.
+// LinkState is the state of a device's link.
 type LinkState string
 
 // The states.
 const (
 	Up   LinkState = "Up"
 	Down LinkState = "Down"
-	// NoKubelet: since the last session began the device's kubelet has not lived. Whether the link
-	// is up the Lease does not tell.
+	// NoKubelet: the kubelet has not renewed its Lease since the last session began. The Lease does
+	// not show whether the link is up.
 	NoKubelet LinkState = "NoKubelet"
-	Never     LinkState = "Never" // there is a Node, and no session was ever seen
+	Never     LinkState = "Never" // there is a Node, and there was no session
 )
 
-// Problem is one thing that is wrong, and what shows more of it or mends it.
+// Problem is a problem of a device, and the command that shows more or fixes it.
 type Problem struct {
 	Reason  string `json:"reason"` // one word
 	Message string `json:"message"`
 	Action  string `json:"action"`
 }
 
-// Pod is a pod that does not run.
+// Pod is a pod that is not running.
 type Pod struct {
 	Namespace string `json:"namespace"`
 	Name      string `json:"name"`
@@ -45,25 +45,25 @@ type Pod struct {
 	Message   string `json:"message,omitempty"`
 }
 
-// Operation is one that has not ended.
+// Operation is a NodeOperation that is not completed.
 type Operation struct {
 	Name  string `json:"name"`
 	Type  string `json:"type"`
 	State string `json:"state"`
 }
 
-// Node is how a device is, as far as the cloud knows.
+// Node is the status of a device, as known to the cloud.
 type Node struct {
 	Name  string    `json:"name"`
 	Pool  string    `json:"pool,omitempty"`
 	Ready string    `json:"ready,omitempty"` // True, False or Unknown; empty: there is no Node
 	Link  LinkState `json:"link"`
-	// Since is from when on the link is as it is; LastContact the last renewal of the Lease, which
-	// a link that is up renews again within 23 s.
+	// Since is when the link got its present state, LastContact the last renewal of the Lease. While
+	// the link is up the Lease is renewed within 23 s.
 	Since       *metav1.Time `json:"since,omitempty"`
 	LastContact *metav1.Time `json:"lastContact,omitempty"`
 	Session
-	Cloudcore  string      `json:"cloudcore,omitempty"` // the replica that has or had the link
+	Cloudcore  string      `json:"cloudcore,omitempty"` // the replica with the link, or with the last one
 	Kubelet    string      `json:"kubelet,omitempty"`   // its version
 	Operations []Operation `json:"operations,omitempty"`
 	Pods       int         `json:"pods"`    // that should run
@@ -72,21 +72,21 @@ type Node struct {
 	Problems   []Problem   `json:"problems,omitempty"`
 }
 
-// Facts are the objects of a cluster by which its devices are judged.
+// Facts are the objects that the status is computed from.
 type Facts struct {
 	Nodes      []*corev1.Node
 	Leases     []*coordinationv1.Lease // of kube-node-lease
 	Pods       []*corev1.Pod
 	Operations []*v1alpha1.NodeOperation
-	// Selected: only devices of which a Node is here. Others have never had a kubelet that lived.
+	// Selected leaves out devices without a Node in Nodes.
 	Selected bool
 }
 
-// Limits are from when on something is wrong.
+// Limits are the thresholds of problems.
 type Limits struct {
-	Backlog     time.Duration // the age of the oldest write that waits
-	Certificate time.Duration // before it ends
-	Start       time.Duration // for a pod, to start
+	Backlog     time.Duration // age of the oldest write in the backlog
+	Certificate time.Duration // time left until it expires
+	Start       time.Duration // time for a pod to start
 }
 
 // DefaultLimits are those of `kubectl skerry status`.
@@ -94,7 +94,7 @@ func DefaultLimits() Limits {
 	return Limits{Backlog: 5 * time.Minute, Certificate: 7 * 24 * time.Hour, Start: 5 * time.Minute}
 }
 
-// Of says how the devices are at a time, by name.
+// Of returns the status of the devices at a time, sorted by name.
 func Of(f Facts, limits Limits, now time.Time) []Node {
 	all := map[string]*Node{}
 	names := []string{}
@@ -169,7 +169,7 @@ func (n *Node) take(l *coordinationv1.Lease, now time.Time) {
 	n.LastContact = &renewed
 	switch {
 	case began != nil && renewed.Before(began):
-		// The session began, which renews nothing, and the kubelet has not been heard of since.
+		// The start of a session does not renew the Lease, and the kubelet has not since.
 		n.Link, n.Since, n.LastContact = NoKubelet, began, began
 	case now.Sub(renewed.Time) <= valid:
 		n.Link, n.Since = Up, began
@@ -193,7 +193,8 @@ func (n *Node) takePod(p *corev1.Pod, limits Limits, now time.Time) {
 	}
 }
 
-// whyNot is why a pod does not run; starts: it may only need more time. Empty: it runs.
+// whyNot returns the reason a pod is not running, or "" if it is. starts reports whether the pod may
+// only need more time.
 func whyNot(p *corev1.Pod) (reason, message string, starts bool) {
 	if p.Status.Phase == corev1.PodFailed || p.Status.Phase == corev1.PodSucceeded {
 		return cmp.Or(p.Status.Reason, string(p.Status.Phase)), p.Status.Message, false
@@ -213,7 +214,8 @@ func whyNot(p *corev1.Pod) (reason, message string, starts bool) {
 	return reason, message, starts
 }
 
-// bad are conditions that are wrong where they are true, and what mends them.
+// bad returns the Node conditions that are problems if True, with the command that shows more or fixes
+// them.
 func bad() map[corev1.NodeConditionType]string {
 	return map[corev1.NodeConditionType]string{
 		corev1.NodeDiskPressure:       "free disk space on the device; `kubectl skerry node %s` shows what the kubelet evicted",
@@ -226,7 +228,7 @@ func bad() map[corev1.NodeConditionType]string {
 	}
 }
 
-// judge finds what is wrong. node may be nil.
+// judge finds the problems. node may be nil.
 func (n *Node) judge(node *corev1.Node, limits Limits, now time.Time) {
 	wrong := func(reason, action, format string, args ...any) {
 		n.Problems = append(n.Problems, Problem{reason, Printable(fmt.Sprintf(format, args...), 500), action})
@@ -237,9 +239,9 @@ func (n *Node) judge(node *corev1.Node, limits Limits, now time.Time) {
 		wrong("LinkDown", "on the device: edgecore status, then edgecore check", "link down, last contact %s ago", age(n.LastContact, now))
 	case NoKubelet:
 		wrong("NoKubelet", "`"+show+"` asks the device; there: edgecore status, systemctl status containerd",
-			"its kubelet has not reported since the session began %s ago", age(n.Since, now))
+			"the kubelet has not reported since the session began %s ago", age(n.Since, now))
 	case Never:
-		wrong("NeverLinked", "on the device: edgecore check", "it has a Node and was never linked")
+		wrong("NeverLinked", "on the device: edgecore check", "has a Node and never had a link")
 	case Up:
 	}
 	if node != nil {
@@ -298,7 +300,7 @@ func podsLine(pods []Pod) string {
 	return text + " (" + strings.Join(order, ", ") + ")"
 }
 
-// age is how long ago a time was.
+// age is the time since t.
 func age(t *metav1.Time, now time.Time) string {
 	if t == nil {
 		return "unknown time"

@@ -156,7 +156,7 @@ func TestTable(t *testing.T) {
 	if diff := cmp.Diff(want, rows); diff != "" {
 		t.Errorf("rows (-want +got):\n%s", diff)
 	}
-	if got, want := fleet.Summary(nodes), "2 devices: 1 up, 1 down; 1 with problems; 1 operations under way"; got != want {
+	if got, want := fleet.Summary(nodes), "2 devices: 1 up, 1 down; 1 with problems; 1 operations in progress"; got != want {
 		t.Errorf("summary %q, want %q", got, want)
 	}
 }

@@ -1,11 +1,11 @@
-// Package fleet says how the devices of a cluster are: who is linked, what is wrong, and what to do
-// about it.
+// Package fleet computes the status of the devices of a cluster: their links, their problems, and how to
+// fix those.
 //
-// It owns the rules and the words for that, and the annotation of a node's Lease in which the
-// replica that has the link says what it knows of the session
-// (docs/decisions/0104-the-fleet-is-in-the-leases.md). It refuses to ask anybody: all comes from
-// objects that the cluster has anyway. What a device says of itself is cut to what fits a terminal.
-// Its functions keep nothing and may be called by many goroutines at once.
+// It owns the rules and texts for that, and the annotation of a node's Lease in which the replica with
+// the link stores the state of the session (docs/decisions/0104-the-fleet-is-in-the-leases.md). It
+// refuses to make requests: its input are objects that the cluster has anyway. Text from devices is
+// shortened and stripped of control characters. Its functions keep no state and may be called by many
+// goroutines at once.
 package fleet
 
 import (
@@ -18,18 +18,16 @@ import (
 // SessionAnnotation of a node's Lease is a Session, as JSON.
 const SessionAnnotation = "skerry.io/session"
 
-// maxVersion bounds what is kept of a device's word for its version, in bytes.
+// maxVersion bounds the version that a device reports, in bytes.
 const maxVersion = 64
 
-// Session is what cloudcore knows of a node's link as it writes the node's Lease, and so at the
-// time of its renewal.
+// Session is the state of a node's link at the time of the Lease's renewal.
 type Session struct {
 	Transport      string       `json:"transport,omitempty"`
 	Since          *metav1.Time `json:"since,omitempty"`
 	Version        string       `json:"version,omitempty"` // of edgecore
 	CertificateEnd *metav1.Time `json:"certificateEnd,omitempty"`
-	// Backlog is how many writes the device holds that kube-apiserver has not accepted, Oldest
-	// since when the oldest of them waits.
+	// Backlog is the number of writes in the device's outbox, Oldest the time of the oldest of them.
 	Backlog int          `json:"backlog,omitempty"`
 	Oldest  *metav1.Time `json:"oldest,omitempty"`
 }
@@ -41,7 +39,7 @@ func (s Session) Annotation() string {
 	return string(text)
 }
 
-// SessionOf reads the annotation; false: there is none that can be read.
+// SessionOf reads the annotation; false if it is missing or invalid.
 func SessionOf(annotations map[string]string) (Session, bool) {
 	var s Session
 	if err := json.Unmarshal([]byte(annotations[SessionAnnotation]), &s); err != nil {
@@ -51,8 +49,8 @@ func SessionOf(annotations map[string]string) (Session, bool) {
 	return s, true
 }
 
-// Printable is a text in one line without what a terminal would take for a command, of at most so
-// many bytes.
+// Printable returns a text as one line without control and direction characters, of at most so many
+// bytes.
 func Printable(text string, most int) string {
 	text = strings.Map(func(r rune) rune {
 		switch {

@@ -45,12 +45,12 @@ func Summary(nodes []Node) string {
 	}
 	text := fmt.Sprintf("%d devices: %s; %d with problems", len(nodes), strings.Join(parts, ", "), troubled)
 	if running > 0 {
-		text += fmt.Sprintf("; %d operations under way", running)
+		text += fmt.Sprintf("; %d operations in progress", running)
 	}
 	return text
 }
 
-// Table is the devices for people, a row each; what has a priority above 0 is for a wide screen.
+// Table returns a table with a row for each device. Columns with a priority above 0 are for -o wide.
 func Table(nodes []Node, now time.Time) *metav1.Table {
 	column := func(name string, wide bool) metav1.TableColumnDefinition {
 		c := metav1.TableColumnDefinition{Name: name, Type: "string"}
@@ -94,7 +94,7 @@ func until(t *metav1.Time, now time.Time) string {
 	return duration.HumanDuration(t.Sub(now))
 }
 
-// backlog is what waited when the device was last heard of.
+// backlog is the backlog at the last contact.
 func (n *Node) backlog(now time.Time) string {
 	switch {
 	case n.Backlog > 0:
@@ -102,7 +102,7 @@ func (n *Node) backlog(now time.Time) string {
 	case n.Link == Up:
 		return "0"
 	}
-	return "?" // what it wants to tell since is on the device
+	return "?" // only the device knows what it has queued since
 }
 
 func (n *Node) operations() string {
@@ -121,7 +121,7 @@ func (n *Node) problem() string {
 	return strings.Join(all, "; ")
 }
 
-// Details is one device for people, with what to do about each problem.
+// Details returns the status of one device as text, with the action for each problem.
 func (n *Node) Details(now time.Time) string {
 	var b strings.Builder
 	row := func(name, format string, args ...any) {
@@ -146,7 +146,7 @@ func (n *Node) Details(now time.Time) string {
 	return b.String()
 }
 
-// OperationsTable is operations for people.
+// OperationsTable returns a table of operations.
 func OperationsTable(all []v1alpha1.NodeOperation, now time.Time) *metav1.Table {
 	t := &metav1.Table{}
 	for _, name := range []string{"Name", "Node", "Operation", "State", "Phase", "Attempts", "Requested by", "Age", "Message"} {
@@ -172,7 +172,7 @@ func OperationsTable(all []v1alpha1.NodeOperation, now time.Time) *metav1.Table 
 	return t
 }
 
-// lastLine is the last line with text in it.
+// lastLine returns the last line that is not blank.
 func lastLine(text string) string {
 	lines := strings.Split(strings.TrimSpace(text), "\n")
 	return lines[len(lines)-1]

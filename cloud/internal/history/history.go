@@ -1,11 +1,11 @@
-// Package history gives the cluster's history a name, which changes whenever what devices have
-// reported may be lost: a restore of etcd takes it back, and nothing that kube-apiserver has tells
-// one copy of the same object from another.
+// Package history gives the cluster's history a name. The name changes whenever reports of devices may
+// be lost: after a restore of etcd, kube-apiserver serves older objects, and nothing in them shows
+// that.
 //
 // It owns the annotations skerry.io/history and skerry.io/history-since of the Lease
-// cloudcore-replicas, which all replicas of cloudcore share. A replica writes a new name when it
-// sees the cluster go back (WentBack), and when it starts and finds no other replica that was there
-// all the time: nobody knows then. It refuses to take a device's word. Decide is pure; Run is
+// cloudcore-replicas, which all replicas of cloudcore share. A replica writes a new name when it sees
+// the revision decrease (WentBack), and when it starts and no other replica was running: a restore
+// may have been missed. It refuses to change the name on a device's request. Decide is pure; Run is
 // called once, ID and WentBack by any goroutine. Bounds: a request each 10 s.
 package history
 
@@ -35,25 +35,25 @@ const (
 
 	period  = 10 * time.Second
 	timeout = 5 * time.Second
-	// patience is how long a session waits for the name when cloudcore starts. One that began
-	// without it is ended when it is known.
+	// patience is how long a session waits for the name when cloudcore starts. A session without it
+	// is ended once it is known.
 	patience = 5 * time.Second
-	// fresh is for how long what a replica wrote says that it is there, and for how long a name is
-	// taken for the answer to what this replica has noticed.
+	// fresh is how long a replica counts as running after it wrote its annotation, and how long a
+	// new name counts as another replica's reaction to the same restore.
 	fresh = 30 * time.Second
 )
 
-// Seen is what one replica knows when it decides.
+// Seen is the input of Decide.
 type Seen struct {
 	Annotations map[string]string // of the Lease
 	Replicas    string            // prefix of the annotations of replicas
 	Instance    string            // this one's annotation
-	Own         string            // the name that this replica has told; "" at its start
-	WentBack    bool              // since then the cluster may have gone back
+	Own         string            // the name that this replica uses; "" at its start
+	WentBack    bool              // the cluster may have gone back since
 	Now         time.Time
 }
 
-// Decide returns the name that holds; "" where a new one is to be given.
+// Decide returns the present name; "" if a new one is needed.
 func Decide(s Seen) string {
 	id := s.Annotations[Annotation]
 	since, err := time.Parse(time.RFC3339, s.Annotations[SinceAnnotation])
@@ -73,10 +73,10 @@ func Decide(s Seen) string {
 		if !strings.HasPrefix(key, s.Replicas) || key == s.Instance {
 			continue
 		}
-		var said struct {
+		var replica struct {
 			At time.Time `json:"at"`
 		}
-		if err := json.Unmarshal([]byte(text), &said); err == nil && s.Now.Sub(said.At).Abs() <= fresh {
+		if err := json.Unmarshal([]byte(text), &replica); err == nil && s.Now.Sub(replica.At).Abs() <= fresh {
 			return id // another replica was there
 		}
 	}
@@ -87,10 +87,10 @@ func Decide(s Seen) string {
 type Config struct {
 	Leases coordination.LeaseInterface // of cloudcore's own namespace
 	Lease  string
-	// Replicas is the prefix of the annotations of replicas that are there, Instance
-	// this one's annotation.
+	// Replicas is the prefix of the annotations of replicas, Instance this one's annotation (package
+	// balance).
 	Replicas, Instance string
-	// Changed is called when the name is another one than before, and must not block for long.
+	// Changed is called with each new name. Run waits for it.
 	Changed func(id string)
 }
 
@@ -160,7 +160,7 @@ func (k *Keeper) step(ctx context.Context) (time.Duration, error) {
 	if id == "" {
 		id = rand.Text()
 		patch, err := json.Marshal(map[string]any{"metadata": map[string]any{
-			"resourceVersion": lease.ResourceVersion, // a replica that was first has its way
+			"resourceVersion": lease.ResourceVersion, // fails if another replica was first
 			"annotations":     map[string]string{Annotation: id, SinceAnnotation: now.UTC().Format(time.RFC3339)},
 		}})
 		if err != nil {
@@ -169,7 +169,7 @@ func (k *Keeper) step(ctx context.Context) (time.Duration, error) {
 		if _, err := k.config.Leases.Patch(ctx, k.config.Lease, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
 			return 0, fmt.Errorf("writing the Lease %s: %w", k.config.Lease, err)
 		}
-		klog.FromContext(ctx).Info("Named a new history of the cluster: devices report all that they have again", "history", id, "before", own, "wentBack", wentBack)
+		klog.FromContext(ctx).Info("Named a new history of the cluster, devices report everything again", "history", id, "before", own, "wentBack", wentBack)
 	}
 	k.mu.Lock()
 	k.id = id

@@ -33,14 +33,14 @@ func TestClaims_17_WhichHistoryHolds(t *testing.T) {
 		seen history.Seen
 		want string
 	}{
-		"the first of all":                             {history.Seen{}, ""},
-		"starts, nobody was there":                     {history.Seen{Annotations: named()}, ""},
-		"starts, its own trace of before":              {history.Seen{Annotations: named("r/a", replica(-time.Second))}, ""},
-		"starts, another was there long ago":           {history.Seen{Annotations: named("r/b", replica(-time.Minute))}, ""},
-		"starts, another is there":                     {history.Seen{Annotations: named("r/b", replica(-10*time.Second))}, "one"},
-		"starts, another says nonsense":                {history.Seen{Annotations: named("r/b", "x")}, ""},
-		"starts beside another that has just named it": {history.Seen{Annotations: named(history.SinceAnnotation, at(-10*time.Second))}, "one"},
-		"goes on":                                    {history.Seen{Annotations: named(), Own: "one"}, "one"},
+		"the first of all":                           {history.Seen{}, ""},
+		"starts, nobody was there":                   {history.Seen{Annotations: named()}, ""},
+		"starts, its own trace of before":            {history.Seen{Annotations: named("r/a", replica(-time.Second))}, ""},
+		"starts, another was there long ago":         {history.Seen{Annotations: named("r/b", replica(-time.Minute))}, ""},
+		"starts, another is there":                   {history.Seen{Annotations: named("r/b", replica(-10*time.Second))}, "one"},
+		"starts, another says nonsense":              {history.Seen{Annotations: named("r/b", "x")}, ""},
+		"starts, another has just named it":          {history.Seen{Annotations: named(history.SinceAnnotation, at(-10*time.Second))}, "one"},
+		"is unchanged":                               {history.Seen{Annotations: named(), Own: "one"}, "one"},
 		"another replica has noticed":                {history.Seen{Annotations: named(), Own: "zero"}, "one"},
 		"the Lease is lost":                          {history.Seen{Own: "one"}, ""},
 		"went back":                                  {history.Seen{Annotations: named(), Own: "one", WentBack: true}, ""},

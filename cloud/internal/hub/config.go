@@ -20,7 +20,7 @@ type Config struct {
 	Instance string
 	// Version of cloudcore, for its edges.
 	Version string
-	// Protocols are the versions of the contract that are spoken; default protocol.Ours.
+	// Protocols are the supported protocol versions; default protocol.Ours.
 	Protocols protocol.Window
 	// Admission has the last word on each link; nil admits every certificate that names a node.
 	Admission Admission
@@ -31,7 +31,7 @@ type Config struct {
 	// Streams says that one of the parts takes streams that edges open; their Welcome says so.
 	Streams bool
 
-	// History names the cluster's history, for devices (package history); nil: it has no name.
+	// History returns the name of the cluster's history (package history); nil for no name.
 	History func(ctx context.Context) string
 
 	// HelloTimeout is how long a new link may take for its Hello, and an Admission for its

@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
+	"github.com/skerry-io/skerry/beehive/message"
 	"github.com/skerry-io/skerry/common/link"
 	"github.com/skerry-io/skerry/common/pki"
 	"github.com/skerry-io/skerry/common/protocol"
@@ -108,29 +109,26 @@ func (h *Hub) handshake(ctx context.Context, conn link.Conn) (*session, error) {
 	if sum := hello.GetTrust(); len(sum) > 0 && h.config.Trust != nil {
 		trust = h.config.Trust(sum)
 	}
-	history := ""
-	if h.config.History != nil {
-		history = h.config.History(ctx)
-	}
 	now := time.Now()
 	s := &session{
 		metrics: h.metrics, conn: conn, node: node,
-		protocol: spoken, features: features,
-		epoch: hello.GetEpoch(), version: hello.GetVersion(), bootID: hello.GetBootId(),
+		features: features,
+		epoch:    hello.GetEpoch(), version: hello.GetVersion(), bootID: hello.GetBootId(),
 		keepalive: keepalive(hello.GetKeepaliveMillis()),
 		began:     now,
-		history:   history,
 		pace:      pace{node: node, charges: h.charges, began: now},
 		ended:     make(chan struct{}),
-		welcome: new(m.Answer(&topicpb.Welcome{
-			Protocol: spoken, Version: h.config.Version, Instance: h.config.Instance, UnixMillis: now.UnixMilli(), Trust: trust,
+	}
+	s.welcome = func(history string) message.Message {
+		return m.Answer(&topicpb.Welcome{
+			Protocol: spoken, Version: h.config.Version, Instance: h.config.Instance, UnixMillis: time.Now().UnixMilli(), Trust: trust,
 			Streams: h.config.Streams, Features: h.features(), History: history,
-		})),
+		})
 	}
 	return s, nil
 }
 
-// features lists what edges may send beside what every end takes.
+// features lists the features of which edges may send messages.
 func (h *Hub) features() (list []string) {
 	if h.config.Streams {
 		list = append(list, protocol.FeatureStreams)
@@ -182,8 +180,14 @@ func (h *Hub) replace(ctx context.Context, s *session, older []*session) error {
 	if err := h.table.attach(ctx, s); err != nil {
 		return err
 	}
-	// Nothing of the older session runs any more.
-	welcome := *s.welcome
+	// Nothing of the older session runs any more. The history is read only now that EndHistories
+	// finds this session: a later change ends it.
+	history := ""
+	if h.config.History != nil {
+		history = h.config.History(ctx)
+	}
+	s.history.Store(&history)
+	welcome := s.welcome(history)
 	s.welcome = nil
 	return s.Send(ctx, welcome)
 }

@@ -138,14 +138,15 @@ func (h *Hub) watch(ctx context.Context) {
 	}
 }
 
-// historySpread is over what time sessions end whose devices are to hear of another history: they
-// dial again, and state all that they have.
+// historySpread is the time over which sessions of an older history are ended: their devices dial
+// again, and report their whole state.
 const historySpread = 10 * time.Second
 
 // EndHistories ends the sessions whose Welcome named another history of the cluster than id.
 func (h *Hub) EndHistories(id string) {
 	h.closeAll(h.table.attached(), historySpread, func(s *session) (link.CloseCode, string, bool) {
-		return link.CloseShutdown, "the cluster may have lost what was reported: dial again", s.history != id
+		named := s.history.Load()
+		return link.CloseShutdown, "the cluster may have lost what was reported: dial again", named == nil || *named != id
 	})
 }
 

@@ -17,20 +17,18 @@ import (
 
 // session is the Session of one link.
 type session struct {
-	welcome *message.Message // until it is sent
+	welcome func(history string) message.Message // nil once it is sent
 
 	// Set before the session enters the table, never changed.
 	metrics   *metrics
 	conn      link.Conn
 	node      types.NodeName
 	epoch     uint64
-	protocol  uint32 // the version of the contract that both ends speak
 	features  protocol.Features
 	version   string
 	bootID    string
 	keepalive time.Duration
 	began     time.Time
-	history   string // as its Welcome said
 	pace      pace
 
 	ended   chan struct{} // closed by the table when the attached session has left it
@@ -43,9 +41,10 @@ type session struct {
 	services []Service
 	reading  *Loop
 
-	heard    atomic.Int64 // when the last message came, in nanoseconds after began
-	alive    atomic.Bool  // what the last heartbeat said of the kubelet
-	handling atomic.Bool  // a handler runs: silence is our own doing then
+	history  atomic.Pointer[string] // as named in the Welcome; nil before it
+	heard    atomic.Int64           // when the last message came, in nanoseconds after began
+	alive    atomic.Bool            // what the last heartbeat said of the kubelet
+	handling atomic.Bool            // a handler runs: silence is our own doing then
 }
 
 var _ Session = (*session)(nil)

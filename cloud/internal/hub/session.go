@@ -24,10 +24,10 @@ type Session interface {
 	Epoch() uint64
 	// Keepalive is the interval at which the node reports that it lives.
 	Keepalive() time.Duration
-	// Supports reports whether the node may be sent what is of a feature (package protocol).
+	// Supports reports whether the node supports a feature (package protocol).
 	Supports(feature string) bool
 	Info() link.Info
-	// Version is edgecore's, as the node says.
+	// Version is the version of edgecore that the node reported.
 	Version() string
 	// Send queues m for the node; see link.Conn.
 	Send(ctx context.Context, m message.Message) error

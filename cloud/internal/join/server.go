@@ -13,11 +13,13 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	certificatesv1 "k8s.io/api/certificates/v1"
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -105,8 +107,8 @@ type ServerConfig struct {
 	QUIC      []string
 	Limits    Limits
 
-	// RenewEnded is for how long after its end a certificate is renewed, AsNode makes a certificate
-	// request as that node, Admit judges a certificate by the list of revoked ones.
+	// RenewEnded is how long after its expiry a certificate is renewed. AsNode creates a certificate
+	// request as the node. Admit returns a *pki.Refusal for a revoked certificate.
 	RenewEnded time.Duration
 	AsNode     func(ctx context.Context, node types.NodeName, csr *csrObject) (*csrObject, error)
 	Admit      func(ctx context.Context, node types.NodeName, cert *x509.Certificate) error
@@ -209,7 +211,7 @@ func (s *Server) refuse(w http.ResponseWriter, r *http.Request, err error) {
 	var refusal *pki.Refusal
 	if !errors.As(err, &refusal) {
 		// What went wrong here is not for the device to know, only that it may try again.
-		klog.FromContext(r.Context()).Error(err, "A join failed", "remote", r.RemoteAddr, "path", r.URL.Path)
+		klog.FromContext(r.Context()).Error(err, "Failed to answer a join", "remote", r.RemoteAddr, "path", r.URL.Path)
 		refusal = pki.Refuse(pki.ReasonUnavailable, "cloudcore can't reach the cluster's API at the moment; try again")
 	}
 	s.joins.WithLabelValues(string(refusal.Reason)).Inc()
@@ -266,7 +268,7 @@ func (s *Server) join(r *http.Request) (*pki.JoinAnswer, error) {
 	return s.answer(certificate), nil
 }
 
-// enter takes a place among the requests that wait; leave gives it back.
+// enter takes one of the places for requests in progress; leave gives it back.
 func (s *Server) enter(r *http.Request) (leave func(), err error) {
 	share, ok := s.shares.take(r.RemoteAddr)
 	if !ok {
@@ -303,9 +305,9 @@ func (s *Server) renew(r *http.Request) (*pki.JoinAnswer, error) {
 	if s.cfg.RenewEnded <= 0 || s.cfg.AsNode == nil {
 		return nil, pki.Refuse(pki.ReasonEndedLongAgo, "cloudcore renews no certificate that has ended (join.renewEnded): join again with a token made with `cloudcore token create --node NAME`")
 	}
-	body, err := io.ReadAll(io.LimitReader(r.Body, pki.MaxJoinBody+1))
-	if err != nil || len(body) > pki.MaxJoinBody {
-		return nil, pki.Refuse(pki.ReasonBadRequest, "the request's body can't be read, or has more than %d bytes", pki.MaxJoinBody)
+	body, err := readBody(r)
+	if err != nil {
+		return nil, err
 	}
 	node, certs, request, err := pki.ParseRenewRequest(body, s.cfg.ClientCA.Pool(), time.Now(), s.cfg.RenewEnded)
 	if err != nil {
@@ -322,13 +324,7 @@ func (s *Server) renew(r *http.Request) (*pki.JoinAnswer, error) {
 		return nil, err
 	}
 	sum := sha256.Sum256(certs[0].Raw)
-	want := &csrObject{
-		ObjectMeta: metav1.ObjectMeta{Name: "skerry-renew-" + hex.EncodeToString(sum[:20])},
-		Spec: certificatesv1.CertificateSigningRequestSpec{
-			Request: []byte(request.CSR), SignerName: Signer,
-			Usages: []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageClientAuth},
-		},
-	}
+	want := wanted("skerry-renew-"+hex.EncodeToString(sum[:20]), request.CSR)
 	made, err := s.cfg.AsNode(ctx, node, want)
 	if apierrors.IsAlreadyExists(err) { // its answer was lost
 		made, err = s.cfg.Client.CertificatesV1().CertificateSigningRequests().Get(ctx, want.Name, metav1.GetOptions{})
@@ -343,41 +339,53 @@ func (s *Server) renew(r *http.Request) (*pki.JoinAnswer, error) {
 	if err != nil {
 		return nil, err
 	}
-	klog.FromContext(ctx).Info("A device renewed a certificate that had ended", "node", node, "remote", r.RemoteAddr, "ended", certs[0].NotAfter.UTC().Format(time.RFC3339),
+	klog.FromContext(ctx).Info("Renewed the expired certificate of a device", "node", node, "remote", r.RemoteAddr, "ended", certs[0].NotAfter.UTC().Format(time.RFC3339),
 		"csr", made.Name, "version", request.Version)
 	return s.answer(certificate), nil
 }
 
-// mayRenew reports why a node's certificate that has ended is not renewed. One that is live has
-// another: what it shows is a copy.
+// mayRenew returns the reason a node's expired certificate is not renewed. A node with a link has
+// another certificate, so the one that was sent is a copy.
 func (s *Server) mayRenew(ctx context.Context, node types.NodeName, cert *x509.Certificate) error {
 	if err := s.cfg.Admit(ctx, node, cert); err != nil {
-		if ctx.Err() != nil {
-			return fmt.Errorf("looking at the list of revoked certificates: %w", err)
-		}
-		return pki.Refuse(pki.ReasonRevoked, "%v", err)
+		return err
 	}
 	// cloudcore may list nodes, and not get one.
 	nodes, err := s.cfg.Client.CoreV1().Nodes().List(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + string(node)})
 	if err != nil {
 		return fmt.Errorf("looking for the node %s: %w", node, err)
 	}
-	there := false
-	for i := range nodes.Items {
-		there = there || nodes.Items[i].Name == string(node)
-	}
-	if !there {
+	if !slices.ContainsFunc(nodes.Items, func(n corev1.Node) bool { return n.Name == string(node) }) {
 		return pki.Refuse(pki.ReasonNodeGone, "the node %s was removed from the cluster: join again, with a token of `cloudcore token create`", node)
 	}
 	return live(ctx, s.cfg.Client, node, time.Now())
 }
 
 func readRequest(r *http.Request) (pki.JoinRequest, *x509.CertificateRequest, error) {
-	body, err := io.ReadAll(io.LimitReader(r.Body, pki.MaxJoinBody+1))
-	if err != nil || len(body) > pki.MaxJoinBody {
-		return pki.JoinRequest{}, nil, pki.Refuse(pki.ReasonBadRequest, "the request's body can't be read, or has more than %d bytes", pki.MaxJoinBody)
+	body, err := readBody(r)
+	if err != nil {
+		return pki.JoinRequest{}, nil, err
 	}
 	return pki.ParseJoinRequest(body, protocol.Ours())
+}
+
+func readBody(r *http.Request) ([]byte, error) {
+	body, err := io.ReadAll(io.LimitReader(r.Body, pki.MaxJoinBody+1))
+	if err != nil || len(body) > pki.MaxJoinBody {
+		return nil, pki.Refuse(pki.ReasonBadRequest, "the request's body can't be read, or has more than %d bytes", pki.MaxJoinBody)
+	}
+	return body, nil
+}
+
+// wanted is the certificate request of a device.
+func wanted(name, csr string) *csrObject {
+	return &csrObject{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: certificatesv1.CertificateSigningRequestSpec{
+			Request: []byte(csr), SignerName: Signer,
+			Usages: []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageClientAuth},
+		},
+	}
 }
 
 // request makes the certificate request, or finds the one that the same device made with the same
@@ -385,14 +393,7 @@ func readRequest(r *http.Request) (pki.JoinRequest, *x509.CertificateRequest, er
 func (s *Server) request(ctx context.Context, id, bearer string, request pki.JoinRequest, csr *x509.CertificateRequest) (
 	*certificatesv1.CertificateSigningRequest, error) {
 	csrs := s.cfg.Client.CertificatesV1().CertificateSigningRequests()
-	want := &certificatesv1.CertificateSigningRequest{
-		ObjectMeta: metav1.ObjectMeta{Name: requestName(id, request.NodeName, csr)},
-		Spec: certificatesv1.CertificateSigningRequestSpec{
-			Request:    []byte(request.CSR),
-			SignerName: Signer,
-			Usages:     []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageClientAuth},
-		},
-	}
+	want := wanted(requestName(id, request.NodeName, csr), request.CSR)
 	if err := s.cfg.Tokens.Check(ctx, id, request.NodeName); err != nil {
 		var refusal *pki.Refusal
 		if !errors.As(err, &refusal) {

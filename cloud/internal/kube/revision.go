@@ -18,9 +18,9 @@ const (
 	revisionPeriod  = 10 * time.Second
 	revisionRetry   = time.Second
 	revisionTimeout = 20 * time.Second
-	// revisionGap is how long nothing may have been read for watches to be trusted: this process
-	// may have been stopped, or its machine suspended. It is several times what a slow
-	// kube-apiserver takes: all lists at once would make it slower still.
+	// revisionGap is the longest time without a read after which watches are still trusted: this
+	// process may have been stopped, or its machine suspended. It is several times the timeout, since
+	// reopening all watches would slow a slow kube-apiserver down further.
 	revisionGap = 4 * (revisionPeriod + revisionTimeout)
 	// restartPause bounds how often all watches are opened again.
 	restartPause = 10 * time.Second
@@ -42,7 +42,7 @@ type Revisions struct {
 	mu       sync.Mutex
 	away     bool     // a call got no answer since the last restart
 	restarts []func() // of those who watch
-	lost     []func() // of those for whom it matters that writes may be lost
+	lost     []func() // called when writes may be lost
 }
 
 // sighting is what one read says of the cluster.
@@ -64,8 +64,8 @@ func (r *Revisions) OnRestart(restart func()) {
 	r.restarts = append(r.restarts, restart)
 }
 
-// OnLoss has lost called when the cluster went back in time, or may have while nothing here could
-// see it. It must not block.
+// OnLoss registers a function that is called when the cluster went back in time, or may have done so
+// unobserved. It must not block.
 func (r *Revisions) OnLoss(lost func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -84,8 +84,8 @@ func (r *Revisions) Failed(err error) {
 	r.check()
 }
 
-// unanswered reports whether err says that no kube-apiserver is there. One that takes its time over
-// a connection that stands is slow, and its watches go on.
+// unanswered reports whether kube-apiserver is unreachable. One that times out on an open connection is
+// only slow, and its watches continue.
 func unanswered(err error) bool {
 	if err == nil || errors.Is(err, context.Canceled) {
 		return false
@@ -163,7 +163,8 @@ func reason(seen, last sighting, away bool, gap time.Duration, first bool) strin
 	return ""
 }
 
-// allRestarted: a restore ends with that (etcd's operations guide), whatever the revision is then.
+// allRestarted reports whether every kube-apiserver has a new identity, as after a restore (etcd's
+// operations guide).
 func allRestarted(seen, last sighting) bool {
 	return len(last.servers) > 0 && !slices.ContainsFunc(last.servers, func(id string) bool { return slices.Contains(seen.servers, id) })
 }

@@ -70,12 +70,11 @@ type lease struct {
 	misses    int  // in a row
 }
 
-// said is what the last heartbeat said beside that the kubelet lives, in a session whose node is
-// idle nothing.
+// said is the rest of the last heartbeat; all zero for an idle device.
 type said struct {
 	backlog uint32
-	oldest  uint32 // when the oldest of it was written, in Unix seconds by our clock
-	renewed uint32 // the end of the device's certificate where it is not the link's, in Unix seconds
+	oldest  uint32 // time of the oldest write, in Unix seconds by cloudcore's clock
+	renewed uint32 // expiry of a certificate renewed since the handshake, in Unix seconds; 0: none
 }
 
 func newLease(r *Relay, link hub.Session) *lease {
@@ -278,7 +277,8 @@ func (l *lease) step() time.Duration {
 	return 0
 }
 
-// final is the error that ends the session: a newer one has the Lease, or none could after it.
+// final returns the error that ends the session: a newer session has the Lease, or the epoch is too
+// high for later ones.
 func final(err error) error {
 	if s, ok := errors.AsType[*fence.Superseded](err); ok {
 		return &link.CloseError{Code: link.CloseReplaced, Reason: s.Error()}
@@ -398,7 +398,7 @@ func (l *lease) next() (*coordinationv1.Lease, error) {
 	return n, nil
 }
 
-// session is what is known of the link, for people.
+// session returns the state of the link.
 func (l *lease) session() fleet.Session {
 	l.mu.Lock()
 	said := l.said
@@ -414,7 +414,7 @@ func (l *lease) session() fleet.Session {
 	return s
 }
 
-// report is what Nodes shows.
+// report returns the input of Nodes.
 func (l *lease) report() report {
 	r := report{Session: l.session()}
 	l.mu.Lock()

@@ -110,7 +110,7 @@ func TestLeaseIsYoungAtEachHeartbeat(t *testing.T) {
 	}
 }
 
-// What people want to know of a link stands in the Lease, and costs no write of its own.
+// The Lease has the state of the session, without an additional write.
 func TestLeaseHasTheSession(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)

@@ -12,19 +12,19 @@ import (
 	"github.com/skerry-io/skerry/cloud/internal/fleet"
 )
 
-// report is what is known of a node with a link.
+// report is the state of a node with a link.
 type report struct {
 	fleet.Session
-	heard time.Time // of the last heartbeat; zero: none came
-	alive bool      // it said that the kubelet lives
+	heard time.Time // of the last heartbeat; zero before the first
+	alive bool      // the last heartbeat reported a running kubelet
 }
 
 // reporter is a node's session.
 type reporter interface{ report() report }
 
-// Nodes shows each node whose link is at this replica to Prometheus. What is zero for a while, such
-// as a node's backlog, has its series all the same; a node whose link is gone has none, so that
-// what was last known of it does not look like the present.
+// Nodes is a prometheus.Collector with series for each node that has its link at this replica. A value
+// of zero, such as an empty backlog, has its series too. A node without a link has none, so that old
+// values don't look like present ones.
 type Nodes struct {
 	most int // nodes with series of their own
 
@@ -43,7 +43,7 @@ func newNodes() *Nodes {
 		link:        desc("link_info", "Nodes whose link is at this replica, with its transport and the version of edgecore: 1.", "node", "transport", "version"),
 		start:       desc("link_start_timestamp_seconds", "When the node's link came up, in Unix time.", "node"),
 		heard:       desc("heartbeat_timestamp_seconds", "When the node's last heartbeat came, in Unix time; 0: none has yet.", "node"),
-		alive:       desc("kubelet_alive", "Whether the node's last heartbeat said that its kubelet lives: 1 or 0.", "node"),
+		alive:       desc("kubelet_alive", "Whether the node's last heartbeat reported a running kubelet: 1 or 0.", "node"),
 		backlog:     desc("backlog_writes", "Writes on the node that kube-apiserver has not accepted, as of its last heartbeat.", "node"),
 		oldest:      desc("backlog_oldest_timestamp_seconds", "When the oldest of these was written, in Unix time; 0: there are none.", "node"),
 		certificate: desc("certificate_expiration_timestamp_seconds", "When the node's certificate ends, in Unix time.", "node"),

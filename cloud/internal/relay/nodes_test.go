@@ -30,7 +30,7 @@ skerry_node_backlog_writes{node="edge1"} 3
 # HELP skerry_node_certificate_expiration_timestamp_seconds When the node's certificate ends, in Unix time.
 # TYPE skerry_node_certificate_expiration_timestamp_seconds gauge
 skerry_node_certificate_expiration_timestamp_seconds{node="edge1"} 2e+09
-# HELP skerry_node_kubelet_alive Whether the node's last heartbeat said that its kubelet lives: 1 or 0.
+# HELP skerry_node_kubelet_alive Whether the node's last heartbeat reported a running kubelet: 1 or 0.
 # TYPE skerry_node_kubelet_alive gauge
 skerry_node_kubelet_alive{node="edge1"} 1
 # HELP skerry_nodes_without_series Nodes above metrics.nodes, which have no series of their own.

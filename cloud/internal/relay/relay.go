@@ -107,8 +107,8 @@ func (r *Relay) Serve(serve func(context.Context, types.NodeName, *topicpb.APIRe
 // called before the first Attach.
 func (r *Relay) RenewEvery(d time.Duration) { r.renewEvery = d }
 
-// Nodes is for a Prometheus registry, with series for so many nodes. It is called once, before the
-// first Attach.
+// Nodes returns a collector for a Prometheus registry, with series for at most so many nodes. It is
+// called once, before the first Attach.
 func (r *Relay) Nodes(most int) *Nodes {
 	r.nodes.most = most
 	return r.nodes

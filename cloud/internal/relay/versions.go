@@ -32,7 +32,7 @@ type known struct {
 type reading struct {
 	version string
 	missing bool
-	// obsolete: it holds more than what would be written.
+	// obsolete: the object supersedes the write.
 	obsolete bool
 }
 

@@ -1,9 +1,10 @@
-// Package rollout names by events of DaemonSets the devices that their roll-outs wait for.
+// Package rollout reports, by events on DaemonSets, the NotReady devices that block a rolling update.
 //
-// With maxUnavailable 1, the default, a DaemonSet replaces no pod while one device is away: its pod
-// counts as unavailable. That is Kubernetes' rule, and no status shows the device. It owns these
-// events. It refuses to change a DaemonSet, and to report a roll-out that makes progress. A
-// Reporter is run by one goroutine; it keeps a line for each DaemonSet that waits.
+// With the default maxUnavailable of 1, a DaemonSet replaces no pod while one device is NotReady,
+// because the device's pod counts as unavailable. The DaemonSet's status does not name the device.
+// The package owns these events. It refuses to change a DaemonSet, and to report an update that
+// makes progress. A Reporter is run by one goroutine; it keeps one message for each blocked
+// DaemonSet.
 package rollout
 
 import (
@@ -25,13 +26,14 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
+	"github.com/skerry-io/skerry/common/rerun"
 )
 
 const (
-	// poll is how often DaemonSets are listed, from kube-apiserver's cache; pods and Nodes only
-	// where one waits. A roll-out is told of when it has waited for one to two of these.
+	// poll is the interval between lists of DaemonSets, from kube-apiserver's cache. Nodes and pods
+	// are listed only for a blocked update, which is reported after one to two intervals.
 	poll = 30 * time.Second
-	// again is how often an unchanged event is repeated.
+	// again is the interval after which an unchanged event is repeated.
 	again = time.Hour
 	// mostNamed bounds the devices that an event names.
 	mostNamed = 10
@@ -45,7 +47,7 @@ type Reporter struct {
 
 type said struct {
 	message string
-	at      time.Time // zero: not yet
+	at      time.Time // of the event; zero: it has not been sent
 }
 
 // New returns a Reporter with cloudcore's own rights. It starts nothing.
@@ -53,7 +55,7 @@ func New(client kubernetes.Interface) *Reporter {
 	return &Reporter{client: client, waiting: map[types.UID]said{}}
 }
 
-// Run looks until ctx ends. It is for one replica at a time.
+// Run checks until ctx ends. Only the leader runs it.
 func (r *Reporter) Run(ctx context.Context) error {
 	clear(r.waiting)
 	events := record.NewBroadcaster(record.WithContext(ctx))
@@ -64,28 +66,25 @@ func (r *Reporter) Run(ctx context.Context) error {
 }
 
 func (r *Reporter) run(ctx context.Context, recorder record.EventRecorder) {
-	tick := time.NewTicker(poll)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
+	rerun.New(func(ctx context.Context) (time.Duration, error) {
+		if err := r.check(ctx, recorder); err != nil {
+			return 0, err
 		}
-		if err := r.look(ctx, recorder); err != nil && ctx.Err() == nil {
-			klog.FromContext(ctx).V(1).Info("Failed to look for roll-outs that wait for devices, retrying", "err", err)
-		}
-	}
+		return poll, nil
+	}, rerun.Config{
+		RetryMin: poll, RetryMax: 10 * poll, Failed: func(ctx context.Context, err error, retry time.Duration) {
+			klog.FromContext(ctx).V(1).Info("Failed to check DaemonSets for blocked roll-outs, retrying", "err", err, "retryIn", retry)
+		},
+	}).Run(ctx)
 }
 
-func (r *Reporter) look(ctx context.Context, recorder record.EventRecorder) error {
+func (r *Reporter) check(ctx context.Context, recorder record.EventRecorder) error {
 	cached := metav1.ListOptions{ResourceVersion: "0"}
 	sets, err := r.client.AppsV1().DaemonSets(metav1.NamespaceAll).List(ctx, cached)
 	if err != nil {
 		return fmt.Errorf("listing DaemonSets: %w", err)
 	}
-	before := r.waiting
-	r.waiting = map[types.UID]said{}
+	waiting := map[types.UID]said{}
 	var away map[string]bool
 	for i := range sets.Items {
 		set := &sets.Items[i]
@@ -108,24 +107,22 @@ func (r *Reporter) look(ctx context.Context, recorder record.EventRecorder) erro
 		if message == "" {
 			continue
 		}
-		s, now := before[set.UID], time.Now()
-		if s.message != message {
-			s = said{message: message, at: s.at}
-			if len(before[set.UID].message) > 0 { // it has waited for a while, and now for others
-				s.at = time.Time{}
-			}
+		last, known := r.waiting[set.UID]
+		if last.message != message {
+			last = said{message: message}
 		}
-		if _, known := before[set.UID]; known && now.Sub(s.at) >= again {
+		if now := time.Now(); known && now.Sub(last.at) >= again {
 			recorder.Event(set, corev1.EventTypeWarning, "RolloutWaitsForDevices", message)
-			s.at = now
+			last.at = now
 		}
-		r.waiting[set.UID] = s
+		waiting[set.UID] = last
 	}
+	r.waiting = waiting
 	return nil
 }
 
-// Blocked reports whether a DaemonSet has pods to replace and waits, since as many are unavailable
-// as may be.
+// Blocked reports whether a DaemonSet has outdated pods and replaces none of them, because
+// maxUnavailable pods are unavailable.
 func Blocked(set *appsv1.DaemonSet) (most int, blocked bool) {
 	u := set.Spec.UpdateStrategy
 	desired := int(set.Status.DesiredNumberScheduled)
@@ -158,7 +155,7 @@ func notReady(nodes []corev1.Node) map[string]bool {
 	return away
 }
 
-// devices are those that are away and have a pod of a DaemonSet.
+// devices returns the NotReady devices with a pod of a DaemonSet.
 func devices(set *appsv1.DaemonSet, pods []corev1.Pod, away map[string]bool) (names []string) {
 	for i := range pods {
 		if p := &pods[i]; metav1.IsControlledBy(p, set) && away[p.Spec.NodeName] {
@@ -169,7 +166,7 @@ func devices(set *appsv1.DaemonSet, pods []corev1.Pod, away map[string]bool) (na
 	return slices.Compact(names)
 }
 
-// Message is the message of an event; "" where no device is away.
+// Message is the message of an event; "" if no device is NotReady.
 func Message(set *appsv1.DaemonSet, most int, devices []string) string {
 	if len(devices) == 0 {
 		return ""
@@ -178,6 +175,6 @@ func Message(set *appsv1.DaemonSet, most int, devices []string) string {
 	if more := len(devices) - mostNamed; more > 0 {
 		named += fmt.Sprintf(" and %d more", more)
 	}
-	return fmt.Sprintf("the roll-out waits for devices that are away: %s. At most %d pods may be unavailable; to go on without these set spec.updateStrategy.rollingUpdate.maxUnavailable above %d",
+	return fmt.Sprintf("the roll-out waits for devices that are away: %s. At most %d pods may be unavailable; to continue without these devices set spec.updateStrategy.rollingUpdate.maxUnavailable above %d",
 		named, most, set.Status.NumberUnavailable)
 }

@@ -1,8 +1,10 @@
 package rollout
 
 import (
+	"errors"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -10,9 +12,11 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/record"
 
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
@@ -42,14 +46,14 @@ func TestBlocked(t *testing.T) {
 		most int
 		want bool
 	}{
-		"waits":                     {set(3, 0, 1, one), 1, true},
-		"nothing to roll out":       {set(3, 3, 1, one), 0, false},
-		"goes on":                   {set(3, 1, 0, one), 1, false},
-		"one of ten may be away":    {set(10, 2, 1, third), 3, false},
-		"three of ten are away":     {set(10, 2, 3, third), 3, true},
-		"replaced by hand":          {onDelete, 0, false},
-		"new pods beside the old":   {surges, 0, false},
-		"its controller is to look": {unseen, 0, false},
+		"waits":                  {set(3, 0, 1, one), 1, true},
+		"nothing to roll out":    {set(3, 3, 1, one), 0, false},
+		"makes progress":         {set(3, 1, 0, one), 1, false},
+		"one of ten may be away": {set(10, 2, 1, third), 3, false},
+		"three of ten are away":  {set(10, 2, 3, third), 3, true},
+		"replaced by hand":       {onDelete, 0, false},
+		"surges":                 {surges, 0, false},
+		"not observed yet":       {unseen, 0, false},
 	} {
 		if most, got := Blocked(c.set); got != c.want || most != c.most {
 			t.Errorf("%s: %d, %t; want %d, %t", name, most, got, c.most, c.want)
@@ -65,6 +69,10 @@ func TestReporter(t *testing.T) {
 		agent := set(3, 1, 2, intstr.FromInt32(1))
 		yes := true
 		client := fake.NewClientset(agent)
+		var failing atomic.Bool
+		client.PrependReactor("list", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
+			return failing.Load(), nil, errors.New("unavailable")
+		})
 		node := func(name string, ready corev1.ConditionStatus) {
 			n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{v1alpha1.EdgeOwnLabel: ""}}, Status: corev1.NodeStatus{Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: ready}}}}
 			if _, err := client.CoreV1().Nodes().Update(ctx, n, metav1.UpdateOptions{}); err == nil {
@@ -99,12 +107,17 @@ func TestReporter(t *testing.T) {
 				}
 			}
 		}
-		time.Sleep(poll + time.Second)
+		time.Sleep(time.Second)
 		expect("at first")
 		time.Sleep(poll)
-		expect("it waits", "RolloutWaitsForDevices the roll-out waits for devices that are away: edge1, edge2. At most 1 pods may be unavailable; to go on without these set spec.updateStrategy.rollingUpdate.maxUnavailable above 2")
+		expect("it waits", "RolloutWaitsForDevices the roll-out waits for devices that are away: edge1, edge2. At most 1 pods may be unavailable; to continue without these devices set spec.updateStrategy.rollingUpdate.maxUnavailable above 2")
 		time.Sleep(10 * poll)
 		expect("it waits on")
+		failing.Store(true)
+		time.Sleep(2 * poll)
+		failing.Store(false)
+		time.Sleep(10 * poll)
+		expect("after a failed list")
 		node("edge1", corev1.ConditionTrue)
 		time.Sleep(poll)
 		expect("for others", "away: edge2.")

@@ -10,11 +10,11 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// maxStatus bounds what a device says of itself, in bytes.
+// maxStatus bounds the status that a device sends, in bytes.
 const maxStatus = 4 << 20
 
-// status answers what edgecore on a node says of itself. kube-apiserver has judged the user's right
-// to nodes/status of this API; Kubernetes has no subresource of its own that would be judged alike.
+// status serves the status of edgecore on a node. kube-apiserver has checked the user's right to
+// nodes/status of this API; Kubernetes has no equivalent subresource to check besides.
 func (s *Server) status(w http.ResponseWriter, r *http.Request) error {
 	node := r.PathValue("name")
 	fault := func(err error) error { return apierrors.NewServiceUnavailable(fmt.Sprintf("node %s: %v", node, err)) }
@@ -38,14 +38,16 @@ func (s *Server) status(w http.ResponseWriter, r *http.Request) error {
 		return fault(err)
 	}
 	defer answer.Body.Close()
-	body, err := io.ReadAll(io.LimitReader(answer.Body, maxStatus))
+	body, err := io.ReadAll(io.LimitReader(answer.Body, maxStatus+1))
 	switch {
 	case err != nil:
 		return fault(err)
+	case len(body) > maxStatus:
+		return fault(fmt.Errorf("the status has more than %d bytes", maxStatus))
 	case answer.StatusCode != http.StatusOK:
 		return fault(fmt.Errorf("edgecore answered %s: %.200s", answer.Status, body))
 	}
-	// Of what a device says a browser makes nothing.
+	// A browser must not interpret a device's text.
 	w.Header().Set("Content-Type", kind)
 	w.Header().Set("X-Content-Type-Options", "nosniff")
 	_, _ = w.Write(body) // the client may be gone

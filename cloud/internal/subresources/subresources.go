@@ -1,5 +1,5 @@
 // Package subresources serves subresources.skerry.io/v1alpha1: logs, exec, attach and port-forward
-// of pods on edge nodes, and what edgecore says of itself there, wherever kube-apiserver can ask an
+// of pods on edge nodes, and the status of edgecore there, wherever kube-apiserver can ask an
 // aggregated API, as it asks metrics-server. `kubectl skerry` is made for it.
 //
 // It owns the API's server and the judgement of its users: kube-apiserver has judged the request to

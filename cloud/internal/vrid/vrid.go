@@ -1,10 +1,10 @@
-// Package vrid decides which numbers of VRRP other routers on a LAN use.
+// Package vrid decides which virtual router IDs (VRIDs) other VRRP routers on a LAN use.
 //
-// It owns whose word counts, at what rate, and when a number is given back. A number counts by the
-// word of two nodes, or of the only one that could hold the address: where another node holds it
-// without hearing the router nothing is gained by another number, and one node's word could take
-// the address away for ever. It refuses to keep anything: what was decided is its caller's. Pure
-// functions.
+// It owns which reports are accepted, the rate limit, and when a VRID expires. A VRID is accepted if two
+// nodes report it, or the only node that can hold the address: while another node holds the address and
+// does not receive the router, a new VRID gains nothing, and a single node could keep the address moving.
+// It refuses to keep state: the caller stores each decision. Words are used by one goroutine; the
+// functions are pure.
 package vrid
 
 import (
@@ -18,24 +18,24 @@ import (
 )
 
 const (
-	// Most is the largest number that VRRP has.
+	// Most is the largest VRID.
 	Most = 255
-	// A number is given again after keep without a word of it; its time is written anew each step.
-	// One number a LAN is believed each pause: with each an address moves, and is away for seconds.
+	// A VRID expires after keep without a report; its last report is stored to the step. A LAN gets at
+	// most one new VRID each pause, since each moves an address, which interrupts it for seconds.
 	keep  = 24 * time.Hour
 	step  = time.Hour
 	pause = 10 * time.Minute
 )
 
-// Words are what nodes say of other routers on one LAN, by number.
+// Words are the reports of nodes about other routers on one LAN, by VRID.
 type Words map[int32]*word
 
 type word struct {
 	nodes map[string]bool
-	alone bool // by a node besides which no other could hold the address
+	alone bool // reported by the only node that can hold the address
 }
 
-// Listen takes in what the nodes of an address report.
+// Listen adds the reports of an address's nodes.
 func (w Words) Listen(nodes []v1alpha1.VirtualIPNodeStatus) {
 	for _, n := range nodes {
 		if n.ForeignRouter == "" || n.ForeignVRID < 1 || n.ForeignVRID > Most {
@@ -44,16 +44,16 @@ func (w Words) Listen(nodes []v1alpha1.VirtualIPNodeStatus) {
 		if w[n.ForeignVRID] == nil {
 			w[n.ForeignVRID] = &word{nodes: map[string]bool{}}
 		}
-		said := w[n.ForeignVRID]
-		said.nodes[n.Name] = true
-		said.alone = said.alone || !slices.ContainsFunc(nodes, func(o v1alpha1.VirtualIPNodeStatus) bool {
+		report := w[n.ForeignVRID]
+		report.nodes[n.Name] = true
+		report.alone = report.alone || !slices.ContainsFunc(nodes, func(o v1alpha1.VirtualIPNodeStatus) bool {
 			return o.Name != n.Name && (o.State == v1alpha1.VIPHolder || o.State == v1alpha1.VIPBackup)
 		})
 	}
 }
 
-// Decide returns the numbers that other routers use, of those that were believed before and of what
-// is said now, and when to decide again; zero for never.
+// Decide returns the VRIDs of other routers, from those accepted before and the present reports, and
+// when to decide again; zero for never.
 func Decide(now time.Time, before []v1alpha1.ForeignVRID, words Words) (all map[int32]v1alpha1.ForeignVRID, again time.Time) {
 	next := func(at time.Time) {
 		if again.IsZero() || at.Before(again) {
@@ -77,7 +77,7 @@ func Decide(now time.Time, before []v1alpha1.ForeignVRID, words Words) (all map[
 	}
 	at := metav1.NewTime(now).Rfc3339Copy()
 	for _, n := range slices.Sorted(maps.Keys(words)) {
-		if said := words[n]; len(said.nodes) < 2 && !said.alone {
+		if report := words[n]; len(report.nodes) < 2 && !report.alone {
 			continue
 		}
 		h, known := all[n]
@@ -97,7 +97,7 @@ func Decide(now time.Time, before []v1alpha1.ForeignVRID, words Words) (all map[
 	return all, again
 }
 
-// List is the numbers in their order.
+// List returns the VRIDs in ascending order.
 func List(all map[int32]v1alpha1.ForeignVRID) (list []v1alpha1.ForeignVRID) {
 	for _, n := range slices.Sorted(maps.Keys(all)) {
 		list = append(list, all[n])

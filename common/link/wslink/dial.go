@@ -44,21 +44,22 @@ type Dialer struct {
 	pool   websocket.BufferPool
 
 	mu     sync.Mutex
-	narrow time.Time // until then segments are small; zero: they are not
+	narrow time.Time // when segments may be large again; zero: they may be
 }
 
-// narrowFor is how long small segments are kept to: paths change.
+// narrowFor is how long connections use small segments after a loss. Paths change.
 const narrowFor = time.Hour
 
-// lostLarge notes that a connection stood and nothing large came through it, which is what a router
-// does that drops large packets without a word (RFC 2923, 2.1). The next dials keep segments small.
+// lostLarge records that the TCP handshake succeeded and the TLS handshake timed out, as behind a
+// router that drops large packets without an ICMP error (a PMTUD black hole; RFC 2923, 2.1). The
+// next dials use small segments.
 func (d *Dialer) lostLarge() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.narrow = time.Now().Add(narrowFor)
 }
 
-// control is that of the next connection.
+// control returns the socket options of the next connection.
 func (d *Dialer) control() (f func(network, address string, c syscall.RawConn) error, narrow bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -129,7 +130,7 @@ func (d *Dialer) Dial(ctx context.Context, address string) (link.Conn, error) {
 			_ = ws.Close()
 		}
 	}
-	if err != nil && raw != nil && response == nil && ctx.Err() != nil {
+	if err != nil && raw != nil && response == nil && errors.Is(ctx.Err(), context.DeadlineExceeded) {
 		why := "large packets may be lost on the way (its MTU): the next try is with small ones"
 		if narrow {
 			why = "not with small packets either"

@@ -1,6 +1,7 @@
 package wslink_test
 
 import (
+	"context"
 	"errors"
 	"net"
 	"strings"
@@ -58,6 +59,11 @@ func TestClaims_22_SmallSegmentsWhereLargeOnesAreLost(t *testing.T) {
 	}
 	if err := dial("127.0.0.1:1"); err == nil || strings.Contains(err.Error(), "MTU") {
 		t.Errorf("a refused connection: %v", err)
+	}
+	cancelled, cancel := context.WithCancel(t.Context())
+	time.AfterFunc(200*time.Millisecond, cancel) // as of a dialer that has connected by QUIC
+	if _, err := d.Dial(cancelled, hole.Addr().String()); err == nil || strings.Contains(err.Error(), "MTU") {
+		t.Errorf("a dial that was cancelled: %v", err)
 	}
 	err = dial(hole.Addr().String())
 	if err == nil || !strings.Contains(err.Error(), "MTU") || errors.Is(err, syscall.ECONNREFUSED) {

@@ -22,12 +22,12 @@ func control(_, _ string, c syscall.RawConn) error {
 	return err
 }
 
-// smallSegment is a segment's size that any path carries: 1,160 bytes with the headers of TCP and
-// IPv4, below IPv6's least MTU of 1,280 and what tunnels take of 1,500. It holds for both ways: the
-// peer is told of it.
+// smallSegment is an MSS that fits every path: 1,160 bytes with the headers of TCP and IPv4, which is
+// less than IPv6's minimum MTU of 1,280 and than 1,500 minus the overhead of tunnels. It limits both
+// directions, since the MSS option announces it to the peer.
 const smallSegment = 1120
 
-// small keeps segments small besides.
+// small sets the options of control and a small MSS.
 func small(network, address string, c syscall.RawConn) error {
 	err := control(network, address, c)
 	if controlErr := c.Control(func(fd uintptr) {

@@ -146,7 +146,7 @@ type Hello struct {
 	KeepaliveMillis int64                  `protobuf:"varint,5,opt,name=keepalive_millis,json=keepaliveMillis,proto3" json:"keepalive_millis,omitempty"` // between two heartbeats; the cloud ends a session in which it heard nothing for some of them
 	Trust           []byte                 `protobuf:"bytes,6,opt,name=trust,proto3" json:"trust,omitempty"`                                             // sums up whom the edge trusts (pki.TrustSum); absent: it takes no Trust
 	ProtocolMin     uint32                 `protobuf:"varint,7,opt,name=protocol_min,json=protocolMin,proto3" json:"protocol_min,omitempty"`             // the oldest version that the edge speaks; absent: protocol alone
-	Features        []string               `protobuf:"bytes,8,rep,name=features,proto3" json:"features,omitempty"`                                       // what the edge may be sent beside what every end takes (package protocol)
+	Features        []string               `protobuf:"bytes,8,rep,name=features,proto3" json:"features,omitempty"`                                       // optional features that the edge supports (package protocol)
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -240,13 +240,13 @@ func (x *Hello) GetFeatures() []string {
 // Welcome answers Hello: the session is open.
 type Welcome struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Protocol      uint32                 `protobuf:"varint,1,opt,name=protocol,proto3" json:"protocol,omitempty"` // of this session: the highest that both ends speak
+	Protocol      uint32                 `protobuf:"varint,1,opt,name=protocol,proto3" json:"protocol,omitempty"` // of this session: the highest that both ends support
 	Version       string                 `protobuf:"bytes,2,opt,name=version,proto3" json:"version,omitempty"`    // of cloudcore
 	Instance      string                 `protobuf:"bytes,3,opt,name=instance,proto3" json:"instance,omitempty"`  // which replica
 	UnixMillis    int64                  `protobuf:"varint,4,opt,name=unix_millis,json=unixMillis,proto3" json:"unix_millis,omitempty"`
 	Trust         *Trust                 `protobuf:"bytes,5,opt,name=trust,proto3" json:"trust,omitempty"`       // where it differs from what the edge trusts
 	Streams       bool                   `protobuf:"varint,6,opt,name=streams,proto3" json:"streams,omitempty"`  // the cloud takes streams that the edge opens; an older one ends the link over one
-	Features      []string               `protobuf:"bytes,7,rep,name=features,proto3" json:"features,omitempty"` // what the cloud may be sent beside what every end takes (package protocol)
+	Features      []string               `protobuf:"bytes,7,rep,name=features,proto3" json:"features,omitempty"` // optional features that the cloud supports (package protocol)
 	History       string                 `protobuf:"bytes,8,opt,name=history,proto3" json:"history,omitempty"`   // names the cluster's history: another one than before means that what was reported may be lost; "" where it is not known
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -41,15 +41,16 @@ func (s *Session) Node() types.NodeName { return s.Name }
 // Epoch is Number.
 func (s *Session) Epoch() uint64 { return cmp.Or(s.Number, 1) }
 
-// Keepalive is Every.
+// Supports looks a feature up in Features.
 func (s *Session) Supports(feature string) bool { return slices.Contains(s.Features, feature) }
 
+// Keepalive is Every.
 func (s *Session) Keepalive() time.Duration { return cmp.Or(s.Every, 10*time.Second) }
 
 // Info knows nothing of a link.
 func (*Session) Info() link.Info { return link.Info{} }
 
-// Version is nothing that is known.
+// Version is empty: unknown.
 func (*Session) Version() string { return "" }
 
 // Close does nothing: a test ends a session by the context that its parts are served with.
