@@ -1,7 +1,7 @@
 // Package deviceplugin keeps pods with devices of device plugins from being rejected after a boot.
 //
 // A kubelet that starts knows no device until its plugin has registered, which is often a pod
-// itself, and rejects each pod that wants one meanwhile: UnexpectedAdmissionError, for good
+// itself, and rejects each pod that wants one until then: UnexpectedAdmissionError, for good
 // (kubernetes#128043). So these pods are withheld from the kubelet until it has their devices, the
 // oldest first, and at most for a while: then the kubelet decides.
 //
@@ -15,7 +15,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -45,13 +47,13 @@ const Name message.Name = "deviceplugin"
 const (
 	// poll is how often it is looked for devices, while pods wait.
 	poll = time.Second
-	// settled is how often in a row a pod's devices must be seen: the kubelet hears of its own
+	// settled is how often in a row a pod's devices must be seen: the kubelet receives its own
 	// Node's allocatable a moment after it is written.
 	settled = 2
 	// askTimeout bounds a look at the runtime or the kubelet.
 	askTimeout = 10 * time.Second
-	// runtimeTimeout is how long Prepare is tried again where the container runtime does not tell
-	// what runs.
+	// runtimeTimeout is how long Prepare retries where the container runtime does not list its
+	// containers.
 	runtimeTimeout = 30 * time.Second
 )
 
@@ -78,7 +80,8 @@ type Module struct {
 	source source
 	wake   chan struct{} // one slot
 
-	failing time.Time // Prepare's: since when the runtime does not answer
+	failing time.Time               // owned by Prepare: since when the runtime does not answer
+	changed map[object.Ref]struct{} // owned by Run: pods for which the gate has another answer and must be asked again
 
 	mu       sync.Mutex // guards what follows
 	until    time.Time  // pods may wait until then; zero: none does
@@ -88,7 +91,7 @@ type Module struct {
 	admitted map[types.UID]bool // pods that the kubelet has been shown; empty when until has passed
 }
 
-// source is what is asked beside the edge API.
+// source answers from the container runtime and the kubelet.
 type source interface {
 	// Running are the names of the containers that run, by pod.
 	Running(ctx context.Context) (map[types.UID]sets.Set[string], error)
@@ -114,7 +117,7 @@ func New(config Config) (*Module, error) {
 	}
 	return &Module{
 		config: config, client: client, source: &machine{config}, wake: make(chan struct{}, 1),
-		waiting: map[types.UID]*waiting{}, admitted: map[types.UID]bool{},
+		changed: map[object.Ref]struct{}{}, waiting: map[types.UID]*waiting{}, admitted: map[types.UID]bool{},
 	}, nil
 }
 
@@ -175,6 +178,7 @@ func (m *Module) Prepare(ctx context.Context) error {
 	case time.Since(m.failing) < runtimeTimeout:
 		return err
 	default: // without it a pod that runs might be stopped
+		m.failing = time.Time{}
 		klog.FromContext(ctx).Error(err, "Failed to ask the container runtime which containers run: no pod waits for device plugins")
 		return nil
 	}
@@ -251,6 +255,8 @@ func (m *Module) next() time.Duration {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	switch {
+	case len(m.changed) > 0:
+		return poll
 	case m.until.IsZero():
 		return 0
 	case len(m.waiting) > 0:
@@ -264,13 +270,12 @@ func (m *Module) look(ctx context.Context, recorder agent.Recorder) error {
 	m.mu.Lock()
 	until, some := m.until, len(m.waiting) > 0
 	m.mu.Unlock()
-	switch {
-	case until.IsZero():
-		return nil
-	case !time.Now().Before(until):
-		return m.giveUp(ctx, recorder)
-	case !some:
-		return nil
+	if !until.IsZero() && !time.Now().Before(until) {
+		m.giveUp(ctx, recorder)
+		some = false
+	}
+	if !some {
+		return m.recorrect(ctx) // also what failed before
 	}
 	pods, err := m.pods(ctx)
 	if err != nil {
@@ -284,21 +289,33 @@ func (m *Module) look(ctx context.Context, recorder agent.Recorder) error {
 	defer cancel()
 	healthy, err := m.source.Healthy(asked)
 	if err != nil {
-		klog.FromContext(ctx).V(4).Info("The kubelet does not say its devices yet", "err", err)
+		klog.FromContext(ctx).V(4).Info("Failed to list the devices of the kubelet", "err", err)
 	}
 	now, err := m.source.Resources() // the kubelet may have given devices to others
 	if err != nil {
 		return err
 	}
-	refs := m.judge(now, healthy, node.Status.Allocatable, pods)
-	if err := m.config.Recorrect(ctx, refs...); err != nil {
+	m.judge(now, healthy, node.Status.Allocatable, pods)
+	if err := m.recorrect(ctx); err != nil {
 		return err
 	}
 	return m.report(ctx)
 }
 
-// judge returns the pods of which the gate has another answer now.
-func (m *Module) judge(now Resources, healthy map[string]sets.Set[string], allocatable corev1.ResourceList, pods []*corev1.Pod) (refs []object.Ref) {
+// recorrect asks the gate again for the pods that changed. Those of a write that fails remain.
+func (m *Module) recorrect(ctx context.Context) error {
+	if len(m.changed) == 0 {
+		return nil
+	}
+	if err := m.config.Recorrect(ctx, slices.Collect(maps.Keys(m.changed))...); err != nil {
+		return fmt.Errorf("showing pods to the kubelet: %w", err)
+	}
+	clear(m.changed)
+	return nil
+}
+
+// judge decides which pods wait on, and notes for which the gate has another answer now.
+func (m *Module) judge(now Resources, healthy map[string]sets.Set[string], allocatable corev1.ResourceList, pods []*corev1.Pod) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	now.Known = now.Known.Union(m.plugins.Known)
@@ -332,9 +349,8 @@ func (m *Module) judge(now Resources, healthy map[string]sets.Set[string], alloc
 			delete(m.waiting, uid)
 			m.admitted[uid] = true
 		}
-		refs = append(refs, w.ref)
+		m.changed[w.ref] = struct{}{}
 	}
-	return refs
 }
 
 // report makes pods that wait not Ready, with the reason: their status is of before.
@@ -362,20 +378,18 @@ func (m *Module) report(ctx context.Context) error {
 }
 
 // giveUp shows the kubelet all pods that wait.
-func (m *Module) giveUp(ctx context.Context, recorder agent.Recorder) error {
+func (m *Module) giveUp(ctx context.Context, recorder agent.Recorder) {
 	m.mu.Lock()
 	left := m.waiting
 	m.until, m.waiting = time.Time{}, map[types.UID]*waiting{}
 	clear(m.admitted)
 	m.mu.Unlock()
-	var refs []object.Ref
 	for uid, w := range left {
-		klog.FromContext(ctx).Info("A pod has waited for a device plugin for long enough, showing it to the kubelet", "pod", klog.KRef(w.ref.Namespace, w.ref.Name), "reason", w.reason)
+		klog.FromContext(ctx).Info("Showing a pod to the kubelet whose device plugin has not registered in time", "pod", klog.KRef(w.ref.Namespace, w.ref.Name), "reason", w.reason)
 		recorder.Eventf(&corev1.ObjectReference{Kind: "Pod", APIVersion: "v1", Namespace: w.ref.Namespace, Name: w.ref.Name, UID: uid}, corev1.EventTypeWarning, "DevicePluginTimeout",
 			"%s; the pod has waited for %s and is started now. Look for the device plugin's pod on this node, or raise modules.edged.devicePluginTimeout", w.reason, m.config.Timeout)
-		refs = append(refs, w.ref)
+		m.changed[w.ref] = struct{}{}
 	}
-	return m.config.Recorrect(ctx, refs...)
 }
 
 // machine is the source on a real device.

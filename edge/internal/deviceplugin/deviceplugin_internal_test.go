@@ -34,6 +34,7 @@ type device struct {
 	runs    map[types.UID]sets.Set[string]
 	devices sets.Set[string] // nil: the kubelet does not answer
 	broken  error            // the runtime
+	full    bool             // the store
 	again   []string         // see asked
 }
 
@@ -56,12 +57,15 @@ func newDevice(t *testing.T, pods ...*corev1.Pod) *device {
 		config: Config{NodeName: "edge1", Timeout: 5 * time.Minute, Recorrect: func(_ context.Context, refs ...object.Ref) error {
 			d.mu.Lock()
 			defer d.mu.Unlock()
+			if d.full {
+				return errors.New("no space left on device")
+			}
 			for _, r := range refs {
 				d.again = append(d.again, r.Name)
 			}
 			return nil
 		}},
-		client: d.kubelet, source: d, wake: make(chan struct{}, 1), waiting: map[types.UID]*waiting{}, admitted: map[types.UID]bool{},
+		client: d.kubelet, source: d, wake: make(chan struct{}, 1), changed: map[object.Ref]struct{}{}, waiting: map[types.UID]*waiting{}, admitted: map[types.UID]bool{},
 	}
 	go func() { _ = d.run(t.Context(), recorder{d.events}) }()
 	return d
@@ -113,7 +117,7 @@ func (d *device) want(when string, got []string, want ...string) {
 }
 
 // After a boot pods wait until the plugin has registered, whatever the Node's status of before
-// says, and are not Ready meanwhile; then they are let through, and not held again.
+// says, and are not Ready; then they are let through, and not withheld again.
 func TestPodsWaitForTheirPlugin(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		waits, runs, other := user("waits", 1, 1), user("runs", 2, 1), user("other", 3, 0)
@@ -177,8 +181,38 @@ func TestAPluginThatNeverComes(t *testing.T) {
 	})
 }
 
-// Where the runtime does not say what runs, the kubelet waits for it for a while, and then no pod
-// is withheld: it might run.
+// A pod is shown to the kubelet although the store has no room when its time is over, or when its
+// device has come: that is retried.
+func TestPodsAreShownAfterAFailedWrite(t *testing.T) {
+	for name, come := range map[string]bool{"the limit": false, "the device": true} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				waits := user("waits", 1, 1)
+				d := newDevice(t, waits)
+				if err := d.Prepare(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				time.Sleep(10 * time.Second)
+				d.mu.Lock()
+				d.full = true
+				d.mu.Unlock()
+				if come {
+					d.register("1")
+				}
+				time.Sleep(6 * time.Minute)
+				d.want("withheld", d.withheld(waits))
+				d.mu.Lock()
+				d.full, d.again = false, nil
+				d.mu.Unlock()
+				time.Sleep(3 * time.Second)
+				d.want("the gate is asked again", d.asked(), "waits")
+			})
+		})
+	}
+}
+
+// Where the runtime does not list its containers, the kubelet waits for it for a while, and then no
+// pod is withheld: it might run.
 func TestPrepare_withoutTheRuntime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		waits := user("waits", 1, 1)
