@@ -138,7 +138,9 @@ func (s *Store) open(ctx context.Context, log klog.Logger) error {
 		err = s.openFile(s.config.Path)
 	}
 	if err == nil {
-		err = s.mark()
+		if err := s.mark(); err != nil { // a full disk keeps no store from being opened
+			log.Error(err, "Failed to mark the store's lock: a store whose file vanishes is taken for a new one until this works")
+		}
 	}
 	damage := (*DamageError)(nil)
 	if !errors.As(err, &damage) {
@@ -208,7 +210,7 @@ func (s *Store) mark() error {
 		return nil //nolint:nilerr // a caller that holds the lock has made the file
 	}
 	if err := os.WriteFile(path, []byte("made\n"), 0o600); err != nil {
-		return noRoom(fmt.Errorf("marking the store's lock: %w", err))
+		return err
 	}
 	return nil
 }

@@ -85,6 +85,25 @@ func TestClaims_19_DirectoryInThePlaceOfTheStoreIsNamed(t *testing.T) {
 	}
 }
 
+// A full disk has no room for the mark of a store that an older version made: it is opened all the
+// same.
+func TestOpen_WithoutRoomForTheMark(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "edge.db")
+	s, err := Open(t.Context(), Config{Path: path})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(s.Close(), os.Remove(path+".lock"), os.Symlink("/dev/full", path+".lock")); err != nil {
+		t.Fatal(err)
+	}
+	if s, err = Open(t.Context(), Config{Path: path, Locked: true}); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Close(); err != nil {
+		t.Error(err)
+	}
+}
+
 // A file that is gone or empty where a store was before is a loss; a new device loses nothing.
 func TestClaims_18_EmptyOrMissingFileIsNamedAsLoss(t *testing.T) {
 	key := make([]byte, 32)
