@@ -392,8 +392,8 @@ func (a *Agent) Pod(node string, uid types.UID) (Pod, bool) {
 // own, the Node's, is on a network of the device's alone, such as its uplink, the device's address
 // on a common network is. mu is held.
 func (a *Agent) onLAN(p *peer, at netip.Addr) netip.Addr {
-	here := func(x netip.Addr) bool {
-		return slices.ContainsFunc(a.lan, func(n netip.Prefix) bool { return n.Contains(x) })
+	here := func(x netip.Addr) bool { // this device's own address is no way to another one, whatever that reports
+		return slices.ContainsFunc(a.lan, func(n netip.Prefix) bool { return n.Contains(x) && n.Addr() != x })
 	}
 	if here(at) || slices.ContainsFunc(p.ranges, func(r netip.Prefix) bool { return !r.IsSingleIP() && r.Contains(at) }) {
 		return at

@@ -569,7 +569,7 @@ func TestClaims_27_ReachedByFamily(t *testing.T) {
 	check("this device's is gone", false, true)
 	a.SetLAN(nil)
 	check("another plugin has the pods' network", true, true)
-	say(5, "0.0.0.0", "224.0.0.1", "nonsense", "127.0.0.1")
+	say(5, "0.0.0.0", "::ffff:0.0.0.0", "224.0.0.1", "nonsense", "127.0.0.1")
 	if got := a.LAN("a"); len(got) > 0 {
 		t.Errorf("taken: %v", got)
 	}
@@ -582,7 +582,7 @@ func TestClaims_31_HostNetworkPodIsReachedOnTheLAN(t *testing.T) {
 	ranges := []netip.Prefix{netip.MustParsePrefix("10.244.1.0/24"), netip.MustParsePrefix("198.51.100.5/32"), netip.MustParsePrefix("192.168.1.2/32")}
 	a.core.members(time.Now(), map[string][]netip.Prefix{"a": ranges})
 	a.core.connected(time.Now(), "a", 1, home)
-	w, _, err := readWord(&contactpb.Word{BootId: "boot", Sequence: 1, Lan: []string{"192.168.1.2", "198.51.100.5"}, Pods: []*contactpb.Pod{
+	w, _, err := readWord(&contactpb.Word{BootId: "boot", Sequence: 1, Lan: []string{"192.168.1.3", "192.168.1.2", "198.51.100.5"}, Pods: []*contactpb.Pod{
 		{Uid: "pod", Ips: []string{"10.244.1.7"}, Ready: true}, {Uid: "host", Ips: []string{"198.51.100.5"}, Ready: true}, {Uid: "lan", Ips: []string{"192.168.1.2"}, Ready: true},
 	}}, ranges)
 	if err != nil {

@@ -30,7 +30,10 @@ func (a *Agent) event(ctx context.Context, f func(now time.Time, c *core)) {
 		}
 	}
 	for _, node := range changed {
-		if p := a.core.peers[node]; p != nil && p.status != a.logged[node] {
+		p := a.core.peers[node]
+		if p == nil {
+			delete(a.logged, node)
+		} else if p.status != a.logged[node] {
 			a.logged[node] = p.status
 			klog.FromContext(ctx).V(2).Info("Contact status changed", "device", node, "status", p.status.String(), "address", p.at.String())
 		}

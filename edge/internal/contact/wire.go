@@ -82,8 +82,9 @@ func readWord(m *contactpb.Word, ranges []netip.Prefix) (w *Word, dropped int, e
 		return nil, 0, err
 	}
 	for _, text := range m.GetLan()[:min(len(m.GetLan()), maxLAN)] {
-		if a, err := netip.ParseAddr(text); err == nil && a.Zone() == "" && !a.IsUnspecified() && !a.IsMulticast() && !a.IsLoopback() {
-			w.LAN = append(w.LAN, a.Unmap())
+		a, err := netip.ParseAddr(text)
+		if a = a.Unmap(); err == nil && a.Zone() == "" && !a.IsUnspecified() && !a.IsMulticast() && !a.IsLoopback() {
+			w.LAN = append(w.LAN, a)
 		}
 	}
 	for _, p := range m.GetPods() {
