@@ -14,6 +14,7 @@ import (
 	"net/url"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/skerry-io/skerry/common/link"
@@ -82,22 +83,22 @@ func reachWebSocket(ctx context.Context, c Cloud, at string) Finding {
 		TLSClientConfig: &tls.Config{RootCAs: c.Roots, MinVersion: tls.VersionTLS13, Time: c.Now, NextProtos: []string{link.Protocol, "http/1.1"}},
 	}
 	defer transport.CloseIdleConnections()
-	err := errors.New("nothing answered")
-	traced := httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{TLSHandshakeDone: func(_ tls.ConnectionState, failed error) { err = failed }})
+	var shaken atomic.Pointer[error] // a dial that is given up may end later than the request
+	traced := httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{TLSHandshakeDone: func(_ tls.ConnectionState, err error) { shaken.Store(&err) }})
 	request, bad := http.NewRequestWithContext(traced, http.MethodGet, "https://"+at+"/", http.NoBody)
 	if bad != nil {
 		return Finding{name, Fail, bad.Error(), "correct advertise in cloudcore.yaml"}
 	}
 	// Whatever is answered without a certificate of the device: the handshake is what counts.
-	answer, failed := transport.RoundTrip(request)
+	answer, err := transport.RoundTrip(request)
 	if answer != nil {
 		_ = answer.Body.Close()
 	}
-	if err == nil {
+	if failed := shaken.Load(); failed != nil && *failed == nil {
 		return Finding{Name: name, Level: Fine, Message: "leads to this cloud"}
 	}
-	if failed != nil {
-		err = failed
+	if err == nil {
+		err = errors.New("no TLS handshake")
 	}
 	var unknown *tls.CertificateVerificationError
 	var authority x509.UnknownAuthorityError
