@@ -1,6 +1,6 @@
-// Package nodecondition says by conditions of this device's Node what the kubelet's own don't: that
-// the disk of the data directory is full, that kubelet and kube-apiserver don't fit each other, and
-// that pods do not run.
+// Package nodecondition sets conditions of this device's Node for what the kubelet's own don't
+// cover: the disk of the data directory is full, kubelet and kube-apiserver don't fit each other,
+// pods do not run.
 //
 // It owns these conditions, and when each is looked at. It refuses to act on them: a full disk and
 // a version that does not fit stop nothing. A condition is written when it changes, by the edge API
@@ -11,13 +11,62 @@ package nodecondition
 import (
 	"context"
 	"encoding/json"
+	"fmt"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 	"k8s.io/klog/v2"
+
+	"github.com/skerry-io/skerry/beehive"
 )
+
+// poller sets one condition by a problem that it polls.
+type poller struct {
+	every time.Duration
+	// problem is what is wrong, and in one word for the condition's reason; empty for nothing.
+	problem func(ctx context.Context) (reason, message string)
+	good    corev1.NodeCondition // the condition without a problem
+	node    string
+	client  *rest.Config // of the edge API
+}
+
+// run polls until ctx ends. The condition is written when the problem changes, the first time only
+// where there is one; written is called after that, nil for nothing.
+func (p *poller) run(ctx context.Context, port *beehive.Port, written func(before, problem string)) error {
+	client, err := kubernetes.NewForConfig(p.client)
+	if err != nil {
+		return fmt.Errorf("making the client for the Node's condition: %w", err)
+	}
+	port.Ready()
+	tick := time.NewTicker(p.every)
+	defer tick.Stop()
+	before, known := "", false
+	for {
+		reason, problem := p.problem(ctx)
+		if problem != before || !known {
+			want := p.good
+			want.Status = corev1.ConditionFalse
+			if problem != "" {
+				want.Status, want.Reason, want.Message = corev1.ConditionTrue, reason, problem
+			}
+			if known = set(ctx, client, p.node, want) == nil; known {
+				if written != nil {
+					written(before, problem)
+				}
+				before = problem
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+	}
+}
 
 // set sets a condition of the Node, where its status, or the message of what is wrong, differs from
 // what is there. One that is not there counts as false.
@@ -35,7 +84,7 @@ func set(ctx context.Context, client kubernetes.Interface, name string, want cor
 	if have.Status == want.Status && (want.Status == corev1.ConditionFalse || have.Message == want.Message) {
 		return nil
 	}
-	klog.FromContext(ctx).Info("A condition of the node has changed", "type", want.Type, "status", want.Status, "message", want.Message)
+	klog.FromContext(ctx).Info("Setting a condition of the Node", "type", want.Type, "status", want.Status, "message", want.Message)
 	want.LastTransitionTime = metav1.Now()
 	want.LastHeartbeatTime = want.LastTransitionTime
 	patch, err := json.Marshal(map[string]any{"status": map[string]any{"conditions": []any{want}}})

@@ -9,7 +9,6 @@ import (
 
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
 	"github.com/skerry-io/skerry/beehive"
@@ -93,15 +92,19 @@ func (d Disk) Ready() error {
 
 // DiskModule sets the condition DiskFull. On a store without one free page that waits for room like
 // every other write.
-type DiskModule struct {
-	disk   Disk
-	node   string
-	client *rest.Config
-}
+type DiskModule struct{ poller }
 
 // NewDiskModule returns the module for the Node of that name; client is of the edge API.
 func NewDiskModule(disk Disk, node string, client *rest.Config) *DiskModule {
-	return &DiskModule{disk, node, client}
+	good := corev1.NodeCondition{Type: DiskFull, Reason: "HasRoom", Message: "edgecore has room for what it keeps"}
+	first := "" // of this problem: a later message only counts other bytes, which is no reason to write
+	return &DiskModule{poller{diskPoll, func(ctx context.Context) (reason, message string) {
+		disk.refresh(ctx)
+		if message = disk.Status().Problem; message == "" || first == "" {
+			first = message
+		}
+		return "NoRoom", first
+	}, good, node, client}}
 }
 
 // Name implements beehive.Module.
@@ -110,38 +113,7 @@ func (*DiskModule) Name() message.Name { return "disk" }
 // diskPoll is how often the disk is looked at: statfs(2) costs microseconds and writes nothing.
 const diskPoll = 10 * time.Second
 
-// Run looks until ctx ends. A condition is written when it changes, the first time only
-// where it is bad.
+// Run implements beehive.Module.
 func (m *DiskModule) Run(ctx context.Context, port *beehive.Port) error {
-	client, err := kubernetes.NewForConfig(m.client)
-	if err != nil {
-		return fmt.Errorf("making the client for the Node's condition: %w", err)
-	}
-	port.Ready()
-	tick := time.NewTicker(diskPoll)
-	defer tick.Stop()
-	said, known := "", false
-	for {
-		m.disk.refresh(ctx)
-		problem := m.disk.Status().Problem
-		if (problem == "") != (said == "") || !known {
-			if known = m.say(ctx, client, problem) == nil; known {
-				said = problem
-			}
-		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-tick.C:
-		}
-	}
-}
-
-// say sets the Node's condition, where it differs.
-func (m *DiskModule) say(ctx context.Context, client kubernetes.Interface, problem string) error {
-	want := corev1.NodeCondition{Type: DiskFull, Status: corev1.ConditionFalse, Reason: "HasRoom", Message: "edgecore has room for what it keeps"}
-	if problem != "" {
-		want.Status, want.Reason, want.Message = corev1.ConditionTrue, "NoRoom", problem
-	}
-	return set(ctx, client, m.node, want)
+	return m.run(ctx, port, nil)
 }

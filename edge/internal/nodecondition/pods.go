@@ -2,11 +2,9 @@ package nodecondition
 
 import (
 	"context"
-	"fmt"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
 	"github.com/skerry-io/skerry/beehive"
@@ -22,47 +20,19 @@ const PodsNotRunning corev1.NodeConditionType = "SkerryPodsNotRunning"
 const podsPoll = 20 * time.Second
 
 // PodsModule sets the condition PodsNotRunning.
-type PodsModule struct {
-	problem func(ctx context.Context) (reason, message string)
-	node    string
-	client  *rest.Config
-}
+type PodsModule struct{ poller }
 
 // NewPodsModule returns the module for the Node of that name. problem gives the reason pods do not
 // run, "" where all do; client is of the edge API.
 func NewPodsModule(problem func(ctx context.Context) (reason, message string), node string, client *rest.Config) *PodsModule {
-	return &PodsModule{problem, node, client}
+	good := corev1.NodeCondition{Type: PodsNotRunning, Reason: "PodsRunning", Message: "the pods of this device run"}
+	return &PodsModule{poller{podsPoll, problem, good, node, client}}
 }
 
 // Name implements beehive.Module.
 func (*PodsModule) Name() message.Name { return "podcondition" }
 
-// Run looks until ctx ends. The condition is written when it changes, the first time only
-// where it is bad.
+// Run implements beehive.Module.
 func (m *PodsModule) Run(ctx context.Context, port *beehive.Port) error {
-	client, err := kubernetes.NewForConfig(m.client)
-	if err != nil {
-		return fmt.Errorf("making the client for the Node's condition: %w", err)
-	}
-	port.Ready()
-	tick := time.NewTicker(podsPoll)
-	defer tick.Stop()
-	said, known := "", false
-	for {
-		reason, problem := m.problem(ctx)
-		if problem != said || !known {
-			want := corev1.NodeCondition{Type: PodsNotRunning, Status: corev1.ConditionFalse, Reason: "PodsRunning", Message: "the pods of this device run"}
-			if problem != "" {
-				want.Status, want.Reason, want.Message = corev1.ConditionTrue, reason, problem
-			}
-			if known = set(ctx, client, m.node, want) == nil; known {
-				said = problem
-			}
-		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-tick.C:
-		}
-	}
+	return m.run(ctx, port, nil)
 }
