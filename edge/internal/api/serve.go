@@ -19,10 +19,10 @@ import (
 )
 
 // Handler answers requests from outside the process: authenticate says who each comes from, before
-// anything of its body is read. Each Handler has slots of its own: the clients of one listener
+// anything of its body is read. Each Handler has shares of its own: the clients of one listener
 // can't keep those of another waiting.
 func (s *Server) Handler(authenticate Authenticator) http.Handler {
-	requests, watches := newSlots(s.config.MaxRequests), newSlots(s.config.MaxWatches)
+	requests, watches := requestShares(s.config.MaxRequests), requestShares(s.config.MaxWatches)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		identity, err := authenticate(r)
 		if err != nil {
@@ -39,17 +39,17 @@ func (s *Server) Handler(authenticate Authenticator) http.Handler {
 			writeError(w, r, apierrors.NewBadRequest(err.Error()))
 			return
 		}
-		slots := requests
+		shares := requests
 		if isWatch(info) {
-			slots = watches
+			shares = watches
 		}
 		client := clientOf(r)
-		if !slots.take(client) {
+		if !shares.Take(client) {
 			s.metrics.overload.Inc()
 			writeError(w, r, apierrors.NewTooManyRequests("the device's API has too many requests open", retryAfter))
 			return
 		}
-		defer slots.give(client)
+		defer shares.Give(client)
 		limitBody(w, r)
 		s.serve(w, r, info)
 	})

@@ -4,46 +4,16 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"sync"
 	"time"
+
+	"github.com/skerry-io/skerry/edge/internal/connshare"
 )
 
 // bodyTimeout is how long a client may take to send the body of a request. Its slot is free then.
 const bodyTimeout = 30 * time.Second
 
-// slots bound what the clients of a listener have open at once, all together and each for itself.
-type slots struct {
-	all, each int
-
-	mu     sync.Mutex
-	taken  int
-	client map[string]int
-}
-
-func newSlots(all int) *slots {
-	return &slots{all: all, each: max(1, all/4), client: map[string]int{}}
-}
-
-// take returns false at the bound.
-func (s *slots) take(client string) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.taken >= s.all || client != "" && s.client[client] >= s.each {
-		return false
-	}
-	s.taken++
-	s.client[client]++
-	return true
-}
-
-func (s *slots) give(client string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.taken--
-	if s.client[client]--; s.client[client] == 0 {
-		delete(s.client, client)
-	}
-}
+// requestShares bound the requests that are open at once; one client has at most a quarter.
+func requestShares(all int) *connshare.Shares { return connshare.New(all, max(1, all/4)) }
 
 // clientOf is a pod's address; "" for root, who has the whole listener: on the device, or
 // by certificate.

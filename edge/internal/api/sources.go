@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
+	"github.com/skerry-io/skerry/edge/internal/connshare"
 	"github.com/skerry-io/skerry/edge/internal/meta"
 	"github.com/skerry-io/skerry/edge/internal/object"
 )
@@ -141,51 +142,19 @@ const (
 	maxStrangeConns = 4
 )
 
-// boundedListener bounds connections, all together and of each address: above that they are closed
-// at once. The clients of the loopback address are many, and share what there is; root has the
-// socket, and the kubelet no connection at all. Where known is not nil, addresses that it does not
-// know have places of their own: a hello is judged once it came, and who says none would keep a
-// pod's place until then.
-type boundedListener struct {
-	net.Listener
-	slots, strange *slots
-	known          func(netip.Addr) bool
-}
-
+// bounded bounds connections, all together and of each address: above that they are closed at once.
+// The clients of the loopback address are many, and share the whole; root has the socket, and the
+// kubelet no connection at all. Where known is not nil, addresses that it does not know have places
+// of their own: a client is judged by its hello, and one that sends none would keep a pod's place.
 func bounded(l net.Listener, known func(netip.Addr) bool) net.Listener {
-	s, strange := newSlots(maxConns), newSlots(maxStrange)
-	s.each, strange.each = maxClientConns, maxStrangeConns
-	return &boundedListener{l, s, strange, known}
-}
-
-// Accept implements net.Listener.
-func (l *boundedListener) Accept() (net.Conn, error) {
-	for {
-		c, err := l.Listener.Accept()
-		if err != nil {
-			return nil, err
+	shares, strange := connshare.New(maxConns, maxClientConns), connshare.New(maxStrange, maxStrangeConns)
+	return connshare.Listen(l, func(a netip.Addr) (*connshare.Shares, string) {
+		switch {
+		case a.IsLoopback():
+			return shares, ""
+		case known != nil && !known(a):
+			return strange.Each(a)
 		}
-		client, _, err := net.SplitHostPort(c.RemoteAddr().String())
-		slots := l.slots
-		switch ip, bad := netip.ParseAddr(client); {
-		case bad == nil && ip.IsLoopback():
-			client = ""
-		case l.known != nil && (bad != nil || !l.known(ip.Unmap())):
-			slots = l.strange
-		}
-		if err == nil && slots.take(client) {
-			return &boundedConn{Conn: c, over: sync.OnceFunc(func() { slots.give(client) })}, nil
-		}
-		_ = c.Close()
-	}
-}
-
-type boundedConn struct {
-	net.Conn
-	over func()
-}
-
-func (c *boundedConn) Close() error {
-	c.over()
-	return c.Conn.Close()
+		return shares.Each(a)
+	})
 }

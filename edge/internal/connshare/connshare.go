@@ -1,8 +1,8 @@
-// Package connshare gives each address its share of a listener's connections, so that one client
-// can not take all of them before it has shown who it is.
+// Package connshare bounds what the clients of a listener have open, all together and each for
+// itself, so that one client can not take all of it before it has shown who it is.
 //
-// It owns the count of open connections by address. It refuses one above the share by closing it at
-// once. A listener may be used by many goroutines.
+// It owns the counts of open connections and requests by client. It refuses a connection above a
+// bound by closing it at once. Shares and listeners may be used by many goroutines.
 package connshare
 
 import (
@@ -11,61 +11,79 @@ import (
 	"sync"
 )
 
-// shares is a listener of which one address has a part.
-type shares struct {
-	net.Listener
-	each int
+// Shares count what clients have open.
+type Shares struct {
+	all, each int
 
-	mu   sync.Mutex
-	open map[netip.Addr]int
+	mu     sync.Mutex
+	open   int
+	client map[string]int
 }
 
-// Listen bounds the open connections of a listener: one address has at most each, and one more is
-// closed at once.
-func Listen(l net.Listener, each int) net.Listener {
-	return &shares{Listener: l, each: each, open: map[netip.Addr]int{}}
+// New bounds what all clients together and each of them may have open.
+func New(all, each int) *Shares {
+	return &Shares{all: all, each: each, client: map[string]int{}}
 }
 
-// Accept implements net.Listener.
-func (s *shares) Accept() (net.Conn, error) {
-	for {
-		c, err := s.Listener.Accept()
-		if err != nil {
-			return nil, err
-		}
-		at, err := netip.ParseAddrPort(c.RemoteAddr().String())
-		if err != nil || !s.take(at.Addr()) {
-			_ = c.Close()
-			continue
-		}
-		return &shared{Conn: c, over: sync.OnceFunc(func() { s.give(at.Addr()) })}, nil
-	}
-}
-
-func (s *shares) take(a netip.Addr) bool {
+// Take counts one more of a client, or returns false at the bound. The client "" has no bound but
+// that of all.
+func (s *Shares) Take(client string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.open[a] >= s.each {
+	if s.open >= s.all || client != "" && s.client[client] >= s.each {
 		return false
 	}
-	s.open[a]++
+	s.open++
+	s.client[client]++
 	return true
 }
 
-func (s *shares) give(a netip.Addr) {
+// Give takes back what Take has counted.
+func (s *Shares) Give(client string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.open[a]--; s.open[a] <= 0 {
-		delete(s.open, a)
+	s.open--
+	if s.client[client]--; s.client[client] == 0 {
+		delete(s.client, client)
 	}
 }
 
-type shared struct {
+// By decides for an address which Shares bound its connections, and as which client of theirs.
+type By func(netip.Addr) (shares *Shares, client string)
+
+// Each has every address as a client of its own.
+func (s *Shares) Each(a netip.Addr) (shares *Shares, client string) { return s, a.String() }
+
+// Listen bounds the open connections of a listener.
+func Listen(l net.Listener, by By) net.Listener { return &listener{l, by} }
+
+type listener struct {
+	net.Listener
+	by By
+}
+
+// Accept implements net.Listener.
+func (l *listener) Accept() (net.Conn, error) {
+	for {
+		c, err := l.Listener.Accept()
+		if err != nil {
+			return nil, err
+		}
+		if at, err := netip.ParseAddrPort(c.RemoteAddr().String()); err == nil {
+			if shares, client := l.by(at.Addr().WithZone("").Unmap()); shares.Take(client) {
+				return &conn{Conn: c, over: sync.OnceFunc(func() { shares.Give(client) })}, nil
+			}
+		}
+		_ = c.Close()
+	}
+}
+
+type conn struct {
 	net.Conn
 	over func()
 }
 
-func (c *shared) Close() error {
+func (c *conn) Close() error {
 	c.over()
 	return c.Conn.Close()
 }

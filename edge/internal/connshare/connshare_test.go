@@ -13,7 +13,7 @@ func TestOneAddressHasItsShare(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l := connshare.Listen(inner, 2)
+	l := connshare.Listen(inner, connshare.New(2, 2).Each)
 	defer l.Close()
 	accepted := make(chan net.Conn)
 	go func() {

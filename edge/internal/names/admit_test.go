@@ -2,7 +2,10 @@ package names_test
 
 import (
 	"context"
+	"errors"
+	"net"
 	"net/netip"
+	"os"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -43,6 +46,24 @@ func TestClaims_06_NamesAreForThisDevicesPods(t *testing.T) {
 	answers("a pod", true)
 	pods.Store(false)
 	answers("a host of the LAN", false)
+	var open atomic.Int32
+	for range 16 { // an unknown address has few connections
+		conn, err := net.Dial("tcp", l.at.String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		go func() {
+			_ = conn.SetReadDeadline(time.Now().Add(time.Second))
+			if _, err := conn.Read(make([]byte, 1)); errors.Is(err, os.ErrDeadlineExceeded) {
+				open.Add(1)
+			}
+		}()
+	}
+	time.Sleep(1500 * time.Millisecond)
+	if n := open.Load(); n == 0 || n > 4 {
+		t.Errorf("an unknown address has %d connections, want 1 to 4", n)
+	}
 	time.AfterFunc(500*time.Millisecond, func() { pods.Store(true) })
 	answers("a pod that has just started", true)
 }

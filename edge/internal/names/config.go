@@ -20,8 +20,12 @@ const (
 	maxTCP = 100
 	// maxClientTCP are those of one address; one more is closed at once.
 	maxClientTCP = 16
+	// maxUnknownTCP and maxUnknownClientTCP are those of addresses that are not known to be of this
+	// device's pods.
+	maxUnknownTCP       = 32
+	maxUnknownClientTCP = 4
 	// A pod that has just started may not be known for admitWait; maxWaiting queries of unknown
-	// addresses wait for that, further ones are dropped. They are looked at again each admitPoll.
+	// addresses wait for that, further ones are dropped. They are checked again each admitPoll.
 	admitWait  = 3 * time.Second
 	admitPoll  = 250 * time.Millisecond
 	maxWaiting = 32

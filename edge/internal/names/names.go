@@ -86,7 +86,7 @@ func (m *Module) serve(ctx context.Context, s sockets) error {
 	})
 	for _, server := range []*dns.Server{
 		{PacketConn: s.udp, Handler: handler, UDPSize: payload},
-		{Listener: netutil.LimitListener(connshare.Listen(s.tcp, maxClientTCP), maxTCP), Handler: handler},
+		{Listener: netutil.LimitListener(connshare.Listen(s.tcp, m.shares(asking)), maxTCP), Handler: handler},
 	} {
 		g.Go(func() error {
 			if err := server.ActivateAndServe(); err != nil && ctx.Err() == nil {
@@ -111,6 +111,18 @@ func (m *Module) serve(ctx context.Context, s sockets) error {
 	}
 	klog.FromContext(ctx).Info("DNS server listens", "listen", m.config.Listen, "domain", m.config.Domain)
 	return g.Wait()
+}
+
+// shares bound the connections of an address. A host of the LAN reaches the listener like a pod, and
+// is judged by its first query: those of unknown addresses take few of the places.
+func (m *Module) shares(ctx context.Context) connshare.By {
+	known, unknown := connshare.New(maxTCP, maxClientTCP), connshare.New(maxUnknownTCP, maxUnknownClientTCP)
+	return func(a netip.Addr) (*connshare.Shares, string) {
+		if m.config.Admits != nil && !m.config.Admits(ctx, a) {
+			return unknown.Each(a)
+		}
+		return known.Each(a)
+	}
 }
 
 // admits reports whether a query of an address is answered.

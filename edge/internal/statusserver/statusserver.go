@@ -112,7 +112,7 @@ func (s *Server) listen(ctx context.Context) error {
 	klog.FromContext(ctx).Info("Status server listens", "address", l.Addr())
 	g, serving := errgroup.WithContext(ctx)
 	g.Go(func() error {
-		bounded := netutil.LimitListener(connshare.Listen(l, connsOfAddress), mostConns)
+		bounded := netutil.LimitListener(connshare.Listen(l, connshare.New(mostConns, connsOfAddress).Each), mostConns)
 		if err := server.ServeTLS(bounded, "", ""); !errors.Is(err, http.ErrServerClosed) {
 			return fmt.Errorf("serving: %w", err)
 		}
