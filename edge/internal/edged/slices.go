@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	resourcev1 "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
@@ -65,11 +66,12 @@ func (c keepingSlices) DeleteCollection(ctx context.Context, options metav1.Dele
 	return c.ResourceSliceInterface.DeleteCollection(ctx, options, list)
 }
 
-// without leaves drivers out of a selector of ResourceSlices; none: it selects only theirs.
+// without leaves drivers out of a selector of ResourceSlices; some is false where it selects only
+// theirs.
 func without(selector string, drivers []string) (rest string, some bool) {
 	parsed, err := fields.ParseSelector(selector)
 	if err != nil {
-		return selector, true // kube-apiserver says so
+		return selector, true // kube-apiserver refuses it
 	}
 	all := []fields.Selector{parsed}
 	for _, r := range parsed.Requirements() {
@@ -86,6 +88,8 @@ func without(selector string, drivers []string) (rest string, some bool) {
 const (
 	// mostSockets bounds the sockets that are asked: a kubelet has a dozen plugins.
 	mostSockets = 256
+	// socketsAtOnce bounds those that are asked at the same time: several may hang.
+	socketsAtOnce = 16
 	// registrationTimeout is for one of them: a driver that hangs does not keep its slices.
 	registrationTimeout = 2 * time.Second
 )
@@ -100,10 +104,19 @@ func runningDrivers(ctx context.Context, rootDir string) (drivers []string) {
 		}
 		return nil // without a folder there are no plugins
 	})
-	for _, path := range sockets {
-		info, err := askPlugin(ctx, path)
-		if err == nil && info.Type == registerapi.DRAPlugin && !slices.Contains(drivers, info.Name) {
-			drivers = append(drivers, info.Name)
+	infos := make([]*registerapi.PluginInfo, len(sockets))
+	var g errgroup.Group
+	g.SetLimit(socketsAtOnce)
+	for i, path := range sockets {
+		g.Go(func() error {
+			infos[i], _ = askPlugin(ctx, path) // one that does not answer does not run
+			return nil
+		})
+	}
+	_ = g.Wait() // no call returns an error
+	for _, info := range infos {
+		if info.GetType() == registerapi.DRAPlugin && !slices.Contains(drivers, info.GetName()) {
+			drivers = append(drivers, info.GetName())
 		}
 	}
 	slices.Sort(drivers)

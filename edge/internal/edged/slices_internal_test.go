@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc"
@@ -23,10 +24,10 @@ func TestKeeping(t *testing.T) {
 		drivers  []string
 		want     []string // what is asked of the API; nothing: it is not
 	}{
-		"all, and none runs":         {"spec.nodeName=edge1", nil, []string{"spec.nodeName=edge1"}},
-		"all, and two run":           {"spec.nodeName=edge1", []string{"a", "b"}, []string{"spec.driver!=a,spec.driver!=b,spec.nodeName=edge1"}},
-		"one that is gone":           {"spec.driver=c,spec.nodeName=edge1", []string{"a"}, []string{"spec.driver!=a,spec.driver=c,spec.nodeName=edge1"}},
-		"one that is back meanwhile": {"spec.driver=a,spec.nodeName=edge1", []string{"a"}, nil},
+		"all, and none runs":     {"spec.nodeName=edge1", nil, []string{"spec.nodeName=edge1"}},
+		"all, and two run":       {"spec.nodeName=edge1", []string{"a", "b"}, []string{"spec.driver!=a,spec.driver!=b,spec.nodeName=edge1"}},
+		"one that is gone":       {"spec.driver=c,spec.nodeName=edge1", []string{"a"}, []string{"spec.driver!=a,spec.driver=c,spec.nodeName=edge1"}},
+		"one that has come back": {"spec.driver=a,spec.nodeName=edge1", []string{"a"}, nil},
 	} {
 		below := fake.NewClientset()
 		client := &keeping{below, func(context.Context) []string { return c.drivers }}
@@ -91,7 +92,15 @@ func TestRunningDrivers(t *testing.T) {
 		go func() { _ = s.Serve(l) }()
 		t.Cleanup(s.Stop)
 	}
+	for _, name := range []string{"hangs1.sock", "hangs2.sock", "hangs3.sock"} { // accepts, and never answers
+		l := listen(name)
+		t.Cleanup(func() { _ = l.Close() })
+	}
+	start := time.Now()
 	if diff := cmp.Diff([]string{"another.example", "dra.example"}, runningDrivers(t.Context(), root)); diff != "" {
 		t.Error(diff)
+	}
+	if took := time.Since(start); took > 2*registrationTimeout {
+		t.Errorf("three plugins that hang took %s", took)
 	}
 }
