@@ -6,7 +6,7 @@
 // for a port in a namespace, shared by the pods that use it, removed with the last of them. It
 // refuses to make one offline, or where the cluster doesn't know the kind, and says so to the pod;
 // it never touches one that it did not make, and gives no port away that edgecore.yaml does not
-// list, that leads to the cloud, or that bears an address of the Node. Wanted is pure; the rest is
+// list, that leads to the cloud, or that has an address of the Node. Wanted is pure; the rest is
 // of the agent's own.
 package passthrough
 
@@ -50,7 +50,7 @@ const (
 type Ports func(name string) error
 
 // Guard returns what depends on a port so that no pod may take it; "" for nothing. nodes are the
-// addresses of the Node, way is where the last link led to, and may be none.
+// addresses of the Node, way is the remote address of the last link, which may be invalid.
 type Guard func(port string, nodes []netip.Addr, way netip.Addr) (why string, err error)
 
 // Config is what the agent needs.

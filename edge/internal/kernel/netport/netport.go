@@ -33,23 +33,62 @@ func Up(name string) error {
 	return nil
 }
 
-// Depends says what depends on a port: this device's default route, its way to one of those
-// addresses, or one of its own. "" for nothing, also where there is no such port.
+// Depends names what depends on a port: this device's default route, its way to one of those
+// addresses, or one of its own, also by a bridge, a bond or a VLAN above the port. "" for nothing,
+// also where there is no such port.
 func Depends(name string, ways, own []netip.Addr) (why string, err error) {
-	l, err := netlink.LinkByName(name)
+	port, err := netlink.LinkByName(name)
 	if _, ok := errors.AsType[netlink.LinkNotFoundError](err); ok {
 		return "", nil
 	}
 	if err != nil {
 		return "", fmt.Errorf("finding interface %s: %w", name, err)
 	}
+	all, err := netlink.LinkList()
+	if err != nil {
+		return "", fmt.Errorf("listing interfaces: %w", err)
+	}
+	for _, l := range above(port, all) {
+		why, err := depends(l, ways, own)
+		if err != nil {
+			return "", err
+		}
+		if upper := l.Attrs().Name; why != "" && upper != name {
+			why = "it is part of " + upper + ": " + why
+		}
+		if why != "" {
+			return why, nil
+		}
+	}
+	return "", nil
+}
+
+// above is a port with the interfaces that use it.
+func above(port netlink.Link, all []netlink.Link) []netlink.Link {
+	found := []netlink.Link{port}
+	for i := 0; i < len(found); i++ {
+		lower := found[i].Attrs()
+		for _, l := range all {
+			upper := l.Attrs()
+			// The parent of a veth is its peer, which it does not need to be there.
+			uses := upper.Index == lower.MasterIndex || upper.ParentIndex == lower.Index && l.Type() != "veth"
+			if uses && !slices.ContainsFunc(found, func(f netlink.Link) bool { return f.Attrs().Index == upper.Index }) {
+				found = append(found, l)
+			}
+		}
+	}
+	return found
+}
+
+func depends(l netlink.Link, ways, own []netip.Addr) (why string, err error) {
+	name := l.Attrs().Name
 	addresses, err := netlink.AddrList(l, netlink.FAMILY_ALL)
 	if err != nil {
 		return "", fmt.Errorf("reading the addresses of %s: %w", name, err)
 	}
 	for _, a := range addresses {
 		if ip, ok := netip.AddrFromSlice(a.IP); ok && slices.Contains(own, ip.Unmap()) {
-			return fmt.Sprintf("it bears %s, an address of this node", ip.Unmap()), nil
+			return fmt.Sprintf("it has %s, an address of this node", ip.Unmap()), nil
 		}
 	}
 	routes, err := netlink.RouteList(l, netlink.FAMILY_ALL)
