@@ -115,14 +115,19 @@ func try(ctx context.Context, o Options, base, host string, body []byte) (*pki.J
 	if err != nil {
 		return nil, 0, err
 	}
-	transport := newTransport(pki.ClientTLS(pki.Client{Roots: pki.Pool(ca), Now: o.Clock.Now, Protocols: protocols()}))
+	return post(ctx, o, pki.Pool(ca), host, base+pki.JoinPath, http.Header{"Authorization": {"Bearer " + o.Token.Bearer()}}, body)
+}
+
+// post asks a cloudcore whose certificate roots have signed for a certificate.
+func post(ctx context.Context, o Options, roots *x509.CertPool, host, url string, header http.Header, body []byte) (*pki.JoinAnswer, time.Duration, error) {
+	transport := newTransport(pki.ClientTLS(pki.Client{Roots: roots, Now: o.Clock.Now, Protocols: protocols()}))
 	defer transport.CloseIdleConnections()
-	request, err := http.NewRequestWithContext(ctx, http.MethodPost, base+pki.JoinPath, bytes.NewReader(body))
+	request, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader(body))
 	if err != nil {
 		return nil, 0, fmt.Errorf("making the request: %w", err)
 	}
+	request.Header = header
 	request.Header.Set("Content-Type", "application/json")
-	request.Header.Set("Authorization", "Bearer "+o.Token.Bearer())
 	response, err := client(transport, answerTimeout).Do(request)
 	if err != nil {
 		return nil, 0, explain(err, o, host)

@@ -1,7 +1,6 @@
 package join
 
 import (
-	"bytes"
 	"context"
 	"crypto"
 	"crypto/sha256"
@@ -11,7 +10,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"math/rand/v2"
 	"net/http"
@@ -330,7 +328,7 @@ const renewEndedMax = time.Minute
 // renewed by one.
 func (i *Identity) ended() bool { return !i.clock.Now().Before(i.current.Load().Leaf.NotAfter) }
 
-// lookAgain is how long nothing is looked at. A device whose certificate has ended may be joined
+// lookAgain is the pause between two checks. A device whose certificate has ended may be joined
 // again at any moment.
 func (i *Identity) lookAgain() time.Duration {
 	if i.ended() {
@@ -371,7 +369,7 @@ func (i *Identity) renewEnded(ctx context.Context) error {
 		}
 		var refusal *pki.Refusal
 		if errors.As(err, &refusal) {
-			break // cloudcore's word; another address would say the same
+			break // cloudcore has answered; another address gives the same answer
 		}
 	}
 	if err != nil {
@@ -411,29 +409,12 @@ func (i *Identity) postRenewal(ctx context.Context, server string, body []byte) 
 	if err != nil {
 		return nil, err
 	}
-	transport := newTransport(pki.ClientTLS(pki.Client{Roots: i.Roots(), Now: i.clock.Now, Protocols: protocols()}))
-	defer transport.CloseIdleConnections()
-	var failed error
-	for _, base := range bases {
-		request, err := http.NewRequestWithContext(ctx, http.MethodPost, base+pki.RenewPath, bytes.NewReader(body))
-		if err != nil {
-			return nil, fmt.Errorf("making the request: %w", err)
-		}
-		request.Header.Set("Content-Type", "application/json")
-		response, err := client(transport, answerTimeout).Do(request)
-		if err != nil {
-			failed = errors.Join(failed, explain(err, Options{Server: server, Clock: i.clock}, host))
-			continue
-		}
-		data, err := io.ReadAll(io.LimitReader(response.Body, pki.MaxJoinBody+1))
-		response.Body.Close()
-		if err != nil || len(data) > pki.MaxJoinBody {
-			return nil, fmt.Errorf("%w: reading the answer of %s: %w", ErrUnreachable, server, err)
-		}
-		answer, _, err := parseAnswer(response.StatusCode, response.Header, data, server)
-		return answer, err
-	}
-	return nil, failed
+	var answer *pki.JoinAnswer
+	err = each(bases, func(base string) (err error) {
+		answer, _, err = post(ctx, Options{Server: server, Clock: i.clock}, i.Roots(), host, base+pki.RenewPath, http.Header{}, body)
+		return err
+	})
+	return answer, err
 }
 
 // takeJoined uses the identity that `edgecore join` has written since, where it is of this node.
@@ -451,8 +432,8 @@ func (i *Identity) takeJoined(ctx context.Context) {
 	switch {
 	case id.certificate[0].Equal(i.current.Load().Leaf):
 	case id.cluster.Node != i.cluster.Node:
-		klog.FromContext(ctx).Error(nil, "This device was joined under another name; edgecore goes on as before until it is restarted", "node", i.cluster.Node, "joined", id.cluster.Node)
-		i.note(fmt.Errorf("this device was joined as %s meanwhile: restart edgecore (systemctl restart edgecore)", id.cluster.Node))
+		klog.FromContext(ctx).Error(nil, "This device was joined under another name, which edgecore uses once it is restarted", "node", i.cluster.Node, "joined", id.cluster.Node)
+		i.note(fmt.Errorf("this device was joined as %s: restart edgecore (systemctl restart edgecore)", id.cluster.Node))
 	default:
 		i.clock.AtLeast(id.certificate[0].NotBefore)
 		i.trust.Store(newTrust(id.ca, id.clientCA))
