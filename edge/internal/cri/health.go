@@ -15,22 +15,36 @@ const healthTimeout = 5 * time.Second
 // Serves asks the runtime at an endpoint for its version, as the kubelet does at its start:
 // containerd accepts connections before it serves its API, and the kubelet ends on an error.
 func Serves(ctx context.Context, endpoint string) error {
-	ctx, cancel := context.WithTimeout(ctx, healthTimeout)
-	defer cancel()
-	conn, err := Dial(endpoint)
-	if err != nil {
-		return err
-	}
-	defer conn.Close()
-	if _, err := runtimev1.NewRuntimeServiceClient(conn).Version(ctx, &runtimev1.VersionRequest{}); err != nil {
-		return fmt.Errorf("the container runtime at %s does not serve its API (%s); see `systemctl status containerd`", endpoint, status.Convert(err).Message())
-	}
-	return nil
+	return ask(ctx, endpoint, func(ctx context.Context, client runtimev1.RuntimeServiceClient) error {
+		if _, err := client.Version(ctx, &runtimev1.VersionRequest{}); err != nil {
+			return fmt.Errorf("the container runtime at %s does not serve its API (%s); see `systemctl status containerd`", endpoint, status.Convert(err).Message())
+		}
+		return nil
+	})
 }
 
 // Health asks the runtime at an endpoint how it is: nil, or what keeps it from starting pods and
 // what to do about that.
 func Health(ctx context.Context, endpoint string) error {
+	return ask(ctx, endpoint, func(ctx context.Context, client runtimev1.RuntimeServiceClient) error {
+		answer, err := client.Status(ctx, &runtimev1.StatusRequest{})
+		if err != nil {
+			return fmt.Errorf("the container runtime at %s does not answer (%s): running containers are not affected, and none can be started; see `systemctl status containerd`", endpoint, status.Convert(err).Message())
+		}
+		for _, c := range answer.GetStatus().GetConditions() {
+			switch {
+			case c.Status:
+			case c.Type == runtimev1.RuntimeReady:
+				return fmt.Errorf("the container runtime is not ready: %s %s; see `journalctl -u containerd`", c.Reason, c.Message)
+			case c.Type == runtimev1.NetworkReady:
+				return fmt.Errorf("the pod network is not ready: %s %s; see /etc/cni/net.d", c.Reason, c.Message)
+			}
+		}
+		return nil
+	})
+}
+
+func ask(ctx context.Context, endpoint string, question func(context.Context, runtimev1.RuntimeServiceClient) error) error {
 	ctx, cancel := context.WithTimeout(ctx, healthTimeout)
 	defer cancel()
 	conn, err := Dial(endpoint)
@@ -38,18 +52,5 @@ func Health(ctx context.Context, endpoint string) error {
 		return err
 	}
 	defer conn.Close()
-	answer, err := runtimev1.NewRuntimeServiceClient(conn).Status(ctx, &runtimev1.StatusRequest{})
-	if err != nil {
-		return fmt.Errorf("the container runtime at %s does not answer (%s): containers that run go on, and none is started; see `systemctl status containerd`", endpoint, status.Convert(err).Message())
-	}
-	for _, c := range answer.GetStatus().GetConditions() {
-		switch {
-		case c.Status:
-		case c.Type == runtimev1.RuntimeReady:
-			return fmt.Errorf("the container runtime is not ready: %s %s; see `journalctl -u containerd`", c.Reason, c.Message)
-		case c.Type == runtimev1.NetworkReady:
-			return fmt.Errorf("the pod network is not ready: %s %s; see /etc/cni/net.d", c.Reason, c.Message)
-		}
-	}
-	return nil
+	return question(ctx, runtimev1.NewRuntimeServiceClient(conn))
 }
