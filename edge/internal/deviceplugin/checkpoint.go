@@ -12,7 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 )
 
-// checkpointFile is what the kubelet keeps of them over restarts (kubeletDeviceManagerCheckpoint).
+// checkpointFile is where the kubelet keeps devices over restarts (kubeletDeviceManagerCheckpoint).
 const checkpointFile = "kubelet_internal_checkpoint"
 
 // checkpoint is as much of devicemanager/checkpoint.Data as is the same in every Kubernetes.
@@ -28,7 +28,7 @@ type checkpoint struct {
 }
 
 // readResources reads the kubelet's checkpoint in a directory. Where there is none no plugin ever
-// registered. Of one that can't be read the kubelet knows nothing either, and would start
+// registered. One that can't be read is lost to the kubelet too, which would start
 // containers without their devices.
 func readResources(dir string) (Resources, error) {
 	r := Resources{Known: sets.New[string](), Allocated: map[types.UID]map[string]sets.Set[string]{}}

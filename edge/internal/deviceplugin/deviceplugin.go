@@ -1,6 +1,6 @@
 // Package deviceplugin keeps pods with devices of device plugins from being rejected after a boot.
 //
-// A kubelet that starts knows no device until its plugin has registered, which is often a pod
+// A kubelet that starts has no device until its plugin has registered, which is often a pod
 // itself, and rejects each pod that wants one until then: UnexpectedAdmissionError, for good
 // (kubernetes#128043). So these pods are withheld from the kubelet until it has their devices, the
 // oldest first, and at most for a while: then the kubelet decides.
@@ -45,7 +45,7 @@ import (
 const Name message.Name = "deviceplugin"
 
 const (
-	// poll is how often it is looked for devices, while pods wait.
+	// poll is the interval of looking for devices while pods wait.
 	poll = time.Second
 	// settled is how often in a row a pod's devices must be seen: the kubelet receives its own
 	// Node's allocatable a moment after it is written.
@@ -150,7 +150,7 @@ func (m *Module) Withholds(pod *corev1.Pod) (reason string) {
 		default:
 		}
 	}
-	return fmt.Sprintf("waits for a device plugin: %s; is started in any case %s after the kubelet", w.reason, m.config.Timeout)
+	return fmt.Sprintf("waits for a device plugin: %s; see whether the plugin's pod runs; starts in any case %s after the kubelet", w.reason, m.config.Timeout)
 }
 
 // Prepare decides which pods wait. It is for the kubelet to wait for: what it is shown when it
@@ -161,7 +161,7 @@ func (m *Module) Prepare(ctx context.Context) error {
 	}
 	resources, err := m.source.Resources()
 	if err != nil {
-		klog.FromContext(ctx).Error(err, "Failed to read which resources have device plugins, taking all extended resources for such")
+		klog.FromContext(ctx).Error(err, "Failed to read the kubelet's device checkpoint, treating all extended resources as device plugins'")
 	}
 	if !resources.All && len(resources.Known) == 0 {
 		return nil
@@ -179,7 +179,7 @@ func (m *Module) Prepare(ctx context.Context) error {
 		return err
 	default: // without it a pod that runs might be stopped
 		m.failing = time.Time{}
-		klog.FromContext(ctx).Error(err, "Failed to ask the container runtime which containers run: no pod waits for device plugins")
+		klog.FromContext(ctx).Error(err, "Failed to list running containers: no pod waits for device plugins")
 		return nil
 	}
 	pods, err := m.pods(ctx)

@@ -117,7 +117,7 @@ func (d *device) want(when string, got []string, want ...string) {
 }
 
 // After a boot pods wait until the plugin has registered, whatever the Node's status of before
-// says, and are not Ready; then they are let through, and not withheld again.
+// reports, and are not Ready; then they are let through, and not withheld again.
 func TestPodsWaitForTheirPlugin(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		waits, runs, other := user("waits", 1, 1), user("runs", 2, 1), user("other", 3, 0)

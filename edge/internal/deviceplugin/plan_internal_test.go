@@ -143,7 +143,7 @@ func TestRequests(t *testing.T) {
 	p := user("a", 0, 1, 1)
 	p.Spec.InitContainers = user("b", 0, 1, 3).Spec.Containers
 	p.Spec.InitContainers[0].RestartPolicy = &always
-	if got := things().requests(p)[thing]; got != 4 { // the sidecar's beside the init container's
+	if got := things().requests(p)[thing]; got != 4 { // the sidecar's and the init container's
 		t.Error(got)
 	}
 	p.Spec.InitContainers = p.Spec.InitContainers[:1]

@@ -26,8 +26,8 @@ const (
 // RuntimeNotReady is the reason where the container runtime keeps pods from being started.
 const RuntimeNotReady = "ContainerRuntimeNotReady"
 
-// History tells lasting trouble from passing. It belongs to one goroutine. The zero value knows
-// nothing.
+// History tells lasting trouble from passing. It belongs to one goroutine. The zero value has
+// no problems.
 type History struct {
 	pods    map[types.UID]trouble
 	runtime time.Time // since when the runtime is in trouble; zero: it is not

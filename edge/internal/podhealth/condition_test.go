@@ -11,7 +11,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/podhealth"
 )
 
-// The cluster hears of trouble that lasts, in words that stay the same while it does.
+// Only problems that last are reported, by a message that stays the same while they do.
 func TestHistory(t *testing.T) {
 	bad := func(name string, state podhealth.State, reason, action string) podhealth.Pod {
 		return podhealth.Pod{Namespace: "default", Name: name, UID: types.UID(name), State: state, Reason: reason, Action: action}

@@ -38,8 +38,7 @@ type Pod struct {
 	Reason    string    `json:"reason,omitempty"` // one word
 	Message   string    `json:"message,omitempty"`
 	Action    string    `json:"action,omitempty"` // what a person can do
-	// Again says that the device runs it again by itself, Controlled that a controller in the cloud
-	// answers for it.
+	// Again: the device runs it again by itself. Controlled: a controller in the cloud owns it.
 	Again      bool `json:"again,omitempty"`
 	Controlled bool `json:"controlled,omitempty"`
 }
@@ -115,9 +114,7 @@ func (f Facts) why(pod *corev1.Pod, terminal bool) Pod {
 		}
 	case f.Withheld[pod.UID] != "":
 		p.State, p.Reason, p.Message = Withheld, "Withheld", f.Withheld[pod.UID]
-		if strings.Contains(p.Message, "device plugin") {
-			p.Action = "starts by itself; if its device plugin is a pod, see whether that runs: kubectl get pods -A"
-		}
+		p.Action = "starts by itself when the reason has passed"
 	case terminal:
 		p.State, p.Reason, p.Message = Ended, cmp.Or(pod.Status.Reason, string(pod.Status.Phase)), pod.Status.Message
 		p.Action = "only the cloud can replace it: its controller does so when the link is there; a pod without a controller must be made again"
