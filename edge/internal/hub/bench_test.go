@@ -5,11 +5,13 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/klog/v2"
 
 	"github.com/skerry-io/skerry/beehive"
@@ -324,3 +326,28 @@ func request(path string) message.Message {
 }
 
 func path(i int) string { return fmt.Sprintf("/api/v1/nodes/%d", i) }
+
+// metric returns the value of a metric by its name and the values of its labels.
+func (b *bench) metric(name string) float64 {
+	b.t.Helper()
+	registry := prometheus.NewPedanticRegistry()
+	if err := registry.Register(b.hub); err != nil {
+		b.t.Fatal(err)
+	}
+	families, err := registry.Gather()
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			full := []string{f.GetName()}
+			for _, l := range m.GetLabel() {
+				full = append(full, l.GetValue())
+			}
+			if strings.Join(full, " ") == name {
+				return m.GetCounter().GetValue() + m.GetGauge().GetValue()
+			}
+		}
+	}
+	return 0
+}

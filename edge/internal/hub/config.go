@@ -15,8 +15,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/linkstate"
 )
 
-// Report is what people in the cloud want to know of a device. What is zero costs a heartbeat no
-// byte.
+// Report is a device's state in its heartbeats. A zero field costs no byte.
 type Report struct {
 	Backlog        int           // writes that kube-apiserver has not accepted
 	BacklogAge     time.Duration // of the oldest of them
@@ -35,7 +34,7 @@ type Config struct {
 	// AliveChanged, when it is not nil, tells that Alive may have changed. Without it Alive is
 	// asked every second.
 	AliveChanged <-chan struct{}
-	// Report is what the heartbeats say beside that; nil: nothing. It must be quick.
+	// Report is the rest of what heartbeats carry; may be nil. It must be quick.
 	Report func() Report
 	// Wake tells that the network changed (a link came up, a route or address is new): dial at
 	// once. May be nil.

@@ -120,7 +120,7 @@ func problem(p *pace, server string, err error) string {
 }
 
 // distrust is what to set where the handshake failed for the certificates; "" where it did not. A
-// transport may have nothing left of them but the text.
+// transport may pass on only the text of the error.
 func distrust(server string, err error) string {
 	text := err.Error()
 	switch {
