@@ -112,7 +112,7 @@ func (a *App) newHub() (*hub.Hub, error) {
 	})
 }
 
-// report is what the device's heartbeats say of it.
+// report is the state of the device that its heartbeats carry.
 func (a *App) report() hub.Report {
 	r := hub.Report{CertificateEnd: a.identity.Status().NotAfter}
 	r.Backlog, r.BacklogAge = a.meta.Backlog(time.Now())

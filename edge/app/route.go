@@ -33,7 +33,7 @@ func (a *App) repeatReports() {
 	}
 }
 
-// reportsSettled reports whether all that the agents say of this node is in the outbox.
+// reportsSettled reports whether all reports of the agents are in the outbox.
 func (a *App) reportsSettled() bool {
 	return !slices.ContainsFunc(a.agents, func(m *agent.Module) bool {
 		s := m.State()

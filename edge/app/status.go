@@ -54,12 +54,12 @@ type Status struct {
 	Identity   *join.Status  `json:"identity,omitempty"`
 	ClockSkew  time.Duration `json:"clockSkewNanoseconds"` // how far the device's clock is ahead of the cloud's
 	Kubelet    string        `json:"kubelet"`              // "running", or what it waits for
-	// Runtime is what is wrong with the container runtime, "" for nothing.
+	// Runtime is the problem of the container runtime, "" for a healthy one.
 	Runtime string `json:"runtime,omitempty"`
 	// NodeProblems are what is wrong by the conditions of the Node.
 	NodeProblems []string          `json:"nodeProblems,omitempty"`
 	Pods         *podhealth.Status `json:"pods,omitempty"`
-	// Unresponsive says that an edgecore holds the lock of the store and does not answer.
+	// Unresponsive: an edgecore has the lock of the store and does not answer.
 	Unresponsive bool                      `json:"unresponsive,omitempty"`
 	Data         *meta.Status              `json:"data,omitempty"`
 	Disk         *nodecondition.DiskStatus `json:"disk,omitempty"`
@@ -123,7 +123,7 @@ func (a *App) Status() Status {
 	return s
 }
 
-// runtimeProblem asks the container runtime how it is; nil where there is no kubelet.
+// runtimeProblem checks the health of the container runtime; nil where there is no kubelet.
 func (a *App) runtimeProblem(ctx context.Context) error {
 	if a.edged == nil {
 		return nil
@@ -197,7 +197,7 @@ func StatusOfFiles(ctx context.Context, cfg *edgeconfig.Config) (Status, error) 
 	s.Disk = &disk
 	if l, err := TakeLock(cfg); errors.Is(err, ErrRuns) {
 		s.Unresponsive = true
-		return s, ErrUnresponsive // its store can't be read beside it
+		return s, ErrUnresponsive // its store can't be read by a second process
 	} else if err == nil {
 		l.Release()
 	}

@@ -63,7 +63,7 @@ func TestClaims_39_EdgecoreThatDoesNotAnswerRuns(t *testing.T) {
 	}
 	s, err := app.StatusOfFiles(t.Context(), cfg)
 	if !errors.Is(err, app.ErrUnresponsive) || !s.Unresponsive || s.Node != "edge1" || s.Identity == nil {
-		t.Errorf("beside one that holds the store: %v, %+v", err, s)
+		t.Errorf("with one that has locked the store: %v, %+v", err, s)
 	}
 	if err := file.Close(); err != nil {
 		t.Fatal(err)

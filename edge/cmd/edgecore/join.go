@@ -120,7 +120,7 @@ func givenUp(s app.Status, name string) (lines []string) {
 			"To keep them, let this device link once more before it joins", waiting, s.Node))
 	}
 	return append(lines, fmt.Sprintf("warning: the Node %s stays in the cluster, its pods shown as they were, until it is removed: cloudcore node revoke %s", s.Node, s.Node),
-		"edgecore goes on as "+s.Node+" until it is restarted")
+		"the running edgecore remains "+s.Node+" until it is restarted")
 }
 
 // writeMinimal makes the configuration file, whole or not at all; one that has come into being

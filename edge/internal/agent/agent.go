@@ -93,7 +93,8 @@ type Module struct {
 	mu    sync.Mutex
 	state State
 	run   *Run // the present one; nil: none
-	// repeats counts Repeat; of those before a run, the run that begins hears.
+	// repeats counts calls of Repeat, heard those that a run has handled: a run that begins handles
+	// those before it.
 	repeats, heard int
 }
 

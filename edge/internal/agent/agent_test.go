@@ -251,7 +251,7 @@ func TestReports(t *testing.T) {
 }
 
 // The cloud has forgotten what was reported: what an earlier run reported too, and where no run is
-// there the next one says it. An agent that drops what it has reported for good hears of it once.
+// there the next one reports again. An agent that drops what it has reported for good is told once.
 func TestClaims_17_RepeatReachesTheNextRunAndWhatItAssumes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		outbox := &agenttest.Outbox{}

@@ -77,7 +77,7 @@ func TestClaims_13_SlowSourceHoldsUpNoOther(t *testing.T) {
 		got := slices.Sorted(slices.Values(s.got))
 		s.mu.Unlock()
 		if diff := cmp.Diff([]string{"bad", "one", "two"}, got); diff != "" {
-			t.Errorf("fetched beside the slow one (-want +got):\n%s", diff)
+			t.Errorf("fetched besides the slow one (-want +got):\n%s", diff)
 		}
 		f.want(contents("one"), digests("one"))
 		synctest.Wait()

@@ -168,7 +168,7 @@ func (a *Agent) Load(ctx context.Context) error {
 	var owners map[string]string
 	if raw := kept[ownersKey]; raw != nil {
 		if err := json.Unmarshal(raw, &owners); err != nil {
-			klog.FromContext(ctx).Error(err, "Failed to read which device said a tunnel's key first")
+			klog.FromContext(ctx).Error(err, "Failed to load the owners of tunnel keys, accepting the first peer that reports each key")
 		}
 	}
 	for text, node := range owners {
@@ -262,8 +262,8 @@ func (a *Agent) SetLAN(lan []netip.Prefix) {
 	}
 }
 
-// LAN is the addresses that a device reports of itself; none where it reports none, or none that
-// hold.
+// LAN is the addresses that a device reports of itself; empty where its last report is missing or
+// outdated.
 func (a *Agent) LAN(node string) []netip.Addr {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -390,7 +390,7 @@ func (a *Agent) Pod(node string, uid types.UID) (Pod, bool) {
 
 // onLAN is the address of a pod in its device's network by which it is reached from here: where its
 // own, the Node's, is on a network of the device's alone, such as its uplink, the device's address
-// on a common network is. mu is held.
+// on a common network is. mu must be held.
 func (a *Agent) onLAN(p *peer, at netip.Addr) netip.Addr {
 	here := func(x netip.Addr) bool { // this device's own address is no way to another one, whatever that reports
 		return slices.ContainsFunc(a.lan, func(n netip.Prefix) bool { return n.Contains(x) && n.Addr() != x })

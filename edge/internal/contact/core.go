@@ -226,7 +226,7 @@ func (c *core) members(now time.Time, all map[string][]netip.Prefix) {
 func (c *core) dials(node string) bool { return c.node < node }
 
 // connected takes a connection in. The newer replaces the older: a device that was started again
-// knows nothing of that. It proves nothing of the device yet: with TLS 1.3 the end that dials takes
+// has forgotten that one. It proves nothing of the device yet: with TLS 1.3 the end that dials takes
 // its handshake for done before the other one has judged its certificate, and what came from the
 // device in an earlier boot is of pods whose addresses others may have by now.
 func (c *core) connected(now time.Time, node string, conn uint64, at netip.Addr) {
@@ -284,7 +284,7 @@ func (c *core) tunnel(node string) Tunnel {
 	return p.word.Tunnel
 }
 
-// own notes who had a key first. A device has one: with another it gives the first one up.
+// own notes which device had a key first. A device has one: with another it gives the first one up.
 func (c *core) own(node string, key [32]byte) {
 	changed := false
 	for k, owner := range c.owners {

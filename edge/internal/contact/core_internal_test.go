@@ -440,7 +440,7 @@ func TestClaims_38_RefusedDialIsNoConnection(t *testing.T) {
 		s.core.members(time.Now(), map[string][]netip.Prefix{"c": nil})
 		play(time.Second)
 		if dials == 0 {
-			t.Error("the cloud says who is in the site, and it is not dialled")
+			t.Error("the site has a new member list, and a refused peer is not dialled")
 		}
 	})
 }
@@ -537,7 +537,7 @@ func TestClaims_10_FirstOwnerOfAKeyIsKept(t *testing.T) {
 	}
 }
 
-// What a device says of its addresses tells by which family its pods are reached from here.
+// The addresses that a device reports decide by which family its pods are reached from here.
 func TestClaims_27_ReachedByFamily(t *testing.T) {
 	a := New(Config{Node: "x", Site: site.New("x", nil), Changed: func(string) {}})
 	a.core.members(time.Now(), map[string][]netip.Prefix{"a": nil})
@@ -559,7 +559,7 @@ func TestClaims_27_ReachedByFamily(t *testing.T) {
 	a.core.connected(time.Now(), "a", 1, home)
 	say(1)
 	a.SetLAN([]netip.Prefix{netip.MustParsePrefix("192.168.1.3/24"), netip.MustParsePrefix("fd00::3/64"), netip.MustParsePrefix("198.51.100.9/30")})
-	check("an older device says nothing", true, true)
+	check("an older device reports none", true, true)
 	say(2, "192.168.1.2", "fd00::2", "198.51.100.5")
 	check("both", true, true)
 	say(3, "fd00::2", "198.51.100.5")

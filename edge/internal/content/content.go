@@ -3,8 +3,8 @@
 //
 // It owns the folder of disk images, in which each file is called by its SHA-256, and is there only
 // once it is whole and right. It refuses a file of another digest, one that is longer than
-// MaxBytes, and one that the disk has no room for, also where the server does not say how long it
-// is: what stays free is more than what has the kubelet evict pods. What was fetched half is
+// MaxBytes, and one that the disk has no room for, also where the server sends no
+// Content-Length: what stays free is more than the kubelet's eviction thresholds. What was fetched half is
 // continued. Nothing is removed but by Prune. A Store may be used by many goroutines; two must not
 // fetch the same file at once.
 package content
@@ -31,8 +31,8 @@ import (
 const (
 	// MaxBytes bounds one disk image.
 	MaxBytes = 256 << 30
-	// spare is what must stay free on the disk, in bytes, and spareShare besides, in hundredths of
-	// it: the kubelet evicts pods below 10 % (nodefs.available) and 15 % (imagefs.available).
+	// spare is what must stay free on the disk, in bytes, and spareShare in addition, in hundredths
+	// of it: the kubelet evicts pods below 10 % (nodefs.available) and 15 % (imagefs.available).
 	spare      = 64 << 20
 	spareShare = 16
 	// look is how much is written between two looks at what is free.

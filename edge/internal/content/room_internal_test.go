@@ -14,7 +14,7 @@ import (
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
 
-// A server that does not say how long its file is fills no disk: it is looked at what is free while
+// A server that sends no Content-Length fills no disk: the free space is checked while
 // the file is copied, and what was copied goes again.
 func TestClaims_13_DownloadIsBoundedWhileItIsCopied(t *testing.T) {
 	var sent atomic.Int64

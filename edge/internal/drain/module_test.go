@@ -188,7 +188,7 @@ func (l *lab) awaitReported(name, reason string) *v1alpha1.NodeOperation {
 }
 
 // The cluster goes back to a time at which nobody had reported how the operation ended: the device
-// says it again, and does nothing twice.
+// reports it again, and does nothing twice.
 func TestClaims_17_EndedOperationIsReportedAgain(t *testing.T) {
 	l := newLab(t)
 	l.serve()

@@ -8,7 +8,7 @@ import (
 )
 
 // A file is right or wrong whatever the machine: with cgroups of version 1 the commands that read
-// it go on, and the kubelet alone waits.
+// it run, and the kubelet alone waits.
 func TestCgroups(t *testing.T) {
 	if wrong := Validate([]byte(`{"maxPods": 20}`)); len(wrong) > 0 {
 		t.Errorf("mistakes in a file without one: %v", wrong)
@@ -23,10 +23,10 @@ func TestCgroups(t *testing.T) {
 	for _, test := range []struct {
 		root string
 		fail bool
-		says string
+		want string
 	}{{first, true, "set modules.edged.kubelet.failCgroupV1: false"}, {first, false, ""}, {second, true, ""}} {
 		err := cgroups(test.root, test.fail)
-		if (err == nil) != (test.says == "") || err != nil && !strings.Contains(err.Error(), test.says) {
+		if (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want) {
 			t.Errorf("%+v: %v", test, err)
 		}
 	}

@@ -290,7 +290,7 @@ func decodeInto(decoder runtime.Decoder, raw []byte, kind schema.GroupVersionKin
 
 // validate returns what the kubelet finds wrong with a configuration; raw is as it was written. The
 // version of this machine's cgroups is no mistake in a file: the kubelet waits for another (await),
-// and every command that reads the file goes on.
+// and no command that reads the file fails.
 func validate(kc *kubeletconfig.KubeletConfiguration, gates featuregate.FeatureGate, raw []byte) (wrong []Mistake) {
 	fail := kc.FailCgroupV1
 	kc.FailCgroupV1 = false

@@ -49,8 +49,8 @@ func (g *gate) RoundTrip(r *http.Request) (*http.Response, error) {
 	}
 	if answer.StatusCode == http.StatusServiceUnavailable && (r.Method != http.MethodGet || r.URL.RawQuery == "") {
 		// client-go would wait as long ten times, inside the call: 50 s in which a pod's worker, or
-		// the registration of a plugin, does nothing else. Of a kube-apiserver that is not there
-		// the kubelet hears at once, and it tries again by rules of its own. Lists and watches wait
+		// the registration of a plugin, does nothing else. A kube-apiserver that is not there fails
+		// at once, and the kubelet retries by rules of its own. Lists and watches wait
 		// for what is about to come.
 		answer.Header.Del("Retry-After")
 	}

@@ -1,5 +1,5 @@
-// Package history notices that the cluster's history is not the one that this device has reported
-// to, and has everything reported again.
+// Package history detects that the cluster was restored from a backup since this device reported to
+// it, and has everything reported again.
 //
 // cloudcore names the history in each Welcome. Another name than the one that is kept means that
 // the cluster may have gone back in time, and that reports of objects are lost. It owns
@@ -22,7 +22,7 @@ const Name message.Name = "history"
 
 const (
 	nameKey = "name"
-	// lookAgain is how often it is looked whether all is in the outbox.
+	// lookAgain is the interval of checking whether all is in the outbox.
 	lookAgain = 2 * time.Second
 )
 
@@ -63,14 +63,14 @@ type keeper struct {
 	repeating string // the history for which all is being reported again
 }
 
-// linked looks at the name of the history that the cloud has.
+// linked compares the name of the cloud's history with the stored one.
 func (k *keeper) linked(ctx context.Context, name string) (again time.Duration, err error) {
 	switch {
 	case name == "" || name == k.kept:
 		return 0, nil
 	case k.kept == "": // the first link: nothing was reported to another one
 	case k.repeating != name:
-		klog.FromContext(ctx).Info("The cluster may have lost what was reported; reporting everything again", "history", name, "before", k.kept)
+		klog.FromContext(ctx).Info("Reporting everything again: the cluster may have lost earlier reports", "history", name, "before", k.kept)
 		k.repeating = name
 		k.config.Repeat()
 		return lookAgain, nil

@@ -50,9 +50,9 @@ func TestClaims_17_EverythingIsReportedToAnotherHistory(t *testing.T) {
 	link("two", 2, "one", true)
 	settled = true
 	link("two", 2, "two", false)
-	link("", 2, "two", false) // a replica that does not know yet
+	link("", 2, "two", false) // a replica that has not read it yet
 	link("two", 2, "two", false)
 	link("three", 3, "two", true)
-	link("four", 4, "two", true) // gone back again meanwhile
+	link("four", 4, "two", true) // restored again
 	link("four", 4, "four", false)
 }

@@ -37,7 +37,7 @@ type Link struct {
 	Address netip.Addr
 	// CloudTime is the cloud's clock when it wrote its Welcome; zero where it did not say.
 	CloudTime time.Time
-	// History names the cluster's history; "" where the cloud did not say.
+	// History names the cluster's history; "" from a cloud that sent none.
 	History string
 	// Streams says that the cloud takes streams which this end opens.
 	Streams bool

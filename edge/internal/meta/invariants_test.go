@@ -70,7 +70,7 @@ func TestClaims_21_PodWithAFinalizerIsShownUntilItGoes(t *testing.T) {
 		settle()
 		c.cut()
 		settle()
-		for range 3 { // a kubelet that starts again says it again
+		for range 3 { // a kubelet that starts again reports it again
 			if err := e.deletePod("kept"); err != nil {
 				t.Fatal(err)
 			}

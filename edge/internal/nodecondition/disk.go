@@ -72,7 +72,7 @@ func (d Disk) Status() DiskStatus {
 	}
 	s.Free = free(&fs)
 	if fs.Flags&unix.ST_RDONLY != 0 { // as the kernel leaves a file system of which it met an error, too
-		s.Problem = fmt.Sprintf("the disk of %s is read-only: nothing can be kept, so that writers are refused, nothing of the cloud arrives, and edgecore can't start again: "+
+		s.Problem = fmt.Sprintf("the disk of %s is read-only: writers are refused, updates of the cloud are not stored, and edgecore can't start again: "+
 			"look for errors of the disk (dmesg), then mount -o remount,rw", d.path)
 		return s
 	}

@@ -15,8 +15,8 @@ import (
 // themselves soon.
 const PodsNotRunning corev1.NodeConditionType = "SkerryPodsNotRunning"
 
-// podsPoll is how often it is looked: a look reads the device's pods, and asks the container
-// runtime one question.
+// podsPoll is the interval of reading the device's pods and asking the container runtime one
+// question.
 const podsPoll = 20 * time.Second
 
 // PodsModule sets the condition PodsNotRunning.

@@ -182,7 +182,7 @@ func (p *Plan) route(s State, m site.Member, own []netip.Prefix, found *findings
 	}
 }
 
-// refused gives the reason there is no route for a range, whatever the Site says, which may be one
+// refused gives the reason there is no route for a range, whatever the Site contains, which may be one
 // that was stored before cloudcore judged ranges; "" where nothing is known against it.
 func refused(s State, m site.Member, r netip.Prefix) string {
 	if why := claim.Counts(r, nil); why != "" {
@@ -223,7 +223,7 @@ func onLink(s State, m site.Member, v4 bool) (netroute.Hop, bool) {
 	all := m.Addresses
 	if s.Said != nil {
 		if said := s.Said(m.Node); len(said) > 0 {
-			all = said // what it reports now, of each family: the cloud may know where it was before it was cut off
+			all = said // what it reports now, of each family: the cloud's addresses may be those of before it was cut off
 		}
 	}
 	if s.At != nil {

@@ -89,7 +89,7 @@ func text(p podnet.Plan) string {
 	return b.String()
 }
 
-// Routes follow what the neighbours say now, of each family; the cases of that are scenario claims
+// Routes follow what the neighbours report now, of each family; the cases of that are scenario claims
 // 26.
 func TestClaims_26_RoutesFollowWhatNeighboursSay(t *testing.T) {
 	for name, tc := range map[string]struct {
@@ -100,13 +100,13 @@ func TestClaims_26_RoutesFollowWhatNeighboursSay(t *testing.T) {
 		"a device has moved, as its connection shows": {func(s *podnet.State) {
 			s.At = func(string) netip.Addr { return netip.MustParseAddr("192.168.1.77") }
 		}, "Ready: pods of this device are in 10.1.0.0/24\nroute 10.1.1.0/24 via 192.168.1.77 dev lan0\nconflist\n"},
-		"a device has moved, as it says by another family": {func(s *podnet.State) {
+		"a device has moved, as it reports by another family": {func(s *podnet.State) {
 			s.At = func(string) netip.Addr { return netip.MustParseAddr("2001:db8:100::12") }
 			s.Said = func(string) []netip.Addr {
 				return []netip.Addr{netip.MustParseAddr("2001:db8:100::12"), netip.MustParseAddr("192.168.1.77")}
 			}
 		}, "Ready: pods of this device are in 10.1.0.0/24\nroute 10.1.1.0/24 via 192.168.1.77 dev lan0\nconflist\n"},
-		"a device says that it has no address of the family": {func(s *podnet.State) {
+		"a device reports no address of the family": {func(s *podnet.State) {
 			s.Said = func(string) []netip.Addr { return []netip.Addr{netip.MustParseAddr("2001:db8:100::12")} }
 		}, "NotOnLink: on no network of this device, and there is no tunnel to b (this kernel has no WireGuard)\nconflist\n"},
 		"pods from before": {func(s *podnet.State) {

@@ -68,8 +68,8 @@ type Config struct {
 	Subnets  []netip.Prefix
 	// At is where a device is connected now.
 	At func(node string) netip.Addr
-	// Said is the addresses that a device reports of itself now, and SetLAN has the others hear
-	// of this one's addresses; both nil without a Site.
+	// Said is the addresses that a device reports of itself now, and SetLAN sends this one's
+	// addresses to the others; both nil without a Site.
 	Said       func(node string) []netip.Addr
 	SetLAN     func([]netip.Prefix)
 	LAN        interface{ Networks() ([]lan.Network, error) }

@@ -1,11 +1,10 @@
 // Package singleton keeps the pods of singletons from a kubelet that boots until the cloud has
 // confirmed which pods this device has.
 //
-// While a device is off, an application may have moved: what the device's store says is of the time
-// before. A pod with the annotation v1alpha1.EdgeAppHeldAtBoot is therefore withheld from the
+// While a device is off, an application may have moved: the device's store is outdated. A pod with the annotation v1alpha1.EdgeAppHeldAtBoot is therefore withheld from the
 // kubelet (podgate) until the whole set of the device's pods was delivered or found right over a
-// link of this boot. After that nothing is withheld before the next boot: later pods come over the
-// link, and those that are there go on without one.
+// link of this boot. After that no pod is withheld before the next boot: later pods come over the
+// link, and those that run need none.
 //
 // It owns one key in the store, the boot that was confirmed, written once for each boot in which
 // there is such a pod. It refuses nothing else, and never ends a pod that runs. Rule and Confirmed
@@ -37,7 +36,7 @@ const Reason = "a singleton starts after a boot once the cloud has confirmed it:
 
 const (
 	bootKey = "boot"
-	// saveAgain is the pause after a store that took nothing.
+	// saveAgain is the pause after a failed write to the store.
 	saveAgain = 5 * time.Second
 )
 
@@ -95,7 +94,7 @@ func (g *Gate) Rule(pod *corev1.Pod) string {
 	return Reason
 }
 
-// Confirmed says that the cloud has confirmed the pods of this device.
+// Confirmed notes that the cloud has confirmed the pods of this device.
 func (g *Gate) Confirmed() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -152,7 +151,7 @@ func (g *Gate) settle(ctx context.Context) bool {
 	if save {
 		// First: a process that starts again without a link must not withhold what runs.
 		if err := g.memory.Save(ctx, map[string][]byte{bootKey: []byte(g.boot)}); err != nil {
-			log.Error(err, "Failed to persist that the cloud has confirmed the pods of this boot, retrying")
+			log.Error(err, "Failed to store that the cloud has confirmed the pods of this boot, retrying")
 			done = false
 		} else {
 			g.mu.Lock()

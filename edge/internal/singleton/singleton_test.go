@@ -98,7 +98,7 @@ func (d *device) shown() bool {
 	return !d.withheld
 }
 
-// A singleton starts after a boot by the cloud's word alone; within a boot it goes on without a
+// A singleton starts after a boot once the cloud has confirmed it; within a boot it runs without a
 // link, over restarts of edgecore too.
 func TestClaims_34_SingletonWaitsForTheCloudAfterABoot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

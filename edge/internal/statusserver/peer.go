@@ -46,7 +46,7 @@ func merged(ctx context.Context, c Config, r *reader, name string) any {
 	return map[string]any{"key": "cluster-app", "value": fit(answers)}
 }
 
-// noRedirect: a peer says what it knows, and sends this device nowhere else.
+// noRedirect refuses redirects: a peer answers itself.
 func noRedirect(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 
 // validName reports whether a text can name an application: NAME, NAMESPACE/NAME or a UID. Another

@@ -3,10 +3,9 @@
 //
 // It owns one listener, which is open only while its address is on an interface. It refuses clients
 // without a certificate of the cluster's CA and, where it has a site, nodes that are not in it or
-// were revoked, and shows applications to nodes and administrators
-// alone. It reads the edge API and files, never the cloud, and says in each answer how old what it
-// knows is. Each part of a page is made by a function that knows that part alone, so a part that is
-// missing can't cut the page short. Bounds: atOnce requests, then 503; mostBytes an answer;
+// were revoked, and shows applications to nodes and administrators alone. It reads the edge API and
+// files, never the cloud, and each answer contains the age of its data. Each part of a page is made
+// by a function that knows that part alone, so a part that is missing can't cut the page short. Bounds: atOnce requests, then 503; mostBytes an answer;
 // mostPeers peers, peerTimeout each, all at once.
 //
 // From the bottom: trust, config, part (what is shown), peer, Server. Requests are served by many

@@ -31,7 +31,7 @@ func (e *DamageError) Error() string { return "the store is damaged: " + e.Reaso
 
 func (e *DamageError) Is(target error) bool { return target == ErrDamaged }
 
-// readError is the disk's, and may pass: it says nothing of the file.
+// readError is an I/O error of the disk, which may pass: it does not mean that the file is damaged.
 type readError struct{ error }
 
 func (e *readError) Unwrap() error { return e.error }

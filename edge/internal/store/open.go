@@ -132,7 +132,7 @@ func (s *Store) open(ctx context.Context, log klog.Logger) error {
 	err := verifyPatiently(ctx, func() error { return verify(s.config.Path) })
 	if err == nil && s.vanished() {
 		s.lost = []string{Absent}
-		log.Error(nil, "The store's file is missing or empty, though a store was there before: what waited for the cloud is lost", "path", s.config.Path)
+		log.Error(nil, "Creating the store's file, which is missing or empty although a store was there before: writes that waited for the cloud are lost", "path", s.config.Path)
 	}
 	if err == nil {
 		err = s.openFile(s.config.Path)
@@ -187,8 +187,8 @@ func (s *Store) openFile(path string) error {
 	return nil
 }
 
-// vanished reports whether there was a store, and its file is gone or empty. Its key says so, and
-// the mark in its lock.
+// vanished reports whether there was a store, and its file is gone or empty: its key, or the mark in
+// its lock, is still there.
 func (s *Store) vanished() bool {
 	if info, err := os.Stat(s.config.Path); err == nil && info.Size() > 0 || err != nil && !errors.Is(err, os.ErrNotExist) {
 		return false

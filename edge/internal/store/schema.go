@@ -49,7 +49,7 @@ func (s *Store) check(tx *bolt.Tx) error {
 		return err
 	}
 	if have == 0 || readers > Schema {
-		return fmt.Errorf("%w: schema %d, for those that know %d, and this one knows %d", ErrSchema, have, readers, Schema)
+		return fmt.Errorf("%w: schema %d, readable by builds of schema %d; this build has %d", ErrSchema, have, readers, Schema)
 	}
 	if _, err := t.get([][]byte{bucketMeta}, []byte(keyCheck)); err != nil {
 		if errors.Is(err, ErrKey) {

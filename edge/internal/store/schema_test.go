@@ -15,7 +15,7 @@ import (
 )
 
 // A device goes back to the release before: it can use the store of the newer one as long as that
-// says so, loses nothing, and the newer one brings it up once more.
+// states so, loses nothing, and the newer one brings it up once more.
 func TestSchemaOfANewerBuild(t *testing.T) {
 	for _, c := range []struct {
 		schema, readers uint64

@@ -16,7 +16,7 @@ const (
 	maxQuestion = 16 << 10
 )
 
-// serveStatus answers one question: what edgecore is like, and nothing else of its local API.
+// serveStatus answers one request with the status of edgecore, whatever its path.
 func serveStatus(conn net.Conn, show func(accept string) (body []byte, contentType string, err error)) {
 	defer conn.Close()
 	_ = conn.SetDeadline(time.Now().Add(statusTimeout))

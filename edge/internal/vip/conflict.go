@@ -92,7 +92,7 @@ func (r *run) answers(ctx context.Context, now time.Time) error {
 			f.err, f.next = fmt.Errorf("interface %s has no carrier", c.iface), now.Add(askSoon)
 			r.probe.findings[c] = f
 		case f.err != nil:
-			klog.FromContext(ctx).Error(f.err, "Address conflict probe failed; it is tried again", "address", c.address, "interface", c.iface, "in", r.cfg.Times.AskAgain)
+			klog.FromContext(ctx).Error(f.err, "Address conflict probe failed, retrying", "address", c.address, "interface", c.iface, "in", r.cfg.Times.AskAgain)
 			f.err, f.next = fmt.Errorf("the LAN could not be asked whether another host has the address: %w", f.err), now.Add(r.cfg.Times.AskAgain)
 			r.probe.findings[c] = f
 		case f.who != "":

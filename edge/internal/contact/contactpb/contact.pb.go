@@ -87,7 +87,7 @@ type Word struct {
 	// The public key of the sender's WireGuard interface, 32 bytes, and its UDP port, where it has one. What it says here is as good as its certificate, by which the connection came.
 	TunnelKey  []byte `protobuf:"bytes,5,opt,name=tunnel_key,json=tunnelKey,proto3" json:"tunnel_key,omitempty"`
 	TunnelPort uint32 `protobuf:"varint,6,opt,name=tunnel_port,json=tunnelPort,proto3" json:"tunnel_port,omitempty"`
-	// Where the sender is on its LANs now, by which its pods are reached. An older device says none.
+	// Where the sender is on its LANs now, by which its pods are reached. Empty from an older device.
 	Lan           []string `protobuf:"bytes,7,rep,name=lan,proto3" json:"lan,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

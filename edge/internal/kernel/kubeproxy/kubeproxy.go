@@ -65,7 +65,7 @@ func New(mode, node string) *Driver { return &Driver{mode, node} }
 func (d *Driver) Open(ctx context.Context) (Proxy, string, error) {
 	config := configuration()
 	if err := refuseAtOnce(); err != nil {
-		klog.FromContext(ctx).Error(err, "Failed to lift the limit of refusals: of many requests to a Service without endpoints in a second some hang")
+		klog.FromContext(ctx).Error(err, "Failed to lift the ICMP rate limit: some connections to a Service without endpoints time out instead of being refused")
 	}
 	if d.mode != IPTables {
 		p, err := openNFTables(ctx, config, d.node)

@@ -88,9 +88,8 @@ func Outlives(delivered object.Object) bool {
 }
 
 // Overlay lays the writes that wait over what the cloud delivered; hidden where one deletes it, and
-// no finalizer keeps it. A
-// write with another uid is not for this object, and one that does not apply is left out: the relay
-// will say what is wrong with it.
+// no finalizer keeps it. A write with another uid is not for this object, and one that does not
+// apply is left out: the relay will say what is wrong with it.
 func Overlay(delivered object.Object, entries []*Entry) (shown object.Object, hidden bool) {
 	shown = delivered
 	var obj runtime.Object

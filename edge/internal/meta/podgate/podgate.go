@@ -53,8 +53,8 @@ type Withheld struct {
 	Reason    string    `json:"reason"`
 }
 
-// NotReady is a strategic merge patch by which a pod's status reports that it serves nothing: the
-// kubelet of a pod that is withheld does not say so.
+// NotReady is a strategic merge patch that sets a pod's status to not Ready: the kubelet does not
+// have a withheld pod, and writes none for it.
 func NotReady(now time.Time, reason, message string) []byte {
 	condition := func(kind corev1.PodConditionType) map[string]any {
 		return map[string]any{

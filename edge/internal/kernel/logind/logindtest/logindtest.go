@@ -53,8 +53,8 @@ func (l *Logind) Prepare(down bool) {
 	}
 }
 
-// Boot is what the device's next boot brings: a logind that prepares for nothing. Who starts while
-// the one of before still does is in that shutdown.
+// Boot is the device's next boot: logind prepares for no shutdown. What starts before it belongs to
+// that shutdown.
 func (l *Logind) Boot() {
 	l.t.Helper()
 	l.Prepare(false)
