@@ -27,8 +27,8 @@ func TestForBinary(t *testing.T) {
 	}
 }
 
-// Parts share one binary. Failed tests are run once more as a whole, since a part of few tests may be
-// empty, and a second try that omits one of them has failed.
+// Parts share one binary. Failed tests are run once more as a whole, since a part of few tests may
+// be empty, and a second try that omits one of them has failed.
 func TestShards(t *testing.T) {
 	const fails = "if os.Getenv(\"SKERRY_E2E_SHARD\") == \"2/2\" { t.Error(\"oops\") }"
 	for name, c := range map[string]struct {

@@ -11,8 +11,8 @@ import (
 	"github.com/skerry-io/skerry/common/topic"
 )
 
-// Framing is the version of the encoding of messages on a link. It does not change with the version of
-// the protocol (package protocol), so ends without a common protocol version can still connect.
+// Framing is the version of the encoding of messages on a link. It does not change with the version
+// of the protocol (package protocol), so ends without a common protocol version can still connect.
 const Framing = 2
 
 // A message travels as one frame or, if it is long, as several, between which frames of other

@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// several joins the errors of several transports in one line, for tables. A name that does not resolve
-// is reported once.
+// several joins the errors of several transports in one line, for tables. A name that does not
+// resolve is reported once.
 func several(errs ...error) error {
 	names := 0
 	for _, err := range errs {

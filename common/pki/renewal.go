@@ -9,20 +9,22 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// RenewPath is where a device whose certificate expired while it was cut off requests the next one: POST
-// with a RenewRequest as JSON, without a client certificate. The answer is a JoinAnswer or a Refusal.
+// RenewPath is where a device whose certificate expired while it was cut off requests the next one:
+// POST with a RenewRequest as JSON, without a client certificate. The answer is a JoinAnswer or a
+// Refusal.
 const RenewPath = "/v1/renew"
 
-// RenewRequest has an expired certificate and a request with the same key; the request's signature proves
-// possession of the key.
+// RenewRequest has an expired certificate and a request with the same key; the request's signature
+// proves possession of the key.
 type RenewRequest struct {
 	Certificate string `json:"certificate"` // PEM: the node's, then intermediates
 	CSR         string `json:"csr"`         // PEM
 	Version     string `json:"version"`     // of edgecore
 }
 
-// ParseRenewRequest parses and validates the body of a renewal: the certificate must be a node's, signed by one of roots, have ended less than limit ago, and be of
-// the key that the request is signed with. The error is a *Refusal.
+// ParseRenewRequest parses and validates the body of a renewal: the certificate must be a node's,
+// signed by one of roots, have ended less than limit ago, and be of the key that the request is
+// signed with. The error is a *Refusal.
 func ParseRenewRequest(body []byte, roots *x509.CertPool, now time.Time, limit time.Duration) (types.NodeName, []*x509.Certificate, RenewRequest, error) {
 	var r RenewRequest
 	refuse := func(reason Reason, format string, args ...any) (types.NodeName, []*x509.Certificate, RenewRequest, error) {

@@ -1,10 +1,11 @@
-// Package protocol negotiates the protocol version (package topic) of cloudcore and edgecore, and the
-// optional features that each supports.
+// Package protocol negotiates the protocol version (package topic) of cloudcore and edgecore, and
+// the optional features that each supports.
 //
-// It owns the range of versions that this release supports: its own and the previous one. The version
-// is incremented only if an older end would misinterpret a message. Everything else is a feature, which
-// is never sent to an end that did not list it. It refuses empty ranges, and lists of features that are
-// too long. Values are immutable; every function may be called by many goroutines at once.
+// It owns the range of versions that this release supports: its own and the previous one. The
+// version is incremented only if an older end would misinterpret a message. Everything else is a
+// feature, which is never sent to an end that did not list it. It refuses empty ranges, and lists
+// of features that are too long. Values are immutable; every function may be called by many
+// goroutines at once.
 package protocol
 
 import (

@@ -17,9 +17,9 @@ const claimsPage = "docs/claims.md"
 // ownKey finds names of labels and annotations of Skerry's in a string literal.
 var ownKey = regexp.MustCompile(`^"((?:[a-z]+\.)?skerry\.io/[a-z-]*)"$`)
 
-// TestClaims_24_TableHasEveryField: every field of objects that cloud and edge read (`x.Spec.Field`,
-// `x.Status.Field`, labels and annotations of Skerry) is in the table of claims, and the tests that
-// the table names exist.
+// TestClaims_24_TableHasEveryField: every field of objects that cloud and edge read
+// (`x.Spec.Field`, `x.Status.Field`, labels and annotations of Skerry) is in the table of claims,
+// and the tests that the table names exist.
 func TestClaims_24_TableHasEveryField(t *testing.T) {
 	s := source(t)
 	page, err := os.ReadFile(filepath.Join(s.root, claimsPage))

@@ -43,8 +43,8 @@ func (s *system) readdress(node string, last byte) (address string, restore func
 	return now.String(), func() { s.readdress(node, was[3]) }
 }
 
-// TestEveryday_19: the device's address is another one when it starts. Its pods keep running without
-// a link; with one the cluster has the new address, and reaches the pods' logs.
+// TestEveryday_19: the device's address is another one when it starts. Its pods keep running
+// without a link; with one the cluster has the new address, and reaches the pods' logs.
 func TestEveryday_19_AnotherAddressAtTheStart(t *testing.T) {
 	s := use(t)
 	ns := s.Namespace()

@@ -12,10 +12,10 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/binary"
 )
 
-// TestEveryday_22: edgecore.yaml has the settings that a kubelet takes by flags alone. Drop-in files
-// override its configuration, and the image of a registry that demands a password is pulled with
-// the credentials of a credential provider; the pod runs again after a reboot without a link and without the
-// registry.
+// TestEveryday_22: edgecore.yaml has the settings that a kubelet takes by flags alone. Drop-in
+// files override its configuration, and the image of a registry that demands a password is pulled
+// with the credentials of a credential provider; the pod runs again after a reboot without a link
+// and without the registry.
 func TestEveryday_22_FlagsOfTheKubelet(t *testing.T) {
 	s := use(t)
 	ns := s.Namespace()

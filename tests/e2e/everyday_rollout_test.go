@@ -9,9 +9,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// TestEveryday_15: with one device cut off a DaemonSet rolls out nowhere, as Kubernetes has it, and an
-// event of the DaemonSet names the device. With more that may be unavailable the others get the new
-// version, and the device when it is back.
+// TestEveryday_15: with one device cut off a DaemonSet rolls out nowhere, as Kubernetes has it, and
+// an event of the DaemonSet names the device. With more that may be unavailable the others get the
+// new version, and the device when it is back.
 func TestEveryday_15_RolloutNamesTheDeviceThatItWaitsFor(t *testing.T) {
 	s := use(t)
 	ns := s.Namespace()

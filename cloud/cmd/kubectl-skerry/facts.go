@@ -163,8 +163,8 @@ func (s source) read(ctx context.Context, facts *fleet.Facts) error {
 	return nil
 }
 
-// follow calls changed, from one goroutine, once all collections are read, then at most once a second
-// while something changes and once a minute while nothing does, until ctx ends.
+// follow calls changed, from one goroutine, once all collections are read, then at most once a
+// second while something changes and once a minute while nothing does, until ctx ends.
 func (c *cluster) follow(ctx context.Context, changed func(fleet.Facts) error) error {
 	sources := c.sources()
 	stores, controllers := make([]cache.Store, len(sources)), make([]cache.Controller, len(sources))
@@ -328,6 +328,11 @@ func (c *serverClock) now() time.Time {
 		ahead = 0
 	}
 	return time.Now().Add(ahead)
+}
+
+// getter gives the configuration of the cluster that the flags name.
+type getter interface {
+	ToRESTConfig() (*rest.Config, error)
 }
 
 // connect makes the clients of the cluster that the flags name.

@@ -16,16 +16,10 @@ import (
 	"k8s.io/cli-runtime/pkg/genericclioptions"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 	"k8s.io/cli-runtime/pkg/printers"
-	"k8s.io/client-go/rest"
 	cmdutil "k8s.io/kubectl/pkg/cmd/util"
 
 	"github.com/skerry-io/skerry/cloud/internal/fleet"
 )
-
-// getter gives the configuration of the cluster that the flags name.
-type getter interface {
-	ToRESTConfig() (*rest.Config, error)
-}
 
 // fleetStatus is what -o json prints.
 type fleetStatus struct {

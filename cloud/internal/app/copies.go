@@ -11,8 +11,8 @@ import (
 )
 
 const (
-	// mostCopies is the limit of the CRD. There is more than one copy only where pods are older than
-	// fencing Confirmed.
+	// mostCopies is the limit of the CRD. There is more than one copy only where pods are older
+	// than fencing Confirmed.
 	mostCopies = 16
 	// endMargin is how long after a pod's removal and its grace period the node's Lease must be
 	// renewed: the deletion has to reach the device, and the kubelet to stop the containers.
@@ -22,10 +22,10 @@ const (
 )
 
 // copies updates status.copies, the pods that may be running, of an application with fencing
-// Confirmed. The pods in the cluster are not enough: a pod that is deleted by force, or with its Node,
-// keeps running on a device that is cut off. A copy is removed when the kubelet has reported its end,
-// when the node is confirmed dead, when a person confirms the end, or when the node's Lease is renewed
-// long enough after the pod's removal.
+// Confirmed. The pods in the cluster are not enough: a pod that is deleted by force, or with its
+// Node, keeps running on a device that is cut off. A copy is removed when the kubelet has reported
+// its end, when the node is confirmed dead, when a person confirms the end, or when the node's
+// Lease is renewed long enough after the pod's removal.
 func (p *planner) copies() error {
 	if p.App.Spec.Fenced() != v1alpha1.FencingConfirmed {
 		p.status.Copies = nil
@@ -120,8 +120,8 @@ func (p *planner) grace() time.Duration {
 	return time.Duration(seconds) * time.Second
 }
 
-// held returns the reason no new pod may start although the cluster has none, since a deleted one may
-// run, and what to do about it; nil if there is no such reason.
+// held returns the reason no new pod may start although the cluster has none, since a deleted one
+// may run, and what to do about it; nil if there is no such reason.
 func (p *planner) held() *problem {
 	if !p.App.Spec.Active() {
 		return nil

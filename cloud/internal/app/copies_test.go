@@ -73,8 +73,8 @@ func collected(p *corev1.Pod) {
 	p.Status.Conditions = append(p.Status.Conditions, corev1.PodCondition{Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue, Reason: "DeletionByPodGC"})
 }
 
-// However the pod of a singleton was deleted, the next one starts once its node has reported again, or
-// is out of service.
+// However the pod of a singleton was deleted, the next one starts once its node has reported again,
+// or is out of service.
 func TestClaims_07_SingletonIsHeldUntilItsNodeAnswers(t *testing.T) {
 	away := func(w *world) { w.node("edge1", false, time.Hour) }
 	forgotten := func(w *world) { w.Removed = nil }

@@ -22,8 +22,8 @@ const storagePoll = 10 * time.Second
 // back off before they dial again.
 const comeback = time.Minute
 
-// mostHeard bounds the Leases that one look for another node reads. When the cloud itself was cut off
-// every node still is Ready, and none has a younger Lease.
+// mostHeard bounds the Leases that one look for another node reads. When the cloud itself was cut
+// off every node still is Ready, and none has a younger Lease.
 const mostHeard = 8
 
 // failOver decides for each pod of the application on a node that is lost.
@@ -85,11 +85,11 @@ func (p *planner) failOver() error {
 	return nil
 }
 
-// elsewhere reports whether the application has a node to move to: one that matches its node affinity,
-// is Ready and schedulable, and was so for as long as the lost one may be NotReady. Without one a
-// deletion would only end the copy on a device that is cut off. While devices reconnect one after
-// another, the first of them does not get the application of the others; nor does, when they are cut
-// off together, the one that becomes NotReady last.
+// elsewhere reports whether the application has a node to move to: one that matches its node
+// affinity, is Ready and schedulable, and was so for as long as the lost one may be NotReady.
+// Without one a deletion would only end the copy on a device that is cut off. While devices
+// reconnect one after another, the first of them does not get the application of the others; nor
+// does, when they are cut off together, the one that becomes NotReady last.
 func (p *planner) elsewhere(lost string, after time.Duration) (bool, error) {
 	if _, dead := p.dead(lost); dead {
 		return true, nil
@@ -153,8 +153,8 @@ func (p *planner) siteAway(lost Node) bool {
 	return others > 0
 }
 
-// fits returns a function that reports whether a node's labels match the required node affinity of the
-// application's pod.
+// fits returns a function that reports whether a node's labels match the required node affinity of
+// the application's pod.
 func (p *planner) fits() func(Node) bool {
 	if p.ReplicaSet == nil {
 		return func(Node) bool { return true }

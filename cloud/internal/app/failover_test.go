@@ -112,8 +112,8 @@ func TestClaims_25_NothingIsDeletedWithoutACandidate(t *testing.T) {
 	}
 }
 
-// While no node's Lease is younger than the cut, as after one of the cloud itself, a plan reads a few
-// Leases and not those of all nodes.
+// While no node's Lease is younger than the cut, as after one of the cloud itself, a plan reads a
+// few Leases and not those of all nodes.
 func TestFailOver_ReadsFewLeases(t *testing.T) {
 	w := single(t, func(a *v1alpha1.EdgeApp) { a.Spec.Singleton = false })
 	for i := range 1000 {

@@ -58,8 +58,8 @@ func (e *Superseded) Error() string {
 }
 
 // mostAhead is how far an epoch may be above the cloud's time, in milliseconds, or above the last
-// epoch, whichever is higher: 139 years. Epochs are usually times, of clocks that may be wrong; but an
-// epoch of 2^64-1 would lock the device out, since no later session could exceed it.
+// epoch, whichever is higher: 139 years. Epochs are usually times, of clocks that may be wrong; but
+// an epoch of 2^64-1 would lock the device out, since no later session could exceed it.
 const mostAhead = 1 << 42
 
 // TooFar is the error for an epoch that is too high for later sessions to exceed.

@@ -9,8 +9,8 @@ import (
 	"github.com/skerry-io/skerry/cloud/internal/fence"
 )
 
-// However high the epoch of a session with a copied certificate is, the device itself can use a higher
-// one.
+// However high the epoch of a session with a copied certificate is, the device itself can use a
+// higher one.
 func TestClaims_09_NoEpochLocksANameOut(t *testing.T) {
 	now := time.Date(2026, 11, 27, 12, 0, 0, 0, time.UTC)
 	ms := uint64(now.UnixMilli())

@@ -58,8 +58,8 @@ type Node struct {
 	Pool  string    `json:"pool,omitempty"`
 	Ready string    `json:"ready,omitempty"` // True, False or Unknown; empty: there is no Node
 	Link  LinkState `json:"link"`
-	// Since is when the link got its present state, LastContact the last renewal of the Lease. While
-	// the link is up the Lease is renewed within 23 s.
+	// Since is when the link got its present state, LastContact the last renewal of the Lease.
+	// While the link is up the Lease is renewed within 23 s.
 	Since       *metav1.Time `json:"since,omitempty"`
 	LastContact *metav1.Time `json:"lastContact,omitempty"`
 	Session
@@ -193,8 +193,8 @@ func (n *Node) takePod(p *corev1.Pod, limits Limits, now time.Time) {
 	}
 }
 
-// whyNot returns the reason a pod is not running, or "" if it is. starts reports whether the pod may
-// only need more time.
+// whyNot returns the reason a pod is not running, or "" if it is. starts reports whether the pod
+// may only need more time.
 func whyNot(p *corev1.Pod) (reason, message string, starts bool) {
 	if p.Status.Phase == corev1.PodFailed || p.Status.Phase == corev1.PodSucceeded {
 		return cmp.Or(p.Status.Reason, string(p.Status.Phase)), p.Status.Message, false
@@ -214,8 +214,8 @@ func whyNot(p *corev1.Pod) (reason, message string, starts bool) {
 	return reason, message, starts
 }
 
-// bad returns the Node conditions that are problems if True, with the command that shows more or fixes
-// them.
+// bad returns the Node conditions that are problems if True, with the command that shows more or
+// fixes them.
 func bad() map[corev1.NodeConditionType]string {
 	return map[corev1.NodeConditionType]string{
 		corev1.NodeDiskPressure:       "free disk space on the device; `kubectl skerry node %s` shows what the kubelet evicted",

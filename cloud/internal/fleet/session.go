@@ -1,11 +1,11 @@
-// Package fleet computes the status of the devices of a cluster: their links, their problems, and how to
-// fix those.
+// Package fleet computes the status of the devices of a cluster: their links, their problems, and
+// how to fix those.
 //
-// It owns the rules and texts for that, and the annotation of a node's Lease in which the replica with
-// the link stores the state of the session (docs/decisions/0104-the-fleet-is-in-the-leases.md). It
-// refuses to make requests: its input are objects that the cluster has anyway. Text from devices is
-// shortened and stripped of control characters. Its functions keep no state and may be called by many
-// goroutines at once.
+// It owns the rules and texts for that, and the annotation of a node's Lease in which the replica
+// with the link stores the state of the session
+// (docs/decisions/0104-the-fleet-is-in-the-leases.md). It refuses to make requests: its input are
+// objects that the cluster has anyway. Text from devices is shortened and stripped of control
+// characters. Its functions keep no state and may be called by many goroutines at once.
 package fleet
 
 import (
@@ -27,7 +27,8 @@ type Session struct {
 	Since          *metav1.Time `json:"since,omitempty"`
 	Version        string       `json:"version,omitempty"` // of edgecore
 	CertificateEnd *metav1.Time `json:"certificateEnd,omitempty"`
-	// Backlog is the number of writes in the device's outbox, Oldest the time of the oldest of them.
+	// Backlog is the number of writes in the device's outbox, Oldest the time of the oldest of
+	// them.
 	Backlog int          `json:"backlog,omitempty"`
 	Oldest  *metav1.Time `json:"oldest,omitempty"`
 }

@@ -50,7 +50,8 @@ func Summary(nodes []Node) string {
 	return text
 }
 
-// Table returns a table with a row for each device. Columns with a priority above 0 are for -o wide.
+// Table returns a table with a row for each device. Columns with a priority above 0 are for -o
+// wide.
 func Table(nodes []Node, now time.Time) *metav1.Table {
 	column := func(name string, wide bool) metav1.TableColumnDefinition {
 		c := metav1.TableColumnDefinition{Name: name, Type: "string"}

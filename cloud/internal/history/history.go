@@ -1,12 +1,12 @@
-// Package history gives the cluster's history a name. The name changes whenever reports of devices may
-// be lost: after a restore of etcd, kube-apiserver serves older objects, and nothing in them shows
-// that.
+// Package history gives the cluster's history a name. The name changes whenever reports of devices
+// may be lost: after a restore of etcd, kube-apiserver serves older objects, and nothing in them
+// shows that.
 //
 // It owns the annotations skerry.io/history and skerry.io/history-since of the Lease
-// cloudcore-replicas, which all replicas of cloudcore share. A replica writes a new name when it sees
-// the revision decrease (WentBack), and when it starts and no other replica was running: a restore
-// may have been missed. It refuses to change the name on a device's request. Decide is pure; Run is
-// called once, ID and WentBack by any goroutine. Bounds: a request each 10 s.
+// cloudcore-replicas, which all replicas of cloudcore share. A replica writes a new name when it
+// sees the revision decrease (WentBack), and when it starts and no other replica was running: a
+// restore may have been missed. It refuses to change the name on a device's request. Decide is
+// pure; Run is called once, ID and WentBack by any goroutine. Bounds: a request each 10 s.
 package history
 
 import (
@@ -87,8 +87,8 @@ func Decide(s Seen) string {
 type Config struct {
 	Leases coordination.LeaseInterface // of cloudcore's own namespace
 	Lease  string
-	// Replicas is the prefix of the annotations of replicas, Instance this one's annotation (package
-	// balance).
+	// Replicas is the prefix of the annotations of replicas, Instance this one's annotation
+	// (package balance).
 	Replicas, Instance string
 	// Changed is called with each new name. Run waits for it.
 	Changed func(id string)

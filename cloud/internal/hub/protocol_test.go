@@ -13,7 +13,8 @@ import (
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 )
 
-// A session uses the highest version that both ends support, and no feature that the node did not list.
+// A session uses the highest version that both ends support, and no feature that the node did not
+// list.
 func TestHub_SpeaksTheHighestCommonProtocol(t *testing.T) {
 	many := strings.Fields(strings.Repeat("x ", protocol.MaxFeatures+1))
 	for name, c := range map[string]struct {

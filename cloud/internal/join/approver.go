@@ -301,8 +301,9 @@ func (j *judge) free(ctx context.Context, id string, node types.NodeName, uid ty
 // skew is how far the clocks of cloudcore's replicas may be apart.
 const skew = time.Minute
 
-// live returns a refusal if the node's Lease is valid: another device must not take its name. A Lease
-// with a renewal in the future was written by a cloudcore with a wrong clock, and proves nothing.
+// live returns a refusal if the node's Lease is valid: another device must not take its name. A
+// Lease with a renewal in the future was written by a cloudcore with a wrong clock, and proves
+// nothing.
 func live(ctx context.Context, client kubernetes.Interface, node types.NodeName, now time.Time) error {
 	lease, err := client.CoordinationV1().Leases(corev1.NamespaceNodeLease).Get(ctx, string(node), metav1.GetOptions{})
 	if apierrors.IsNotFound(err) || err == nil && (lease.Spec.RenewTime == nil || lease.Spec.LeaseDurationSeconds == nil) {

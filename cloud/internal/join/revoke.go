@@ -29,8 +29,8 @@ type Revocation struct {
 	// is every request.
 	At          time.Time `json:"at"`
 	NodeDeleted bool      `json:"nodeDeleted"` // false: there was none
-	// Known: a device has joined with that name, and was not revoked since. Otherwise the name may be
-	// mistyped.
+	// Known: a device has joined with that name, and was not revoked since. Otherwise the name may
+	// be mistyped.
 	Known           bool `json:"known"`
 	RequestsDeleted int  `json:"requestsDeleted"` // certificate requests without a certificate yet
 }

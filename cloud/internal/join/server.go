@@ -107,8 +107,8 @@ type ServerConfig struct {
 	QUIC      []string
 	Limits    Limits
 
-	// RenewEnded is how long after its expiry a certificate is renewed. AsNode creates a certificate
-	// request as the node. Admit returns a *pki.Refusal for a revoked certificate.
+	// RenewEnded is how long after its expiry a certificate is renewed. AsNode creates a
+	// certificate request as the node. Admit returns a *pki.Refusal for a revoked certificate.
 	RenewEnded time.Duration
 	AsNode     func(ctx context.Context, node types.NodeName, csr *csrObject) (*csrObject, error)
 	Admit      func(ctx context.Context, node types.NodeName, cert *x509.Certificate) error

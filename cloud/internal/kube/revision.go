@@ -19,8 +19,8 @@ const (
 	revisionRetry   = time.Second
 	revisionTimeout = 20 * time.Second
 	// revisionGap is the longest time without a read after which watches are still trusted: this
-	// process may have been stopped, or its machine suspended. It is several times the timeout, since
-	// reopening all watches would slow a slow kube-apiserver down further.
+	// process may have been stopped, or its machine suspended. It is several times the timeout,
+	// since reopening all watches would slow a slow kube-apiserver down further.
 	revisionGap = 4 * (revisionPeriod + revisionTimeout)
 	// restartPause bounds how often all watches are opened again.
 	restartPause = 10 * time.Second
@@ -64,8 +64,8 @@ func (r *Revisions) OnRestart(restart func()) {
 	r.restarts = append(r.restarts, restart)
 }
 
-// OnLoss registers a function that is called when the cluster went back in time, or may have done so
-// unobserved. It must not block.
+// OnLoss registers a function that is called when the cluster went back in time, or may have done
+// so unobserved. It must not block.
 func (r *Revisions) OnLoss(lost func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -84,8 +84,8 @@ func (r *Revisions) Failed(err error) {
 	r.check()
 }
 
-// unanswered reports whether kube-apiserver is unreachable. One that times out on an open connection is
-// only slow, and its watches continue.
+// unanswered reports whether kube-apiserver is unreachable. One that times out on an open
+// connection is only slow, and its watches continue.
 func unanswered(err error) bool {
 	if err == nil || errors.Is(err, context.Canceled) {
 		return false

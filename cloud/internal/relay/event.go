@@ -229,8 +229,8 @@ func has(event, patch []byte) bool {
 	return true
 }
 
-// occurrences returns the count of an event, or of a merge patch of one; -1 if it is invalid. After the
-// loss of a part of its store a device sends lower counts than before.
+// occurrences returns the count of an event, or of a merge patch of one; -1 if it is invalid. After
+// the loss of a part of its store a device sends lower counts than before.
 func occurrences(event []byte) int32 {
 	var e struct {
 		Count           int32 `json:"count"`

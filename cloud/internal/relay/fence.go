@@ -28,8 +28,8 @@ type fencedWrite struct {
 	// done, where set, reports whether what was read has what would be written: an attempt whose
 	// answer was lost has made it.
 	done func(read []byte) bool
-	// obsolete, where set, reports whether the object that was read supersedes the write, though another
-	// writer made it. It is the answer only while the session has the Lease.
+	// obsolete, where set, reports whether the object that was read supersedes the write, though
+	// another writer made it. It is the answer only while the session has the Lease.
 	obsolete func(read []byte) bool
 	// missing, where set, is done instead when the object is not there. The session has
 	// the Lease then.

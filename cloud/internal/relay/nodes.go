@@ -22,9 +22,9 @@ type report struct {
 // reporter is a node's session.
 type reporter interface{ report() report }
 
-// Nodes is a prometheus.Collector with series for each node that has its link at this replica. A value
-// of zero, such as an empty backlog, has its series too. A node without a link has none, so that old
-// values don't look like present ones.
+// Nodes is a prometheus.Collector with series for each node that has its link at this replica. A
+// value of zero, such as an empty backlog, has its series too. A node without a link has none, so
+// that old values don't look like present ones.
 type Nodes struct {
 	most int // nodes with series of their own
 

@@ -1,4 +1,5 @@
-// Package rollout reports, by events on DaemonSets, the NotReady devices that block a rolling update.
+// Package rollout reports, by events on DaemonSets, the NotReady devices that block a rolling
+// update.
 //
 // With the default maxUnavailable of 1, a DaemonSet replaces no pod while one device is NotReady,
 // because the device's pod counts as unavailable. The DaemonSet's status does not name the device.

@@ -1,10 +1,10 @@
 // Package vrid decides which virtual router IDs (VRIDs) other VRRP routers on a LAN use.
 //
-// It owns which reports are accepted, the rate limit, and when a VRID expires. A VRID is accepted if two
-// nodes report it, or the only node that can hold the address: while another node holds the address and
-// does not receive the router, a new VRID gains nothing, and a single node could keep the address moving.
-// It refuses to keep state: the caller stores each decision. Words are used by one goroutine; the
-// functions are pure.
+// It owns which reports are accepted, the rate limit, and when a VRID expires. A VRID is accepted
+// if two nodes report it, or the only node that can hold the address: while another node holds the
+// address and does not receive the router, a new VRID gains nothing, and a single node could keep
+// the address moving. It refuses to keep state: the caller stores each decision. Words are used by
+// one goroutine; the functions are pure.
 package vrid
 
 import (
@@ -20,8 +20,9 @@ import (
 const (
 	// Most is the largest VRID.
 	Most = 255
-	// A VRID expires after keep without a report; its last report is stored to the step. A LAN gets at
-	// most one new VRID each pause, since each moves an address, which interrupts it for seconds.
+	// A VRID expires after keep without a report; its last report is stored to the step. A LAN gets
+	// at most one new VRID each pause, since each moves an address, which interrupts it for
+	// seconds.
 	keep  = 24 * time.Hour
 	step  = time.Hour
 	pause = 10 * time.Minute
@@ -52,8 +53,8 @@ func (w Words) Listen(nodes []v1alpha1.VirtualIPNodeStatus) {
 	}
 }
 
-// Decide returns the VRIDs of other routers, from those accepted before and the present reports, and
-// when to decide again; zero for never.
+// Decide returns the VRIDs of other routers, from those accepted before and the present reports,
+// and when to decide again; zero for never.
 func Decide(now time.Time, before []v1alpha1.ForeignVRID, words Words) (all map[int32]v1alpha1.ForeignVRID, again time.Time) {
 	next := func(at time.Time) {
 		if again.IsZero() || at.Before(again) {

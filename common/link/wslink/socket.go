@@ -22,9 +22,9 @@ func control(_, _ string, c syscall.RawConn) error {
 	return err
 }
 
-// smallSegment is an MSS that fits every path: 1,160 bytes with the headers of TCP and IPv4, which is
-// less than IPv6's minimum MTU of 1,280 and than 1,500 minus the overhead of tunnels. It limits both
-// directions, since the MSS option announces it to the peer.
+// smallSegment is an MSS that fits every path: 1,160 bytes with the headers of TCP and IPv4, which
+// is less than IPv6's minimum MTU of 1,280 and than 1,500 minus the overhead of tunnels. It limits
+// both directions, since the MSS option announces it to the peer.
 const smallSegment = 1120
 
 // small sets the options of control and a small MSS.

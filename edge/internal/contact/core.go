@@ -226,9 +226,9 @@ func (c *core) members(now time.Time, all map[string][]netip.Prefix) {
 func (c *core) dials(node string) bool { return c.node < node }
 
 // connected takes a connection in. The newer replaces the older: a device that was started again
-// has forgotten that one. It proves nothing of the device yet: with TLS 1.3 the end that dials takes
-// its handshake for done before the other one has judged its certificate, and what came from the
-// device in an earlier boot is of pods whose addresses others may have by now.
+// has forgotten that one. It proves nothing of the device yet: with TLS 1.3 the end that dials
+// takes its handshake for done before the other one has judged its certificate, and what came from
+// the device in an earlier boot is of pods whose addresses others may have by now.
 func (c *core) connected(now time.Time, node string, conn uint64, at netip.Addr) {
 	p := c.peers[node]
 	if p == nil {

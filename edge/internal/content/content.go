@@ -3,8 +3,8 @@
 //
 // It owns the folder of disk images, in which each file is called by its SHA-256, and is there only
 // once it is whole and right. It refuses a file of another digest, one that is longer than
-// MaxBytes, and one that the disk has no room for, also where the server sends no
-// Content-Length: what stays free is more than the kubelet's eviction thresholds. What was fetched half is
+// MaxBytes, and one that the disk has no room for, also where the server sends no Content-Length:
+// what stays free is more than the kubelet's eviction thresholds. What was fetched half is
 // continued. Nothing is removed but by Prune. A Store may be used by many goroutines; two must not
 // fetch the same file at once.
 package content

@@ -113,8 +113,8 @@ func (m *Module) serve(ctx context.Context, s sockets) error {
 	return g.Wait()
 }
 
-// shares bound the connections of an address. A host of the LAN reaches the listener like a pod, and
-// is judged by its first query: those of unknown addresses take few of the places.
+// shares bound the connections of an address. A host of the LAN reaches the listener like a pod,
+// and is judged by its first query: those of unknown addresses take few of the places.
 func (m *Module) shares(ctx context.Context) connshare.By {
 	known, unknown := connshare.New(maxTCP, maxClientTCP), connshare.New(maxUnknownTCP, maxUnknownClientTCP)
 	return func(a netip.Addr) (*connshare.Shares, string) {

@@ -182,8 +182,8 @@ func (p *Plan) route(s State, m site.Member, own []netip.Prefix, found *findings
 	}
 }
 
-// refused gives the reason there is no route for a range, whatever the Site contains, which may be one
-// that was stored before cloudcore judged ranges; "" where nothing is known against it.
+// refused gives the reason there is no route for a range, whatever the Site contains, which may be
+// one that was stored before cloudcore judged ranges; "" where nothing is known against it.
 func refused(s State, m site.Member, r netip.Prefix) string {
 	if why := claim.Counts(r, nil); why != "" {
 		return fmt.Sprintf("%s, of device %s, is not routed: %s", r, m.Node, why)

@@ -89,8 +89,8 @@ func text(p podnet.Plan) string {
 	return b.String()
 }
 
-// Routes follow what the neighbours report now, of each family; the cases of that are scenario claims
-// 26.
+// Routes follow what the neighbours report now, of each family; the cases of that are scenario
+// claims 26.
 func TestClaims_26_RoutesFollowWhatNeighboursSay(t *testing.T) {
 	for name, tc := range map[string]struct {
 		edit func(*podnet.State)

@@ -1,10 +1,11 @@
 // Package singleton keeps the pods of singletons from a kubelet that boots until the cloud has
 // confirmed which pods this device has.
 //
-// While a device is off, an application may have moved: the device's store is outdated. A pod with the annotation v1alpha1.EdgeAppHeldAtBoot is therefore withheld from the
-// kubelet (podgate) until the whole set of the device's pods was delivered or found right over a
-// link of this boot. After that no pod is withheld before the next boot: later pods come over the
-// link, and those that run need none.
+// While a device is off, an application may have moved: the device's store is outdated. A pod with
+// the annotation v1alpha1.EdgeAppHeldAtBoot is therefore withheld from the kubelet (podgate) until
+// the whole set of the device's pods was delivered or found right over a link of this boot. After
+// that no pod is withheld before the next boot: later pods come over the link, and those that run
+// need none.
 //
 // It owns one key in the store, the boot that was confirmed, written once for each boot in which
 // there is such a pod. It refuses nothing else, and never ends a pod that runs. Rule and Confirmed

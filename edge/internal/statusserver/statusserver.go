@@ -5,8 +5,9 @@
 // without a certificate of the cluster's CA and, where it has a site, nodes that are not in it or
 // were revoked, and shows applications to nodes and administrators alone. It reads the edge API and
 // files, never the cloud, and each answer contains the age of its data. Each part of a page is made
-// by a function that knows that part alone, so a part that is missing can't cut the page short. Bounds: atOnce requests, then 503; mostBytes an answer;
-// mostPeers peers, peerTimeout each, all at once.
+// by a function that knows that part alone, so a part that is missing can't cut the page short.
+// Bounds: atOnce requests, then 503; mostBytes an answer; mostPeers peers, peerTimeout each, all at
+// once.
 //
 // From the bottom: trust, config, part (what is shown), peer, Server. Requests are served by many
 // goroutines; nothing they read changes.

@@ -187,8 +187,8 @@ func (s *Store) openFile(path string) error {
 	return nil
 }
 
-// vanished reports whether there was a store, and its file is gone or empty: its key, or the mark in
-// its lock, is still there.
+// vanished reports whether there was a store, and its file is gone or empty: its key, or the mark
+// in its lock, is still there.
 func (s *Store) vanished() bool {
 	if info, err := os.Stat(s.config.Path); err == nil && info.Size() > 0 || err != nil && !errors.Is(err, os.ErrNotExist) {
 		return false

@@ -92,8 +92,8 @@ type Config struct {
 
 // Times are an agent's.
 type Times struct {
-	// Listen is how long a LAN is listened to before the node first takes part in an election there;
-	// default 3 s, three of VRRP's usual intervals.
+	// Listen is how long a LAN is listened to before the node first takes part in an election
+	// there; default 3 s, three of VRRP's usual intervals.
 	Listen time.Duration
 	// AskAgain is how long an address that another host has is left alone; default 15 s.
 	AskAgain time.Duration

@@ -301,8 +301,8 @@ type Status struct {
 	Dropped    uint64         `json:"dropped"`          // events that made room and that the cloud does not know of yet
 }
 
-// Backlog counts the writes that wait, and returns the age of the oldest by now's clock: 0 where that
-// clock was set back.
+// Backlog counts the writes that wait, and returns the age of the oldest by now's clock: 0 where
+// that clock was set back.
 func (o *Outbox) Backlog(now time.Time) (count int, age time.Duration) {
 	o.mu.RLock()
 	defer o.mu.RUnlock()
