@@ -6,7 +6,7 @@ SHELL := /bin/bash
 # One set of flags for building and testing: compiled packages are then shared, and Kubernetes is compiled once.
 export CGO_ENABLED := 0
 # As Kubernetes builds its own programs. Without this tag gRPC brings pages for debugging along that nothing shows, and with them a third more of edgecore
-# (docs/decisions/0071-what-the-binaries-hold.md).
+# (docs/dev/decisions/0071-what-the-binaries-hold.md).
 # Nor does a program have what debuggers read, which would take a fifth of the compilation of Kubernetes; for a debugger: GOFLAGS=-gcflags= make build
 export GOFLAGS := $(strip $(filter-out -tags=%,$(GOFLAGS)) -tags=grpcnotrace $(if $(filter -gcflags%,$(GOFLAGS)),,-gcflags=all=-dwarf=false))
 
@@ -162,18 +162,18 @@ campaign: ## a whole system under faults for MINUTES (60), judged by what its cl
 	go test ./tests/campaign -run 'TestCampaign$$' -v -count 1 -timeout 24h -ldflags "$(TEST_LDFLAGS)" -minutes $(MINUTES) -seed $(SEED) -faults '$(FAULTS)' -edges $(EDGES) $(if $(REAL),-trial)
 
 .PHONY: sensitivity
-sensitivity: ## campaigns against a build in which the switches WITHOUT=fence,salvage (all) are off, one at a time, until one finds it (names in docs/faults.md); -parallel by TESTFLAGS
+sensitivity: ## campaigns against a build in which the switches WITHOUT=fence,salvage (all) are off, one at a time, until one finds it (names in docs/dev/faults.md); -parallel by TESTFLAGS
 	go test ./tests/campaign -run 'TestSensitivity$$' -v -count 1 -timeout 24h -ldflags "$(TEST_LDFLAGS)" -without $(WITHOUT) -seed $(SEED) $(TESTFLAGS)
 
 .PHONY: conformance
-conformance: build ## Kubernetes' own cases for Services, names and pod networks on a trial's edges, into docs/conformance.md; compiles for minutes, as root; CASES=REGEXP for some
+conformance: build ## Kubernetes' own cases for Services, names and pod networks on a trial's edges, into docs/dev/conformance.md; compiles for minutes, as root; CASES=REGEXP for some
 	@build/deps.sh conformance
 	build/conformance.sh
-	go test ./tests/conformance -run TestSite_33 -v -count 1 -timeout 1h -ldflags "$(TEST_LDFLAGS)" -conformance -cases '$(CASES)' -write $(CURDIR)/docs/conformance.md
+	go test ./tests/conformance -run TestSite_33 -v -count 1 -timeout 1h -ldflags "$(TEST_LDFLAGS)" -conformance -cases '$(CASES)' -write $(CURDIR)/docs/dev/conformance.md
 
 .PHONY: bench
-bench: ## every figure beside its floor, into docs/benchmarks.md; takes over an hour, as root; ROWS='Cut|Idle' for some, ROUNDS=5
-	go test ./tests/bench -run '^$$' -bench 'Row/^($(ROWS))$$' -benchtime 1x -timeout 4h -ldflags "$(TEST_LDFLAGS)" -rounds $(ROUNDS) -write $(CURDIR)/docs/benchmarks.md
+bench: ## every figure beside its floor, into docs/dev/benchmarks.md; takes over an hour, as root; ROWS='Cut|Idle' for some, ROUNDS=5
+	go test ./tests/bench -run '^$$' -bench 'Row/^($(ROWS))$$' -benchtime 1x -timeout 4h -ldflags "$(TEST_LDFLAGS)" -rounds $(ROUNDS) -write $(CURDIR)/docs/dev/benchmarks.md
 
 .PHONY: bench-code
 bench-code: ## every benchmark beside the code, BENCHTIME (1s) each

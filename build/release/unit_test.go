@@ -32,7 +32,7 @@ func TestUnitKeepsAddressesOfPods(t *testing.T) {
 	if u["RuntimeDirectory"] != "skerry" || u["RuntimeDirectoryPreserve"] != "yes" {
 		t.Errorf("RuntimeDirectory=%s, RuntimeDirectoryPreserve=%s: a stop deletes the addresses of pods that run", u["RuntimeDirectory"], u["RuntimeDirectoryPreserve"])
 	}
-	podnet, err := os.ReadFile("../../edge/internal/podnet/conflist.go")
+	podnet, err := os.ReadFile("../../edge/internal/site/podnet/conflist.go")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -34,7 +34,7 @@ type job struct {
 
 // longer is left out by all and run by long: each takes a whole machine for minutes. all runs
 // another part of the first two; it leaves out kube-vip, which must be compiled, but for the tests
-// of cloud/internal/kubevip.
+// of cloud/internal/controllers/kubevip.
 const longer = `^TestTraps_09_VIPsWithIPVS$/^the_others$|^TestOrder_14_ShortCampaigns$/^seed_(2|14)$|^TestServices_14_KubeVIP$`
 
 var (

@@ -12,16 +12,16 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/skerry-io/skerry/beehive"
-	"github.com/skerry-io/skerry/cloud/internal/balance"
-	"github.com/skerry-io/skerry/cloud/internal/config"
-	"github.com/skerry-io/skerry/cloud/internal/history"
-	"github.com/skerry-io/skerry/cloud/internal/hub"
-	"github.com/skerry-io/skerry/cloud/internal/join"
-	"github.com/skerry-io/skerry/cloud/internal/kube"
-	"github.com/skerry-io/skerry/cloud/internal/publish"
-	"github.com/skerry-io/skerry/cloud/internal/relay"
-	"github.com/skerry-io/skerry/cloud/internal/site"
-	"github.com/skerry-io/skerry/cloud/internal/tunnel"
+	"github.com/skerry-io/skerry/cloud/internal/access/tunnel"
+	"github.com/skerry-io/skerry/cloud/internal/controllers/site"
+	"github.com/skerry-io/skerry/cloud/internal/core/balance"
+	"github.com/skerry-io/skerry/cloud/internal/core/cloudhub"
+	"github.com/skerry-io/skerry/cloud/internal/core/config"
+	"github.com/skerry-io/skerry/cloud/internal/core/history"
+	"github.com/skerry-io/skerry/cloud/internal/core/kube"
+	"github.com/skerry-io/skerry/cloud/internal/core/publish"
+	"github.com/skerry-io/skerry/cloud/internal/core/relay"
+	"github.com/skerry-io/skerry/cloud/internal/trust/join"
 	"github.com/skerry-io/skerry/common/version"
 )
 
@@ -46,8 +46,8 @@ type App struct {
 	relay     *relay.Relay
 	reports   *reporting
 	sites     *site.Sites
-	carried   []hub.Part // what the hub's sessions carry
-	hub       *hub.Hub
+	carried   []cloudhub.Part // what the hub's sessions carry
+	hub       *cloudhub.Hub
 	balance   *balance.Balancer
 	history   *history.Keeper
 	nodes     *tunnel.Nodes

@@ -9,14 +9,14 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/klog/v2"
 
-	"github.com/skerry-io/skerry/cloud/internal/join"
-	"github.com/skerry-io/skerry/cloud/internal/kube"
+	"github.com/skerry-io/skerry/cloud/internal/core/kube"
+	"github.com/skerry-io/skerry/cloud/internal/trust/join"
 	"github.com/skerry-io/skerry/common/version"
 )
 
 // Approver approves the certificates of devices and names which nodes cloudcore may act as. It has
 // an account of its own, cloudcore-approver, so that a token stolen from cloudcore approves nothing
-// (docs/decisions/0031-an-account-that-approves.md).
+// (docs/dev/decisions/0031-an-account-that-approves.md).
 type Approver struct {
 	client   kubernetes.Interface
 	instance string

@@ -6,9 +6,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/skerry-io/skerry/beehive"
-	"github.com/skerry-io/skerry/cloud/internal/balance"
-	"github.com/skerry-io/skerry/cloud/internal/history"
-	"github.com/skerry-io/skerry/cloud/internal/join"
+	"github.com/skerry-io/skerry/cloud/internal/core/balance"
+	"github.com/skerry-io/skerry/cloud/internal/core/history"
+	"github.com/skerry-io/skerry/cloud/internal/trust/join"
 )
 
 // youngSession is the age below which a session is not ended so that another replica serves

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/net/netutil"
 	"golang.org/x/sync/errgroup"
 
-	"github.com/skerry-io/skerry/cloud/internal/alpn"
+	"github.com/skerry-io/skerry/cloud/internal/access/alpn"
 	"github.com/skerry-io/skerry/common/httpserver"
 	"github.com/skerry-io/skerry/common/pki"
 )

@@ -3,7 +3,7 @@ package app
 import (
 	"github.com/prometheus/client_golang/prometheus"
 
-	"github.com/skerry-io/skerry/cloud/internal/kube"
+	"github.com/skerry-io/skerry/cloud/internal/core/kube"
 )
 
 // followed shows what is followed at kube-apiserver to Prometheus: a watch for each collection, and

@@ -6,8 +6,8 @@ import (
 	"fmt"
 	"net"
 
-	"github.com/skerry-io/skerry/cloud/internal/config"
-	"github.com/skerry-io/skerry/cloud/internal/join"
+	"github.com/skerry-io/skerry/cloud/internal/core/config"
+	"github.com/skerry-io/skerry/cloud/internal/trust/join"
 	"github.com/skerry-io/skerry/common/link"
 	"github.com/skerry-io/skerry/common/link/quiclink"
 	"github.com/skerry-io/skerry/common/link/wslink"

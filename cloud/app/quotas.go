@@ -3,10 +3,10 @@ package app
 import (
 	"time"
 
-	"github.com/skerry-io/skerry/cloud/internal/config"
-	"github.com/skerry-io/skerry/cloud/internal/publish"
-	"github.com/skerry-io/skerry/cloud/internal/quota"
-	"github.com/skerry-io/skerry/cloud/internal/relay"
+	"github.com/skerry-io/skerry/cloud/internal/core/config"
+	"github.com/skerry-io/skerry/cloud/internal/core/publish"
+	"github.com/skerry-io/skerry/cloud/internal/core/quota"
+	"github.com/skerry-io/skerry/cloud/internal/core/relay"
 )
 
 // relayQuotas are what one node may send.

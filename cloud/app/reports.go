@@ -6,24 +6,24 @@ import (
 	"golang.org/x/sync/errgroup"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
-	"github.com/skerry-io/skerry/cloud/internal/aggregate"
-	"github.com/skerry-io/skerry/cloud/internal/app"
-	"github.com/skerry-io/skerry/cloud/internal/clusterinfo"
-	"github.com/skerry-io/skerry/cloud/internal/drain"
-	"github.com/skerry-io/skerry/cloud/internal/join"
-	"github.com/skerry-io/skerry/cloud/internal/kube"
-	"github.com/skerry-io/skerry/cloud/internal/marks"
-	"github.com/skerry-io/skerry/cloud/internal/rollout"
-	"github.com/skerry-io/skerry/cloud/internal/route"
-	"github.com/skerry-io/skerry/cloud/internal/site"
-	"github.com/skerry-io/skerry/cloud/internal/vip"
+	"github.com/skerry-io/skerry/cloud/internal/controllers/app"
+	"github.com/skerry-io/skerry/cloud/internal/controllers/clusterinfo"
+	"github.com/skerry-io/skerry/cloud/internal/controllers/drain"
+	"github.com/skerry-io/skerry/cloud/internal/controllers/marks"
+	"github.com/skerry-io/skerry/cloud/internal/controllers/reports"
+	"github.com/skerry-io/skerry/cloud/internal/controllers/rollout"
+	"github.com/skerry-io/skerry/cloud/internal/controllers/route"
+	"github.com/skerry-io/skerry/cloud/internal/controllers/site"
+	"github.com/skerry-io/skerry/cloud/internal/controllers/vip"
+	"github.com/skerry-io/skerry/cloud/internal/core/kube"
+	"github.com/skerry-io/skerry/cloud/internal/trust/join"
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
 
 // reporting is what becomes of the reports of the edges' agents, and the controllers of the objects
 // that they are about.
 type reporting struct {
-	*aggregate.Aggregator
+	*reports.Aggregator
 	client    *kube.Client
 	informers *kube.Informers
 	vips      *vip.Controller
@@ -44,8 +44,8 @@ func newReporting(client *kube.Client, informers *kube.Informers, policy vip.Pol
 	if err != nil {
 		return nil, err
 	}
-	kinds := []aggregate.Kind{route.Kind(), vip.Kind(), drain.Kind(), marks.Kind(), app.Kind()}
-	reports := aggregate.New(client, kinds...)
+	kinds := []reports.Kind{route.Kind(), vip.Kind(), drain.Kind(), marks.Kind(), app.Kind()}
+	reports := reports.New(client, kinds...)
 	for _, k := range kinds {
 		objects, _ := informers.Open(k.Resource()) // for as long as cloudcore lives
 		reports.Know(k.Resource(), objects)

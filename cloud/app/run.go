@@ -5,7 +5,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"github.com/skerry-io/skerry/cloud/internal/config"
+	"github.com/skerry-io/skerry/cloud/internal/core/config"
 	"github.com/skerry-io/skerry/common/watchdog"
 )
 

@@ -10,10 +10,10 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 
-	"github.com/skerry-io/skerry/cloud/internal/apiservice"
-	"github.com/skerry-io/skerry/cloud/internal/join"
-	"github.com/skerry-io/skerry/cloud/internal/subresources"
-	"github.com/skerry-io/skerry/cloud/internal/tunnel"
+	"github.com/skerry-io/skerry/cloud/internal/access/apiservice"
+	"github.com/skerry-io/skerry/cloud/internal/access/subresources"
+	"github.com/skerry-io/skerry/cloud/internal/access/tunnel"
+	"github.com/skerry-io/skerry/cloud/internal/trust/join"
 	"github.com/skerry-io/skerry/common/pki"
 )
 

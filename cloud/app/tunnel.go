@@ -17,8 +17,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/skerry-io/skerry/beehive"
-	"github.com/skerry-io/skerry/cloud/internal/console"
-	"github.com/skerry-io/skerry/cloud/internal/tunnel"
+	"github.com/skerry-io/skerry/cloud/internal/access/console"
+	"github.com/skerry-io/skerry/cloud/internal/access/tunnel"
 	"github.com/skerry-io/skerry/common/pki"
 )
 

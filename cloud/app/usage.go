@@ -17,8 +17,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
-	"github.com/skerry-io/skerry/cloud/internal/join"
-	"github.com/skerry-io/skerry/cloud/internal/usage"
+	"github.com/skerry-io/skerry/cloud/internal/access/usage"
+	"github.com/skerry-io/skerry/cloud/internal/trust/join"
 )
 
 const (

@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/skerry-io/skerry/cloud/app"
-	"github.com/skerry-io/skerry/cloud/internal/config"
+	"github.com/skerry-io/skerry/cloud/internal/core/config"
 	"github.com/skerry-io/skerry/common/notifytest"
 )
 

@@ -11,16 +11,16 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/skerry-io/skerry/beehive"
-	"github.com/skerry-io/skerry/cloud/internal/applogs"
-	"github.com/skerry-io/skerry/cloud/internal/clusterinfo"
-	"github.com/skerry-io/skerry/cloud/internal/config"
-	"github.com/skerry-io/skerry/cloud/internal/hub"
-	"github.com/skerry-io/skerry/cloud/internal/join"
-	"github.com/skerry-io/skerry/cloud/internal/kube"
-	"github.com/skerry-io/skerry/cloud/internal/publish"
-	"github.com/skerry-io/skerry/cloud/internal/relay"
-	"github.com/skerry-io/skerry/cloud/internal/site"
-	"github.com/skerry-io/skerry/cloud/internal/vip"
+	"github.com/skerry-io/skerry/cloud/internal/access/applogs"
+	"github.com/skerry-io/skerry/cloud/internal/controllers/clusterinfo"
+	"github.com/skerry-io/skerry/cloud/internal/controllers/site"
+	"github.com/skerry-io/skerry/cloud/internal/controllers/vip"
+	"github.com/skerry-io/skerry/cloud/internal/core/cloudhub"
+	"github.com/skerry-io/skerry/cloud/internal/core/config"
+	"github.com/skerry-io/skerry/cloud/internal/core/kube"
+	"github.com/skerry-io/skerry/cloud/internal/core/publish"
+	"github.com/skerry-io/skerry/cloud/internal/core/relay"
+	"github.com/skerry-io/skerry/cloud/internal/trust/join"
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 	"github.com/skerry-io/skerry/common/health"
 	"github.com/skerry-io/skerry/common/pki"
@@ -194,7 +194,7 @@ func (a *App) siteParts() ([]beehive.Entry, error) {
 }
 
 func (a *App) hubParts() ([]beehive.Entry, error) {
-	a.hub = hub.New(hub.Config{
+	a.hub = cloudhub.New(cloudhub.Config{
 		Instance: a.instance, Version: version.Skerry(), Admission: a.revoked, Trust: a.trust, MaxSessions: a.config.Hub.MaxSessions,
 		MaxHandshakes: handshakesAtOnce, Streams: a.tunnel != nil,
 		History:   func(ctx context.Context) string { return a.history.ID(ctx) },

@@ -14,7 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 	"sigs.k8s.io/yaml"
 
-	"github.com/skerry-io/skerry/cloud/internal/config"
+	"github.com/skerry-io/skerry/cloud/internal/core/config"
 	commonconfig "github.com/skerry-io/skerry/common/config"
 	"github.com/skerry-io/skerry/manifests"
 )

@@ -10,7 +10,7 @@ import (
 	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
 
 	"github.com/skerry-io/skerry/cloud/install"
-	"github.com/skerry-io/skerry/cloud/internal/config"
+	"github.com/skerry-io/skerry/cloud/internal/core/config"
 )
 
 func objects(t *testing.T, o install.Options) map[string]*unstructured.Unstructured {

@@ -35,7 +35,7 @@ func field(number protowire.Number, values ...any) []byte {
 	return protowire.AppendBytes(protowire.AppendTag(nil, number, protowire.BytesType), b)
 }
 
-// enveloped is an object of a built-in kind, as cloud/internal/kube encodes it.
+// enveloped is an object of a built-in kind, as cloud/internal/core/kube encodes it.
 func enveloped(kind string, raw []byte) []byte {
 	return slices.Concat([]byte("k8s\x00"), field(1, field(1, "v1"), field(2, kind)), field(2, raw), field(3), field(4))
 }

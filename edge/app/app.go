@@ -32,37 +32,37 @@ import (
 	"github.com/skerry-io/skerry/common/config"
 	"github.com/skerry-io/skerry/common/link"
 	"github.com/skerry-io/skerry/common/pki"
-	"github.com/skerry-io/skerry/edge/internal/agent"
-	"github.com/skerry-io/skerry/edge/internal/api"
-	edgeapp "github.com/skerry-io/skerry/edge/internal/app"
-	"github.com/skerry-io/skerry/edge/internal/applogs"
-	edgeconfig "github.com/skerry-io/skerry/edge/internal/config"
-	"github.com/skerry-io/skerry/edge/internal/console"
-	"github.com/skerry-io/skerry/edge/internal/contact"
-	"github.com/skerry-io/skerry/edge/internal/creationorder"
-	"github.com/skerry-io/skerry/edge/internal/deviceplugin"
-	"github.com/skerry-io/skerry/edge/internal/drain"
-	"github.com/skerry-io/skerry/edge/internal/edged"
-	"github.com/skerry-io/skerry/edge/internal/endpoints"
-	"github.com/skerry-io/skerry/edge/internal/hub"
-	"github.com/skerry-io/skerry/edge/internal/images"
-	"github.com/skerry-io/skerry/edge/internal/join"
+	"github.com/skerry-io/skerry/edge/internal/agents/agent"
+	"github.com/skerry-io/skerry/edge/internal/agents/drain"
+	"github.com/skerry-io/skerry/edge/internal/agents/nodecondition"
+	"github.com/skerry-io/skerry/edge/internal/agents/registration"
+	"github.com/skerry-io/skerry/edge/internal/agents/route"
+	"github.com/skerry-io/skerry/edge/internal/agents/vip"
+	"github.com/skerry-io/skerry/edge/internal/core/edgeapi"
+	"github.com/skerry-io/skerry/edge/internal/core/edgehub"
+	"github.com/skerry-io/skerry/edge/internal/core/metamanager"
+	"github.com/skerry-io/skerry/edge/internal/core/object"
+	"github.com/skerry-io/skerry/edge/internal/core/protect"
+	"github.com/skerry-io/skerry/edge/internal/core/store"
 	"github.com/skerry-io/skerry/edge/internal/kernel/diskkey"
 	"github.com/skerry-io/skerry/edge/internal/kernel/netwatch"
-	"github.com/skerry-io/skerry/edge/internal/marks"
-	"github.com/skerry-io/skerry/edge/internal/meta"
-	"github.com/skerry-io/skerry/edge/internal/nodecondition"
-	"github.com/skerry-io/skerry/edge/internal/object"
-	"github.com/skerry-io/skerry/edge/internal/protect"
-	"github.com/skerry-io/skerry/edge/internal/registration"
-	"github.com/skerry-io/skerry/edge/internal/route"
-	"github.com/skerry-io/skerry/edge/internal/serviceview"
-	"github.com/skerry-io/skerry/edge/internal/singleton"
-	"github.com/skerry-io/skerry/edge/internal/site"
-	"github.com/skerry-io/skerry/edge/internal/statsleader"
-	"github.com/skerry-io/skerry/edge/internal/store"
-	"github.com/skerry-io/skerry/edge/internal/tunnel"
-	"github.com/skerry-io/skerry/edge/internal/vip"
+	edgeapp "github.com/skerry-io/skerry/edge/internal/optional/app"
+	"github.com/skerry-io/skerry/edge/internal/optional/applogs"
+	"github.com/skerry-io/skerry/edge/internal/optional/console"
+	"github.com/skerry-io/skerry/edge/internal/optional/marks"
+	"github.com/skerry-io/skerry/edge/internal/optional/statsleader"
+	"github.com/skerry-io/skerry/edge/internal/pods/creationorder"
+	"github.com/skerry-io/skerry/edge/internal/pods/deviceplugin"
+	"github.com/skerry-io/skerry/edge/internal/pods/edged"
+	"github.com/skerry-io/skerry/edge/internal/pods/images"
+	"github.com/skerry-io/skerry/edge/internal/pods/singleton"
+	edgeconfig "github.com/skerry-io/skerry/edge/internal/setup/config"
+	"github.com/skerry-io/skerry/edge/internal/setup/join"
+	"github.com/skerry-io/skerry/edge/internal/setup/tunnel"
+	"github.com/skerry-io/skerry/edge/internal/site/contact"
+	"github.com/skerry-io/skerry/edge/internal/site/endpoints"
+	"github.com/skerry-io/skerry/edge/internal/site/peers"
+	"github.com/skerry-io/skerry/edge/internal/site/serviceview"
 )
 
 const dropIns = "modules.edged.kubeletConfigDir"
@@ -183,15 +183,15 @@ type App struct {
 	disk     nodecondition.Disk
 	clock    *pki.Clock
 	identity *join.Identity
-	meta     *meta.Manager
+	meta     *metamanager.Manager
 	// correction is nil where nothing on the device reads EndpointSlices.
 	correction   *endpoints.Correction
 	services     *serviceview.View // nil where nothing on the device reads Services
-	api          *api.Server
+	api          *edgeapi.Server
 	registration *registration.Keeper
 	singletons   *singleton.Gate
 	dialer       link.Dialer
-	hub          *hub.Hub
+	hub          *edgehub.Hub
 	netwatch     *netwatch.Watcher
 	edged        *edged.Module
 	routes       *route.Agent
@@ -206,7 +206,7 @@ type App struct {
 
 	on switched
 	// site is nil where nothing depends on it, and contact where modules.site is switched off.
-	site    *site.Holder
+	site    *peers.Holder
 	contact *contact.Agent
 	protect *protect.Networks // what no claim of others may touch
 	moved   chan struct{}     // a device of the site may be elsewhere now
@@ -248,7 +248,7 @@ func storeConfig(cfg *edgeconfig.Config, key *diskkey.Key) store.Config {
 // KubeletTransport answers requests to host as those of this device's kubelet, for programs that
 // stand for one. edgecore itself does not use it.
 func (a *App) KubeletTransport() (transport http.RoundTripper, host string) {
-	return a.api.RoundTripper(api.Identity{Kubelet: true}), api.Host
+	return a.api.RoundTripper(edgeapi.Identity{Kubelet: true}), edgeapi.Host
 }
 
 // Report reports body to the cloud as this device's entry in the status of an object, for programs

@@ -7,12 +7,12 @@ import (
 
 	"k8s.io/client-go/rest"
 
-	"github.com/skerry-io/skerry/edge/internal/agent"
-	edgeapp "github.com/skerry-io/skerry/edge/internal/app"
-	edgeconfig "github.com/skerry-io/skerry/edge/internal/config"
-	"github.com/skerry-io/skerry/edge/internal/content"
-	"github.com/skerry-io/skerry/edge/internal/meta"
-	"github.com/skerry-io/skerry/edge/internal/store"
+	"github.com/skerry-io/skerry/edge/internal/agents/agent"
+	"github.com/skerry-io/skerry/edge/internal/core/metamanager"
+	"github.com/skerry-io/skerry/edge/internal/core/store"
+	edgeapp "github.com/skerry-io/skerry/edge/internal/optional/app"
+	"github.com/skerry-io/skerry/edge/internal/optional/content"
+	edgeconfig "github.com/skerry-io/skerry/edge/internal/setup/config"
 )
 
 // contentDir, in the data directory, has the disk images of applications.
@@ -20,7 +20,7 @@ const contentDir = "content"
 
 // newApps makes the agent of applications. runtime is the endpoint of the container
 // runtime's images, once that is known.
-func newApps(c edgeconfig.Apps, node, dataDir string, client *rest.Config, m *meta.Manager, s *store.Store, runtime func() string) *edgeapp.Agent {
+func newApps(c edgeconfig.Apps, node, dataDir string, client *rest.Config, m *metamanager.Manager, s *store.Store, runtime func() string) *edgeapp.Agent {
 	images := func(ctx context.Context) (content.Images, error) {
 		at := runtime()
 		if at == "" {

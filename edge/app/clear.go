@@ -9,8 +9,7 @@ import (
 
 	"k8s.io/klog/v2"
 
-	"github.com/skerry-io/skerry/edge/internal/agent"
-	edgeconfig "github.com/skerry-io/skerry/edge/internal/config"
+	"github.com/skerry-io/skerry/edge/internal/agents/agent"
 	"github.com/skerry-io/skerry/edge/internal/kernel/hostaddress"
 	"github.com/skerry-io/skerry/edge/internal/kernel/keepalived"
 	"github.com/skerry-io/skerry/edge/internal/kernel/kubeproxy"
@@ -18,8 +17,9 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/kernel/netroute"
 	"github.com/skerry-io/skerry/edge/internal/kernel/redirect"
 	"github.com/skerry-io/skerry/edge/internal/kernel/wireguard"
-	"github.com/skerry-io/skerry/edge/internal/podnet"
-	"github.com/skerry-io/skerry/edge/internal/services"
+	edgeconfig "github.com/skerry-io/skerry/edge/internal/setup/config"
+	"github.com/skerry-io/skerry/edge/internal/site/podnet"
+	"github.com/skerry-io/skerry/edge/internal/site/services"
 )
 
 // ClearKernel removes what an edgecore of this configuration has set up in the kernel, and what

@@ -11,15 +11,15 @@ import (
 	"testing"
 
 	"github.com/skerry-io/skerry/edge/app"
-	"github.com/skerry-io/skerry/edge/internal/agent"
-	edgeconfig "github.com/skerry-io/skerry/edge/internal/config"
+	"github.com/skerry-io/skerry/edge/internal/agents/agent"
+	"github.com/skerry-io/skerry/edge/internal/core/store"
 	"github.com/skerry-io/skerry/edge/internal/kernel/balance"
 	"github.com/skerry-io/skerry/edge/internal/kernel/hostaddress"
 	"github.com/skerry-io/skerry/edge/internal/kernel/iptables"
 	"github.com/skerry-io/skerry/edge/internal/kernel/netroute"
 	"github.com/skerry-io/skerry/edge/internal/kernel/redirect"
-	"github.com/skerry-io/skerry/edge/internal/services"
-	"github.com/skerry-io/skerry/edge/internal/store"
+	edgeconfig "github.com/skerry-io/skerry/edge/internal/setup/config"
+	"github.com/skerry-io/skerry/edge/internal/site/services"
 	"github.com/skerry-io/skerry/tests/netns/wire"
 )
 

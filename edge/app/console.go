@@ -7,7 +7,7 @@ import (
 	"strings"
 
 	"github.com/skerry-io/skerry/common/tunnel"
-	"github.com/skerry-io/skerry/edge/internal/console"
+	"github.com/skerry-io/skerry/edge/internal/optional/console"
 )
 
 // ConsolesPath is where the running edgecore is asked, on its unix socket, for a console of

@@ -18,10 +18,10 @@ import (
 	"github.com/skerry-io/skerry/common/link/wslink"
 	"github.com/skerry-io/skerry/common/topic"
 	"github.com/skerry-io/skerry/common/version"
-	edgeconfig "github.com/skerry-io/skerry/edge/internal/config"
-	"github.com/skerry-io/skerry/edge/internal/hub"
-	"github.com/skerry-io/skerry/edge/internal/join"
-	"github.com/skerry-io/skerry/edge/internal/tunnel"
+	"github.com/skerry-io/skerry/edge/internal/core/edgehub"
+	edgeconfig "github.com/skerry-io/skerry/edge/internal/setup/config"
+	"github.com/skerry-io/skerry/edge/internal/setup/join"
+	"github.com/skerry-io/skerry/edge/internal/setup/tunnel"
 )
 
 // trusting is a dialer that is made again when whom it trusts has changed: a TLS configuration in
@@ -80,7 +80,7 @@ func (a *App) servers() []string {
 	return []string{host}
 }
 
-func (a *App) newHub() (*hub.Hub, error) {
+func (a *App) newHub() (*edgehub.Hub, error) {
 	c := a.config.Modules.EdgeHub
 	servers := a.servers()
 	if len(servers) == 0 {
@@ -100,11 +100,11 @@ func (a *App) newHub() (*hub.Hub, error) {
 		streams.Subresources = a.dialKubelet
 	}
 	a.tunnel = tunnel.New(streams)
-	parts := map[message.Kind]hub.Part{topic.KindStream: a.tunnel}
+	parts := map[message.Kind]edgehub.Part{topic.KindStream: a.tunnel}
 	if a.site != nil {
 		parts[topic.KindSite] = a.site
 	}
-	return hub.New(hub.Config{
+	return edgehub.New(edgehub.Config{
 		Servers: addresses, Dialer: a.dialer, Epochs: a.store, Alive: a.meta.KubeletAlive, Version: version.Skerry(), BootID: bootID(),
 		Keepalive: c.Keepalive.Duration, BackoffMin: c.BackoffMin.Duration, BackoffMax: c.BackoffMax.Duration,
 		Trust: a.identity, Report: a.report,
@@ -113,8 +113,8 @@ func (a *App) newHub() (*hub.Hub, error) {
 }
 
 // report is the state of the device that its heartbeats carry.
-func (a *App) report() hub.Report {
-	r := hub.Report{CertificateEnd: a.identity.Status().NotAfter}
+func (a *App) report() edgehub.Report {
+	r := edgehub.Report{CertificateEnd: a.identity.Status().NotAfter}
 	r.Backlog, r.BacklogAge = a.meta.Backlog(time.Now())
 	return r
 }

@@ -4,9 +4,9 @@ import (
 	"context"
 	"path/filepath"
 
-	edgeconfig "github.com/skerry-io/skerry/edge/internal/config"
-	"github.com/skerry-io/skerry/edge/internal/join"
 	"github.com/skerry-io/skerry/edge/internal/kernel/diskkey"
+	edgeconfig "github.com/skerry-io/skerry/edge/internal/setup/config"
+	"github.com/skerry-io/skerry/edge/internal/setup/join"
 )
 
 // readDiskKey gets the key that is not on the disk; nil where the configuration names none.

@@ -4,9 +4,9 @@ import (
 	"path/filepath"
 
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
-	"github.com/skerry-io/skerry/edge/internal/agent"
-	"github.com/skerry-io/skerry/edge/internal/api"
-	"github.com/skerry-io/skerry/edge/internal/drain"
+	"github.com/skerry-io/skerry/edge/internal/agents/agent"
+	"github.com/skerry-io/skerry/edge/internal/agents/drain"
+	"github.com/skerry-io/skerry/edge/internal/core/edgeapi"
 	"github.com/skerry-io/skerry/edge/internal/kernel/hook"
 )
 
@@ -41,7 +41,7 @@ func (a *App) newDrain() (*drain.Module, error) {
 	}
 	a.drain = drain.New(config)
 	module := drain.NewModule(a.drain, drain.ModuleConfig{
-		Edge: a.api.ClientConfig(api.Identity{}), Cloud: cloud, Reporter: a.meta, Events: a.recorder(string(drain.Name)),
+		Edge: a.api.ClientConfig(edgeapi.Identity{}), Cloud: cloud, Reporter: a.meta, Events: a.recorder(string(drain.Name)),
 	})
 	a.agent(module.Module)
 	return module, nil

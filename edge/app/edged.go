@@ -12,12 +12,12 @@ import (
 
 	"github.com/skerry-io/skerry/beehive"
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
-	"github.com/skerry-io/skerry/edge/internal/api"
-	"github.com/skerry-io/skerry/edge/internal/creationorder"
-	"github.com/skerry-io/skerry/edge/internal/deviceplugin"
-	"github.com/skerry-io/skerry/edge/internal/edged"
-	"github.com/skerry-io/skerry/edge/internal/images"
-	"github.com/skerry-io/skerry/edge/internal/shutdown"
+	"github.com/skerry-io/skerry/edge/internal/core/edgeapi"
+	"github.com/skerry-io/skerry/edge/internal/pods/creationorder"
+	"github.com/skerry-io/skerry/edge/internal/pods/deviceplugin"
+	"github.com/skerry-io/skerry/edge/internal/pods/edged"
+	"github.com/skerry-io/skerry/edge/internal/pods/images"
+	"github.com/skerry-io/skerry/edge/internal/pods/shutdown"
 )
 
 func (a *App) newEdged() (*edged.Module, error) {
@@ -28,7 +28,7 @@ func (a *App) newEdged() (*edged.Module, error) {
 	return edged.New(edged.Config{
 		ClusterDNS: dns, ClusterDomain: domain,
 		NodeName: a.node, Labels: labels, RootDir: c.RootDir, NodeIP: c.NodeIP, Kubelet: c.Kubelet, ClientCAFile: a.identity.ClientCAFile(),
-		CertDir: kubeletKeys(a.config), Verbosity: a.config.Log.Verbosity, Host: api.Host, Transport: a.api.RoundTripper(api.Identity{Kubelet: true}),
+		CertDir: kubeletKeys(a.config), Verbosity: a.config.Log.Verbosity, Host: edgeapi.Host, Transport: a.api.RoundTripper(edgeapi.Identity{Kubelet: true}),
 		ImageService: a.imageService(), Needs: []func(context.Context) error{a.prepareRuntime},
 		ImageCredentialProviderConfig: c.ImageCredentialProviderConfig, ImageCredentialProviderBinDir: c.ImageCredentialProviderBinDir,
 		Hold: shutdown.Hold, Share: func(s *corev1.Service) *corev1.Service { return a.services.Shared(s) },
@@ -64,17 +64,17 @@ func (a *App) edgedParts() ([]beehive.Entry, error) {
 	if a.edged, err = a.newEdged(); err != nil {
 		return nil, err
 	}
-	if a.order, err = creationorder.New(creationorder.Config{NodeName: a.node, Runtime: a.edged.Runtime(), API: a.api.ClientConfig(api.Identity{})}); err != nil {
+	if a.order, err = creationorder.New(creationorder.Config{NodeName: a.node, Runtime: a.edged.Runtime(), API: a.api.ClientConfig(edgeapi.Identity{})}); err != nil {
 		return nil, err
 	}
 	if a.images, err = images.New(images.Config{
-		Listen: func() (net.Listener, error) { return api.ListenUnix(a.imagesSocket()) }, Runtime: a.edged.Runtime(), Images: a.edged.Images(),
-		Archive: a.config.Modules.Edged.SandboxImageArchive, API: a.api.ClientConfig(api.Identity{}), NodeName: a.node, Apps: a.apps != nil,
+		Listen: func() (net.Listener, error) { return edgeapi.ListenUnix(a.imagesSocket()) }, Runtime: a.edged.Runtime(), Images: a.edged.Images(),
+		Archive: a.config.Modules.Edged.SandboxImageArchive, API: a.api.ClientConfig(edgeapi.Identity{}), NodeName: a.node, Apps: a.apps != nil,
 	}); err != nil {
 		return nil, err
 	}
 	if a.devices, err = deviceplugin.New(deviceplugin.Config{
-		NodeName: a.node, Runtime: a.edged.Runtime(), RootDir: a.config.Modules.Edged.RootDir, API: a.api.ClientConfig(api.Identity{}),
+		NodeName: a.node, Runtime: a.edged.Runtime(), RootDir: a.config.Modules.Edged.RootDir, API: a.api.ClientConfig(edgeapi.Identity{}),
 		Events: a.recorder(string(deviceplugin.Name)), Recorrect: a.meta.Recorrect, Timeout: a.config.Modules.Edged.DevicePluginTimeout.Duration,
 	}); err != nil {
 		return nil, err

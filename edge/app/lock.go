@@ -6,8 +6,8 @@ import (
 	"io"
 	"io/fs"
 
-	edgeconfig "github.com/skerry-io/skerry/edge/internal/config"
-	"github.com/skerry-io/skerry/edge/internal/store"
+	"github.com/skerry-io/skerry/edge/internal/core/store"
+	edgeconfig "github.com/skerry-io/skerry/edge/internal/setup/config"
 )
 
 // ErrRuns is TakeLock's where an edgecore has the store open.

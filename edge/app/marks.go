@@ -6,13 +6,13 @@ import (
 
 	"k8s.io/client-go/rest"
 
-	"github.com/skerry-io/skerry/edge/internal/agent"
-	"github.com/skerry-io/skerry/edge/internal/api"
-	edgeconfig "github.com/skerry-io/skerry/edge/internal/config"
+	"github.com/skerry-io/skerry/edge/internal/agents/agent"
+	"github.com/skerry-io/skerry/edge/internal/core/edgeapi"
 	"github.com/skerry-io/skerry/edge/internal/kernel/mangle"
 	"github.com/skerry-io/skerry/edge/internal/kernel/netport"
-	"github.com/skerry-io/skerry/edge/internal/marks"
-	"github.com/skerry-io/skerry/edge/internal/passthrough"
+	"github.com/skerry-io/skerry/edge/internal/optional/marks"
+	"github.com/skerry-io/skerry/edge/internal/optional/passthrough"
+	edgeconfig "github.com/skerry-io/skerry/edge/internal/setup/config"
 )
 
 func newMarks(c edgeconfig.Marks, node string, client *rest.Config, reporter agent.Reporter) *marks.Agent {
@@ -26,7 +26,7 @@ func clearMarks(ctx context.Context) error { return marks.Clear(ctx, mangle.New(
 
 func (a *App) newPassthrough() *agent.Module {
 	return passthrough.New(passthrough.Config{
-		NodeName: a.node, API: a.api.ClientConfig(api.Identity{}), Events: a.recorder(string(passthrough.Name)), Memory: agent.NewMemory(a.store, string(passthrough.Name)),
+		NodeName: a.node, API: a.api.ClientConfig(edgeapi.Identity{}), Events: a.recorder(string(passthrough.Name)), Memory: agent.NewMemory(a.store, string(passthrough.Name)),
 		Ports: netport.Up, Allowed: a.config.Modules.Passthrough.Ports,
 		Guard: func(port string, nodes []netip.Addr, way netip.Addr) (string, error) {
 			ways := []netip.Addr{}

@@ -18,11 +18,11 @@ import (
 	"github.com/skerry-io/skerry/beehive"
 	"github.com/skerry-io/skerry/beehive/message"
 	"github.com/skerry-io/skerry/common/health"
-	"github.com/skerry-io/skerry/edge/internal/api"
-	"github.com/skerry-io/skerry/edge/internal/atomicfile"
-	edgeconfig "github.com/skerry-io/skerry/edge/internal/config"
-	"github.com/skerry-io/skerry/edge/internal/hub"
-	"github.com/skerry-io/skerry/edge/internal/linkstate"
+	"github.com/skerry-io/skerry/edge/internal/core/atomicfile"
+	"github.com/skerry-io/skerry/edge/internal/core/edgeapi"
+	"github.com/skerry-io/skerry/edge/internal/core/edgehub"
+	"github.com/skerry-io/skerry/edge/internal/core/linkstate"
+	edgeconfig "github.com/skerry-io/skerry/edge/internal/setup/config"
 )
 
 // identityModule renews the certificate through the link, and tells the clock what the cloud
@@ -32,14 +32,14 @@ type identityModule struct{ app *App }
 func (*identityModule) Name() message.Name { return "identity" }
 
 func (m *identityModule) Run(ctx context.Context, port *beehive.Port) error {
-	client, err := kubernetes.NewForConfig(m.app.api.ClientConfig(api.Identity{}))
+	client, err := kubernetes.NewForConfig(m.app.api.ClientConfig(edgeapi.Identity{}))
 	if err != nil {
 		return fmt.Errorf("making the client for certificate requests: %w", err)
 	}
 	g, ctx := errgroup.WithContext(ctx)
 	m.app.identity.Servers = func() []string { return append([]string{m.app.identity.Cluster().Server}, m.app.servers()...) }
 	m.app.identity.Renewed = func() {
-		if err := port.Send(ctx, hub.Name, linkstate.Renew.New(message.Resource{}, struct{}{})); err != nil && ctx.Err() == nil {
+		if err := port.Send(ctx, edgehub.Name, linkstate.Renew.New(message.Resource{}, struct{}{})); err != nil && ctx.Err() == nil {
 			klog.FromContext(ctx).Error(err, "Failed to have a link opened with the new certificate; it is dialled later")
 		}
 	}

@@ -12,10 +12,10 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/skerry-io/skerry/beehive"
-	"github.com/skerry-io/skerry/edge/internal/agent"
-	"github.com/skerry-io/skerry/edge/internal/linkstate"
-	"github.com/skerry-io/skerry/edge/internal/podnet"
-	"github.com/skerry-io/skerry/edge/internal/route"
+	"github.com/skerry-io/skerry/edge/internal/agents/agent"
+	"github.com/skerry-io/skerry/edge/internal/agents/route"
+	"github.com/skerry-io/skerry/edge/internal/core/linkstate"
+	"github.com/skerry-io/skerry/edge/internal/site/podnet"
 )
 
 // clearSwitchedOff removes what modules that are switched off now may have left when they ran. cni

@@ -10,10 +10,10 @@ import (
 	"strings"
 	"testing"
 
-	edgeconfig "github.com/skerry-io/skerry/edge/internal/config"
 	"github.com/skerry-io/skerry/edge/internal/kernel/masquerade"
 	"github.com/skerry-io/skerry/edge/internal/kernel/netroute"
-	"github.com/skerry-io/skerry/edge/internal/podnet"
+	edgeconfig "github.com/skerry-io/skerry/edge/internal/setup/config"
+	"github.com/skerry-io/skerry/edge/internal/site/podnet"
 	"github.com/skerry-io/skerry/tests/netns/wire"
 )
 

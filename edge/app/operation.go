@@ -12,7 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/rand"
 
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
-	"github.com/skerry-io/skerry/edge/internal/drain"
+	"github.com/skerry-io/skerry/edge/internal/agents/drain"
 )
 
 // OperationsPath is where the running edgecore is asked, on its unix socket, for operations: GET

@@ -9,22 +9,22 @@ import (
 	"github.com/skerry-io/skerry/beehive"
 	"github.com/skerry-io/skerry/beehive/message"
 	"github.com/skerry-io/skerry/common/watchdog"
-	"github.com/skerry-io/skerry/edge/internal/agent"
-	"github.com/skerry-io/skerry/edge/internal/api"
-	"github.com/skerry-io/skerry/edge/internal/applogs"
-	"github.com/skerry-io/skerry/edge/internal/drain"
-	"github.com/skerry-io/skerry/edge/internal/history"
+	"github.com/skerry-io/skerry/edge/internal/agents/agent"
+	"github.com/skerry-io/skerry/edge/internal/agents/drain"
+	"github.com/skerry-io/skerry/edge/internal/agents/lostconditions"
+	"github.com/skerry-io/skerry/edge/internal/agents/nodecondition"
+	"github.com/skerry-io/skerry/edge/internal/agents/registration"
+	"github.com/skerry-io/skerry/edge/internal/core/edgeapi"
+	"github.com/skerry-io/skerry/edge/internal/core/history"
+	"github.com/skerry-io/skerry/edge/internal/core/linkstate"
+	"github.com/skerry-io/skerry/edge/internal/core/metamanager"
+	"github.com/skerry-io/skerry/edge/internal/core/metamanager/podgate"
+	"github.com/skerry-io/skerry/edge/internal/core/store/storewatch"
 	"github.com/skerry-io/skerry/edge/internal/kernel/netwatch"
-	"github.com/skerry-io/skerry/edge/internal/linkstate"
-	"github.com/skerry-io/skerry/edge/internal/lostconditions"
-	"github.com/skerry-io/skerry/edge/internal/meta"
-	"github.com/skerry-io/skerry/edge/internal/meta/podgate"
-	"github.com/skerry-io/skerry/edge/internal/nodecondition"
-	"github.com/skerry-io/skerry/edge/internal/registration"
-	"github.com/skerry-io/skerry/edge/internal/sdnotify"
-	"github.com/skerry-io/skerry/edge/internal/singleton"
-	"github.com/skerry-io/skerry/edge/internal/statsleader"
-	"github.com/skerry-io/skerry/edge/internal/store/storewatch"
+	"github.com/skerry-io/skerry/edge/internal/optional/applogs"
+	"github.com/skerry-io/skerry/edge/internal/optional/statsleader"
+	"github.com/skerry-io/skerry/edge/internal/pods/singleton"
+	"github.com/skerry-io/skerry/edge/internal/setup/sdnotify"
 )
 
 // restarted is a module that is started again after a failure.
@@ -43,10 +43,10 @@ func (a *App) newMeta() {
 	c := a.config.Modules
 	limit := c.MetaManager.EventLimit
 	a.singletons = singleton.New(func() singleton.Manager { return a.meta }, agent.NewMemory(a.store, string(singleton.Name)), bootID())
-	a.meta = meta.New(meta.Config{
+	a.meta = metamanager.New(metamanager.Config{
 		Gate: podgate.Gate{a.singletons.Rule, func(p *corev1.Pod) string { return a.devices.Withholds(p) }}, PodsConfirmed: a.singletons.Confirmed,
 		NodeName: a.node, Store: a.store, ReportEvents: c.Edged.ReportEvent, Corrector: a.newCorrection(),
-		Limits: meta.Limits{OutboxEvents: limit.Entries, OutboxBytes: int(limit.Bytes.Value())},
+		Limits: metamanager.Limits{OutboxEvents: limit.Entries, OutboxBytes: int(limit.Bytes.Value())},
 	})
 	a.registration = registration.New(a.meta, a.node, agent.NewMemory(a.store, string(registration.Name)), a.repeatReports)
 	if a.store != nil { // else the wiring is only shown
@@ -57,14 +57,14 @@ func (a *App) newMeta() {
 			klog.Background().Error(err, "Failed to read whether the cloud has confirmed the pods of this boot")
 		}
 	}
-	a.api = api.New(api.Config{
-		NodeName: a.node, Backend: a.meta, State: a.store.Module(string(api.Name)), DataDir: keysDir(a.config), Socket: c.EdgeAPI.Socket, Listen: c.EdgeAPI.Listen, Pods: podsListen(c.EdgeAPI),
+	a.api = edgeapi.New(edgeapi.Config{
+		NodeName: a.node, Backend: a.meta, State: a.store.Module(string(edgeapi.Name)), DataDir: keysDir(a.config), Socket: c.EdgeAPI.Socket, Listen: c.EdgeAPI.Listen, Pods: podsListen(c.EdgeAPI),
 		Local: a.local(), Register: a.registration.Register,
 	})
 }
 
 func (a *App) storeParts() ([]beehive.Entry, error) {
-	client := a.api.ClientConfig(api.Identity{})
+	client := a.api.ClientConfig(edgeapi.Identity{})
 	return []beehive.Entry{
 		restarted(a.meta, linkstate.Group),
 		restarted(a.singletons),
@@ -126,7 +126,7 @@ func (a *App) drainParts() ([]beehive.Entry, error) {
 }
 
 func (a *App) appParts() ([]beehive.Entry, error) {
-	a.apps = newApps(a.config.Modules.Apps, a.node, a.config.DataDir, a.api.ClientConfig(api.Identity{}), a.meta, a.store, func() string { return a.edged.Images() })
+	a.apps = newApps(a.config.Modules.Apps, a.node, a.config.DataDir, a.api.ClientConfig(edgeapi.Identity{}), a.meta, a.store, func() string { return a.edged.Images() })
 	a.agent(a.apps.Module)
 	return []beehive.Entry{restarted(a.apps, linkstate.Agents)}, nil
 }
@@ -134,7 +134,7 @@ func (a *App) appParts() ([]beehive.Entry, error) {
 func (a *App) statsParts() ([]beehive.Entry, error) {
 	c := a.config.Modules.ClusterStats
 	a.stats = statsleader.New(statsleader.Config{
-		NodeName: a.node, API: a.api.ClientConfig(api.Identity{}), Cloud: drain.Through(a.meta),
+		NodeName: a.node, API: a.api.ClientConfig(edgeapi.Identity{}), Cloud: drain.Through(a.meta),
 		LeaseDuration: c.LeaseDuration.Duration, RenewDeadline: c.RenewDeadline.Duration, RetryPeriod: c.RetryPeriod.Duration,
 	})
 	a.agent(a.stats.Module)
@@ -144,7 +144,7 @@ func (a *App) statsParts() ([]beehive.Entry, error) {
 func (a *App) logParts() ([]beehive.Entry, error) {
 	c := a.config.Modules.AppLogs
 	a.logs = applogs.New(applogs.Config{
-		NodeName: a.node, API: a.api.ClientConfig(api.Identity{}), Cloud: a.meta, Memory: agent.NewMemory(a.store, string(applogs.Name)), Dir: c.Dir, Interval: c.Interval.Duration,
+		NodeName: a.node, API: a.api.ClientConfig(edgeapi.Identity{}), Cloud: a.meta, Memory: agent.NewMemory(a.store, string(applogs.Name)), Dir: c.Dir, Interval: c.Interval.Duration,
 	})
 	a.agent(a.logs.Module)
 	a.collectors = append(a.collectors, a.logs)
@@ -172,7 +172,7 @@ func (a *App) passthroughParts() ([]beehive.Entry, error) {
 }
 
 func (a *App) marksParts() ([]beehive.Entry, error) {
-	a.marks = newMarks(a.config.Modules.Marks, a.node, a.api.ClientConfig(api.Identity{}), a.meta)
+	a.marks = newMarks(a.config.Modules.Marks, a.node, a.api.ClientConfig(edgeapi.Identity{}), a.meta)
 	a.agent(a.marks.Module)
 	a.collectors = append(a.collectors, a.marks)
 	return []beehive.Entry{restarted(a.marks, linkstate.Agents)}, nil
@@ -183,7 +183,7 @@ func (a *App) statusServerParts() ([]beehive.Entry, error) {
 	if a.stats != nil {
 		leader = func() any { return a.stats.Status() }
 	}
-	server, err := newStatusServer(a.config.Modules.StatusServer, a.node, a.api.ClientConfig(api.Identity{}), a.identity, a.clock.Now, a.lastContact, leader, a.currentSite)
+	server, err := newStatusServer(a.config.Modules.StatusServer, a.node, a.api.ClientConfig(edgeapi.Identity{}), a.identity, a.clock.Now, a.lastContact, leader, a.currentSite)
 	if err != nil {
 		return nil, err
 	}

@@ -19,19 +19,19 @@ import (
 
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 	"github.com/skerry-io/skerry/edge/app"
-	"github.com/skerry-io/skerry/edge/internal/api"
-	edgeconfig "github.com/skerry-io/skerry/edge/internal/config"
-	"github.com/skerry-io/skerry/edge/internal/meta"
-	"github.com/skerry-io/skerry/edge/internal/object"
-	"github.com/skerry-io/skerry/edge/internal/store"
+	"github.com/skerry-io/skerry/edge/internal/core/edgeapi"
+	"github.com/skerry-io/skerry/edge/internal/core/metamanager"
+	"github.com/skerry-io/skerry/edge/internal/core/object"
+	"github.com/skerry-io/skerry/edge/internal/core/store"
+	edgeconfig "github.com/skerry-io/skerry/edge/internal/setup/config"
 )
 
 // allowing is a metamanager with a link to a kube-apiserver that allows everything.
-type allowing struct{ *meta.Manager }
+type allowing struct{ *metamanager.Manager }
 
 func (allowing) Covered(object.Selection) bool { return true }
 
-func (allowing) List(context.Context, object.Selection, meta.ListOptions) ([]object.Object, uint64, error) {
+func (allowing) List(context.Context, object.Selection, metamanager.ListOptions) ([]object.Object, uint64, error) {
 	return nil, 1, nil
 }
 
@@ -68,9 +68,9 @@ func TestResetLeavesNothing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	backend := allowing{meta.New(meta.Config{NodeName: "edge1", Store: file})}
-	server := api.New(api.Config{
-		NodeName: "edge1", Backend: backend, State: file.Module(string(api.Name)), DataDir: cfg.DataDir, Listen: "127.0.0.1:0",
+	backend := allowing{metamanager.New(metamanager.Config{NodeName: "edge1", Store: file})}
+	server := edgeapi.New(edgeapi.Config{
+		NodeName: "edge1", Backend: backend, State: file.Module(string(edgeapi.Name)), DataDir: cfg.DataDir, Listen: "127.0.0.1:0",
 	})
 	ctx, cancel := context.WithCancel(t.Context())
 	ready, done := make(chan struct{}), make(chan error, 1)
@@ -79,7 +79,7 @@ func TestResetLeavesNothing(t *testing.T) {
 	// A pod's request, whose permission is remembered; a resource whose kind is.
 	const token = "eyJhbGciOiJSUzI1NiIsImtpZCI6ImsifQ." + // {"alg":"RS256","kid":"k"}
 		"eyJzdWIiOiJzeXN0ZW06c2VydmljZWFjY291bnQ6ZGVmYXVsdDphcHAifQ.AAAA" // {"sub":"system:serviceaccount:default:app"}
-	client, err := kubernetes.NewForConfig(server.ClientConfig(api.Identity{Token: token}))
+	client, err := kubernetes.NewForConfig(server.ClientConfig(edgeapi.Identity{Token: token}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -91,7 +91,7 @@ func TestResetLeavesNothing(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, key := range []string{"authority", "grants", "discovery"} {
-		if state, err := file.Module(string(api.Name)).Load(key); err != nil || len(state) == 0 {
+		if state, err := file.Module(string(edgeapi.Name)).Load(key); err != nil || len(state) == 0 {
 			t.Errorf("%s is not kept: %d bytes, %v", key, len(state), err)
 		}
 	}

@@ -9,12 +9,12 @@ import (
 	"time"
 
 	"github.com/skerry-io/skerry/common/link"
-	"github.com/skerry-io/skerry/edge/internal/agent"
-	"github.com/skerry-io/skerry/edge/internal/api"
-	"github.com/skerry-io/skerry/edge/internal/hub"
+	"github.com/skerry-io/skerry/edge/internal/agents/agent"
+	"github.com/skerry-io/skerry/edge/internal/agents/route"
+	"github.com/skerry-io/skerry/edge/internal/core/edgeapi"
+	"github.com/skerry-io/skerry/edge/internal/core/edgehub"
 	"github.com/skerry-io/skerry/edge/internal/kernel/netif"
 	"github.com/skerry-io/skerry/edge/internal/kernel/netroute"
-	"github.com/skerry-io/skerry/edge/internal/route"
 )
 
 // closeTimeout is for the last events of a module that ends.
@@ -50,11 +50,11 @@ func (a *App) newRoutes() *route.Agent {
 	c := a.config.Modules
 	config := route.Config{
 		NodeName: a.node, BootID: bootID(), Open: a.openRoutes, State: agent.NewMemory(a.store, string(route.Name)),
-		Reporter: a.meta, API: a.api.ClientConfig(api.Identity{}), Events: a.recorder(string(route.Name)),
+		Reporter: a.meta, API: a.api.ClientConfig(edgeapi.Identity{}), Events: a.recorder(string(route.Name)),
 		Protected: c.Route.Protected(), Probes: a.probes(),
 	}
 	if c.EdgeHub.Enable {
-		config.Hub = hub.Name
+		config.Hub = edgehub.Name
 	}
 	var names []string
 	for _, server := range a.servers() {

@@ -13,12 +13,12 @@ import (
 
 	"github.com/skerry-io/skerry/beehive"
 	"github.com/skerry-io/skerry/beehive/message"
-	"github.com/skerry-io/skerry/edge/internal/agent"
-	"github.com/skerry-io/skerry/edge/internal/api"
-	"github.com/skerry-io/skerry/edge/internal/apiredirect"
-	edgeconfig "github.com/skerry-io/skerry/edge/internal/config"
-	"github.com/skerry-io/skerry/edge/internal/contact"
-	"github.com/skerry-io/skerry/edge/internal/endpoints"
+	"github.com/skerry-io/skerry/edge/internal/agents/agent"
+	"github.com/skerry-io/skerry/edge/internal/agents/apiredirect"
+	"github.com/skerry-io/skerry/edge/internal/core/edgeapi"
+	"github.com/skerry-io/skerry/edge/internal/core/linkstate"
+	"github.com/skerry-io/skerry/edge/internal/core/object"
+	"github.com/skerry-io/skerry/edge/internal/core/protect"
 	"github.com/skerry-io/skerry/edge/internal/kernel/conntrack"
 	"github.com/skerry-io/skerry/edge/internal/kernel/hostaddress"
 	"github.com/skerry-io/skerry/edge/internal/kernel/kubeproxy"
@@ -28,14 +28,14 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/kernel/netroute"
 	"github.com/skerry-io/skerry/edge/internal/kernel/redirect"
 	"github.com/skerry-io/skerry/edge/internal/kernel/wireguard"
-	"github.com/skerry-io/skerry/edge/internal/linkstate"
-	"github.com/skerry-io/skerry/edge/internal/names"
-	"github.com/skerry-io/skerry/edge/internal/object"
-	"github.com/skerry-io/skerry/edge/internal/podnet"
-	"github.com/skerry-io/skerry/edge/internal/protect"
-	"github.com/skerry-io/skerry/edge/internal/services"
-	"github.com/skerry-io/skerry/edge/internal/serviceview"
-	"github.com/skerry-io/skerry/edge/internal/site"
+	edgeconfig "github.com/skerry-io/skerry/edge/internal/setup/config"
+	"github.com/skerry-io/skerry/edge/internal/site/contact"
+	"github.com/skerry-io/skerry/edge/internal/site/endpoints"
+	"github.com/skerry-io/skerry/edge/internal/site/names"
+	"github.com/skerry-io/skerry/edge/internal/site/peers"
+	"github.com/skerry-io/skerry/edge/internal/site/podnet"
+	"github.com/skerry-io/skerry/edge/internal/site/services"
+	"github.com/skerry-io/skerry/edge/internal/site/serviceview"
 )
 
 // newCorrection makes what corrects EndpointSlices where something on the device reads them; nil
@@ -62,7 +62,7 @@ func (a *App) newCorrection() object.Corrector {
 func (a *App) serviceParts() ([]beehive.Entry, error) {
 	c := a.config.Modules
 	config := services.Config{
-		NodeName: a.node, Enable: a.on.services, API: a.api.ClientConfig(api.Identity{}), Driver: kubeproxy.New(c.Services.Mode, a.node),
+		NodeName: a.node, Enable: a.on.services, API: a.api.ClientConfig(edgeapi.Identity{}), Driver: kubeproxy.New(c.Services.Mode, a.node),
 		Memory: agent.NewMemory(a.store, string(services.Name)), Events: a.recorder(string(services.Name)),
 	}
 	entry := func(m beehive.Module, restart beehive.Restart) beehive.Entry {
@@ -157,7 +157,7 @@ func podsListen(c edgeconfig.EdgeAPI) string {
 // newAPIRedirect makes the agent that leads pods to the edge API, or removes what led them there.
 func (a *App) newAPIRedirect() *agent.Module {
 	at, _ := netip.ParseAddrPort(podsListen(a.config.Modules.EdgeAPI)) // the configuration's rules have refused what is none
-	return a.agent(apiredirect.New(apiredirect.Config{API: a.api.ClientConfig(api.Identity{}), Redirect: redirect.New(), Listen: at, Serve: a.api.ServePods}))
+	return a.agent(apiredirect.New(apiredirect.Config{API: a.api.ClientConfig(edgeapi.Identity{}), Redirect: redirect.New(), Listen: at, Serve: a.api.ServePods}))
 }
 
 // contactFile has what the devices of the site said last, for a restart of edgecore: beside its
@@ -169,7 +169,7 @@ const contactFile = "contact.json"
 func (a *App) newContact() {
 	c := a.config.Modules
 	if c.Site.Enable == edgeconfig.On || a.followsPool() {
-		a.site = site.New(a.node, agent.NewMemory(a.store, "site"))
+		a.site = peers.New(a.node, agent.NewMemory(a.store, "site"))
 		if a.store != nil { // else the wiring is only shown
 			if err := a.site.Load(); err != nil {
 				klog.Background().Error(err, "Failed to read the saved site; the cloud sends it again")
@@ -204,7 +204,7 @@ func (a *App) linked() bool { return a.meta.Linked() }
 // newPodNetwork makes the agent of the pods' network.
 func (a *App) newPodNetwork() *agent.Module {
 	c := podnet.Config{
-		NodeName: a.node, API: a.api.ClientConfig(api.Identity{}), Subnets: a.config.Modules.PodNetwork.Ranges(), LAN: lan.New(), Masquerade: masquerade.New(), CNIDir: netif.CNIConfigs,
+		NodeName: a.node, API: a.api.ClientConfig(edgeapi.Identity{}), Subnets: a.config.Modules.PodNetwork.Ranges(), LAN: lan.New(), Masquerade: masquerade.New(), CNIDir: netif.CNIConfigs,
 		Routes: func() (*netroute.Driver, error) { return netroute.Open(netroute.Config{Protocol: podnet.Protocol}) },
 		Events: a.recorder(string(podnet.Name)), Changed: a.moved, Guards: a.protect.Guards, WireGuard: wireguard.New(), TunnelPort: a.config.Modules.Site.Port + 1,
 	}

@@ -2,12 +2,12 @@ package app
 
 import (
 	"github.com/skerry-io/skerry/beehive"
-	"github.com/skerry-io/skerry/edge/internal/api"
-	"github.com/skerry-io/skerry/edge/internal/shutdown"
+	"github.com/skerry-io/skerry/edge/internal/core/edgeapi"
+	"github.com/skerry-io/skerry/edge/internal/pods/shutdown"
 )
 
 func (a *App) shutdownParts() ([]beehive.Entry, error) {
-	c := shutdown.Config{NodeName: a.node, API: a.api.ClientConfig(api.Identity{})}
+	c := shutdown.Config{NodeName: a.node, API: a.api.ClientConfig(edgeapi.Identity{})}
 	if a.vips != nil {
 		c.Leave, c.Stay = a.vips.Leave, a.vips.Stay
 	}

@@ -17,27 +17,27 @@ import (
 	"github.com/skerry-io/skerry/common/link"
 	"github.com/skerry-io/skerry/common/pki"
 	"github.com/skerry-io/skerry/common/version"
-	"github.com/skerry-io/skerry/edge/internal/agent"
-	"github.com/skerry-io/skerry/edge/internal/api"
-	edgeapp "github.com/skerry-io/skerry/edge/internal/app"
-	"github.com/skerry-io/skerry/edge/internal/applogs"
-	edgeconfig "github.com/skerry-io/skerry/edge/internal/config"
-	"github.com/skerry-io/skerry/edge/internal/console"
-	"github.com/skerry-io/skerry/edge/internal/contact"
-	"github.com/skerry-io/skerry/edge/internal/cri"
-	"github.com/skerry-io/skerry/edge/internal/drain"
-	"github.com/skerry-io/skerry/edge/internal/hub"
-	"github.com/skerry-io/skerry/edge/internal/join"
+	"github.com/skerry-io/skerry/edge/internal/agents/agent"
+	"github.com/skerry-io/skerry/edge/internal/agents/drain"
+	"github.com/skerry-io/skerry/edge/internal/agents/nodecondition"
+	"github.com/skerry-io/skerry/edge/internal/agents/route"
+	"github.com/skerry-io/skerry/edge/internal/agents/vip"
+	"github.com/skerry-io/skerry/edge/internal/core/edgeapi"
+	"github.com/skerry-io/skerry/edge/internal/core/edgehub"
+	"github.com/skerry-io/skerry/edge/internal/core/metamanager"
+	"github.com/skerry-io/skerry/edge/internal/core/store"
 	"github.com/skerry-io/skerry/edge/internal/kernel/netif"
-	"github.com/skerry-io/skerry/edge/internal/marks"
-	"github.com/skerry-io/skerry/edge/internal/meta"
-	"github.com/skerry-io/skerry/edge/internal/nodecondition"
-	"github.com/skerry-io/skerry/edge/internal/podhealth"
-	"github.com/skerry-io/skerry/edge/internal/podnet"
-	"github.com/skerry-io/skerry/edge/internal/route"
-	"github.com/skerry-io/skerry/edge/internal/statsleader"
-	"github.com/skerry-io/skerry/edge/internal/store"
-	"github.com/skerry-io/skerry/edge/internal/vip"
+	edgeapp "github.com/skerry-io/skerry/edge/internal/optional/app"
+	"github.com/skerry-io/skerry/edge/internal/optional/applogs"
+	"github.com/skerry-io/skerry/edge/internal/optional/console"
+	"github.com/skerry-io/skerry/edge/internal/optional/marks"
+	"github.com/skerry-io/skerry/edge/internal/optional/statsleader"
+	"github.com/skerry-io/skerry/edge/internal/pods/cri"
+	"github.com/skerry-io/skerry/edge/internal/pods/podhealth"
+	edgeconfig "github.com/skerry-io/skerry/edge/internal/setup/config"
+	"github.com/skerry-io/skerry/edge/internal/setup/join"
+	"github.com/skerry-io/skerry/edge/internal/site/contact"
+	"github.com/skerry-io/skerry/edge/internal/site/podnet"
 )
 
 // StatusPath is where the running edgecore answers Status, on its unix socket.
@@ -45,15 +45,15 @@ const StatusPath = "/skerry/v1/status"
 
 // Status is what `edgecore status` shows. Parts that the process doesn't have are nil.
 type Status struct {
-	Node       string        `json:"node"`
-	Running    bool          `json:"running"`
-	Version    string        `json:"version"`
-	Kubernetes string        `json:"kubernetes"`
-	At         time.Time     `json:"at"`
-	Link       *hub.Status   `json:"link,omitempty"`
-	Identity   *join.Status  `json:"identity,omitempty"`
-	ClockSkew  time.Duration `json:"clockSkewNanoseconds"` // how far the device's clock is ahead of the cloud's
-	Kubelet    string        `json:"kubelet"`              // "running", or what it waits for
+	Node       string          `json:"node"`
+	Running    bool            `json:"running"`
+	Version    string          `json:"version"`
+	Kubernetes string          `json:"kubernetes"`
+	At         time.Time       `json:"at"`
+	Link       *edgehub.Status `json:"link,omitempty"`
+	Identity   *join.Status    `json:"identity,omitempty"`
+	ClockSkew  time.Duration   `json:"clockSkewNanoseconds"` // how far the device's clock is ahead of the cloud's
+	Kubelet    string          `json:"kubelet"`              // "running", or what it waits for
 	// Runtime is the problem of the container runtime, "" for a healthy one.
 	Runtime string `json:"runtime,omitempty"`
 	// NodeProblems are what is wrong by the conditions of the Node.
@@ -61,7 +61,7 @@ type Status struct {
 	Pods         *podhealth.Status `json:"pods,omitempty"`
 	// Unresponsive: an edgecore has the lock of the store and does not answer.
 	Unresponsive bool                      `json:"unresponsive,omitempty"`
-	Data         *meta.Status              `json:"data,omitempty"`
+	Data         *metamanager.Status       `json:"data,omitempty"`
 	Disk         *nodecondition.DiskStatus `json:"disk,omitempty"`
 	Routes       *route.Status             `json:"routes,omitempty"`
 	VIPs         *vip.Status               `json:"vips,omitempty"`
@@ -83,9 +83,9 @@ const podsTimeout = 2 * time.Second
 // Status is how the running edgecore is.
 func (a *App) Status() Status {
 	s := Status{Node: a.node, Running: true, Version: version.Skerry(), Kubernetes: version.Kubernetes(), At: time.Now().UTC(), ClockSkew: a.clock.Skew()}
-	s.Link = of(a.hub, (*hub.Hub).Status)
+	s.Link = of(a.hub, (*edgehub.Hub).Status)
 	s.Identity = of(a.identity, (*join.Identity).Status)
-	s.Data = of(a.meta, (*meta.Manager).Status)
+	s.Data = of(a.meta, (*metamanager.Manager).Status)
 	s.Disk = of(&a.disk, (*nodecondition.Disk).Status)
 	s.Routes = of(a.routes, (*route.Agent).Status)
 	s.VIPs = of(a.vips, (*vip.Agent).Status)
@@ -209,7 +209,7 @@ func StatusOfFiles(ctx context.Context, cfg *edgeconfig.Config) (Status, error) 
 		return s, err
 	}
 	defer func() { _ = file.Close() }()
-	data, err := meta.StatusOf(file)
+	data, err := metamanager.StatusOf(file)
 	s.Data = &data
 	if err != nil {
 		return s, err
@@ -232,7 +232,7 @@ func OwnFiles(cfg *edgeconfig.Config) []string {
 	}
 	return []string{
 		filepath.Join(server, "kubelet-server-*.pem"), filepath.Join(server, "kubelet.crt"), filepath.Join(server, "kubelet.key"),
-		IdentityDir(cfg), at.Path + "*", at.KeyFile, filepath.Join(keysDir(cfg), api.KubeconfigFile), filepath.Join(cfg.DataDir, hookDir), filepath.Join(cfg.DataDir, contentDir), MetricsToken(cfg),
+		IdentityDir(cfg), at.Path + "*", at.KeyFile, filepath.Join(keysDir(cfg), edgeapi.KubeconfigFile), filepath.Join(cfg.DataDir, hookDir), filepath.Join(cfg.DataDir, contentDir), MetricsToken(cfg),
 		filepath.Join(netif.CNIConfigs, podnet.File),
 	}
 }

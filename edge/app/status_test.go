@@ -15,8 +15,8 @@ import (
 
 	"github.com/skerry-io/skerry/common/pki"
 	"github.com/skerry-io/skerry/edge/app"
-	edgeconfig "github.com/skerry-io/skerry/edge/internal/config"
-	"github.com/skerry-io/skerry/edge/internal/store"
+	"github.com/skerry-io/skerry/edge/internal/core/store"
+	edgeconfig "github.com/skerry-io/skerry/edge/internal/setup/config"
 )
 
 // joined gives a device an identity.

@@ -8,14 +8,14 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/skerry-io/skerry/common/pki"
-	edgeconfig "github.com/skerry-io/skerry/edge/internal/config"
-	"github.com/skerry-io/skerry/edge/internal/join"
-	"github.com/skerry-io/skerry/edge/internal/site"
-	"github.com/skerry-io/skerry/edge/internal/statusserver"
+	"github.com/skerry-io/skerry/edge/internal/optional/statusserver"
+	edgeconfig "github.com/skerry-io/skerry/edge/internal/setup/config"
+	"github.com/skerry-io/skerry/edge/internal/setup/join"
+	"github.com/skerry-io/skerry/edge/internal/site/peers"
 )
 
 // newStatusServer makes the server of this device's pages.
-func newStatusServer(c edgeconfig.StatusServer, node string, client *rest.Config, identity *join.Identity, now func() time.Time, contact func() (bool, time.Time), leader func() any, current func() *site.Site) (*statusserver.Server, error) {
+func newStatusServer(c edgeconfig.StatusServer, node string, client *rest.Config, identity *join.Identity, now func() time.Time, contact func() (bool, time.Time), leader func() any, current func() *peers.Site) (*statusserver.Server, error) {
 	listen, peers := c.Addresses()
 	return statusserver.New(statusserver.Config{
 		NodeName: node, ClusterID: c.ClusterID, Listen: listen, Peers: peers, API: client, Contact: contact, Leader: leader, InstallLog: c.InstallLog,
@@ -45,7 +45,7 @@ func authorities(file string) *x509.CertPool {
 }
 
 // currentSite is this device's site; nil where it has none.
-func (a *App) currentSite() *site.Site {
+func (a *App) currentSite() *peers.Site {
 	if a.site == nil {
 		return nil
 	}

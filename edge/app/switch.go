@@ -6,7 +6,7 @@ import (
 
 	"github.com/skerry-io/skerry/beehive"
 	"github.com/skerry-io/skerry/beehive/message"
-	edgeconfig "github.com/skerry-io/skerry/edge/internal/config"
+	edgeconfig "github.com/skerry-io/skerry/edge/internal/setup/config"
 )
 
 // switches is what they should be, by the site that is known and kept. One that the cloud has not

@@ -10,10 +10,10 @@ import (
 	"github.com/skerry-io/skerry/beehive/message"
 	"github.com/skerry-io/skerry/common/topic"
 	"github.com/skerry-io/skerry/common/topic/topicpb"
-	edgeconfig "github.com/skerry-io/skerry/edge/internal/config"
-	"github.com/skerry-io/skerry/edge/internal/linkstate"
-	"github.com/skerry-io/skerry/edge/internal/site"
-	"github.com/skerry-io/skerry/edge/internal/store"
+	"github.com/skerry-io/skerry/edge/internal/core/linkstate"
+	"github.com/skerry-io/skerry/edge/internal/core/store"
+	edgeconfig "github.com/skerry-io/skerry/edge/internal/setup/config"
+	"github.com/skerry-io/skerry/edge/internal/site/peers"
 )
 
 // kept is a memory of its own.
@@ -28,7 +28,7 @@ func (k kept) Save(_ context.Context, changes map[string][]byte) error {
 }
 
 // said has the cloud say of what site the device is, and returns once that is known.
-func said(t *testing.T, h *site.Holder, podSubnets bool) {
+func said(t *testing.T, h *peers.Holder, podSubnets bool) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -45,7 +45,7 @@ func said(t *testing.T, h *site.Holder, podSubnets bool) {
 // What the file leaves open is as the NodePool says; true and false hold whatever it says.
 func TestApp_switches(t *testing.T) {
 	c := edgeconfig.Default()
-	a := &App{config: c, site: site.New("edge1", kept{})}
+	a := &App{config: c, site: peers.New("edge1", kept{})}
 	expect := func(when string, want switched) {
 		t.Helper()
 		if got := a.switches(); got != want {
@@ -76,7 +76,7 @@ func TestApp_switches(t *testing.T) {
 
 // edgecore ends when the pool wants something else, and only then.
 func TestSwitchModule(t *testing.T) {
-	a := &App{config: edgeconfig.Default(), site: site.New("edge1", kept{})}
+	a := &App{config: edgeconfig.Default(), site: peers.New("edge1", kept{})}
 	a.on = a.switches()
 	ended := make(chan error, 1)
 	beehivetest.Run(t, nil, beehive.Entry{Module: &watched{switchModule{a}, ended}, Restart: beehive.Never()})
@@ -96,7 +96,7 @@ func TestSwitchModule(t *testing.T) {
 // before it, hear of it and end again.
 func TestSwitchModule_fullDisk(t *testing.T) {
 	memory := &filling{kept: kept{}}
-	a := &App{config: edgeconfig.Default(), site: site.New("edge1", memory)}
+	a := &App{config: edgeconfig.Default(), site: peers.New("edge1", memory)}
 	said(t, a.site, false)
 	a.on = a.switches()
 	ended := make(chan error, 1)
@@ -106,7 +106,7 @@ func TestSwitchModule_fullDisk(t *testing.T) {
 	if !a.site.Current().PodSubnets {
 		t.Error("what the cloud said last does not count")
 	}
-	next := &App{config: edgeconfig.Default(), site: site.New("edge1", memory)}
+	next := &App{config: edgeconfig.Default(), site: peers.New("edge1", memory)}
 	if err := next.site.Load(); err != nil {
 		t.Fatal(err)
 	}

@@ -13,26 +13,26 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/skerry-io/skerry/beehive/message"
-	"github.com/skerry-io/skerry/edge/internal/agent"
-	"github.com/skerry-io/skerry/edge/internal/api"
-	"github.com/skerry-io/skerry/edge/internal/hub"
+	"github.com/skerry-io/skerry/edge/internal/agents/agent"
+	"github.com/skerry-io/skerry/edge/internal/agents/vip"
+	"github.com/skerry-io/skerry/edge/internal/core/edgeapi"
+	"github.com/skerry-io/skerry/edge/internal/core/edgehub"
 	"github.com/skerry-io/skerry/edge/internal/kernel/balance"
 	"github.com/skerry-io/skerry/edge/internal/kernel/iptables"
 	"github.com/skerry-io/skerry/edge/internal/kernel/ipvs"
 	"github.com/skerry-io/skerry/edge/internal/kernel/keepalived"
 	"github.com/skerry-io/skerry/edge/internal/kernel/netif"
-	"github.com/skerry-io/skerry/edge/internal/vip"
 )
 
 func (a *App) newVIPs() *vip.Agent {
 	c := a.config.Modules.VIP
 	var hubName message.Name
 	if a.config.Modules.EdgeHub.Enable {
-		hubName = hub.Name
+		hubName = edgehub.Name
 	}
 	vips := vip.New(vip.Config{
 		Hub: hubName, Guards: a.vipGuards,
-		NodeName: a.node, API: a.api.ClientConfig(api.Identity{}), Plane: &dataPlane{choice: c.DataPlane}, Reporter: a.meta, Memory: agent.NewMemory(a.store, string(vip.Name)),
+		NodeName: a.node, API: a.api.ClientConfig(edgeapi.Identity{}), Plane: &dataPlane{choice: c.DataPlane}, Reporter: a.meta, Memory: agent.NewMemory(a.store, string(vip.Name)),
 		Elector: keepalived.New(keepalived.Config{Dir: c.Keepalived.RunDir, Extra: c.Keepalived.Sections, Program: c.Keepalived.Program}),
 		Events:  a.recorder(string(vip.Name)), BootID: bootID(), BootTime: bootTime,
 	})

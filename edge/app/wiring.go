@@ -16,12 +16,12 @@ import (
 	"github.com/skerry-io/skerry/common/pki"
 	"github.com/skerry-io/skerry/common/recovery"
 	"github.com/skerry-io/skerry/common/version"
-	edgeconfig "github.com/skerry-io/skerry/edge/internal/config"
-	"github.com/skerry-io/skerry/edge/internal/join"
+	"github.com/skerry-io/skerry/edge/internal/agents/nodecondition"
+	"github.com/skerry-io/skerry/edge/internal/core/store"
 	"github.com/skerry-io/skerry/edge/internal/kernel/diskkey"
 	"github.com/skerry-io/skerry/edge/internal/kernel/netif"
-	"github.com/skerry-io/skerry/edge/internal/nodecondition"
-	"github.com/skerry-io/skerry/edge/internal/store"
+	edgeconfig "github.com/skerry-io/skerry/edge/internal/setup/config"
+	"github.com/skerry-io/skerry/edge/internal/setup/join"
 )
 
 // New reads the identity, opens the store and makes every part. Nothing runs yet.

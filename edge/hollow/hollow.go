@@ -7,20 +7,20 @@ package hollow
 
 import (
 	"github.com/skerry-io/skerry/beehive/message"
-	"github.com/skerry-io/skerry/edge/internal/hub"
-	"github.com/skerry-io/skerry/edge/internal/linkstate"
+	"github.com/skerry-io/skerry/edge/internal/core/edgehub"
+	"github.com/skerry-io/skerry/edge/internal/core/linkstate"
 )
 
 // Hub is edgehub; Config is what it needs to know; Port is its access to the modules of its node,
 // which their stand-in implements.
 type (
-	Hub    = hub.Hub
-	Config = hub.Config
-	Port   = hub.Port
+	Hub    = edgehub.Hub
+	Config = edgehub.Config
+	Port   = edgehub.Port
 )
 
 // New returns a hub. Its Serve starts it on any Port.
-func New(c Config) (*Hub, error) { return hub.New(c) }
+func New(c Config) (*Hub, error) { return edgehub.New(c) }
 
 // Up reports whether m, which the hub sends to a group, says that a session has opened, and the
 // session's epoch.

@@ -23,9 +23,9 @@ import (
 var cyclic = map[string]int{
 	"cloud/app": 1,
 
-	"cloud/internal/tunnel": 3,
+	"cloud/internal/access/tunnel": 3,
 
-	"cloud/internal/usage": 1,
+	"cloud/internal/access/usage": 1,
 
 	"common/link": 2,
 
@@ -37,13 +37,13 @@ var cyclic = map[string]int{
 
 	"edge/cmd/edgecore": 2,
 
-	"edge/internal/drain": 2,
+	"edge/internal/agents/drain": 2,
 
-	"edge/internal/edged": 2,
+	"edge/internal/pods/edged": 2,
 
-	"edge/internal/join": 3,
+	"edge/internal/setup/join": 3,
 
-	"edge/internal/table": 2,
+	"edge/internal/core/table": 2,
 
 	"tests/cluster/trial": 1,
 

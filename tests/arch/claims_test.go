@@ -12,7 +12,7 @@ import (
 )
 
 // claimsPage has the table of fields, who may write them, and the guards.
-const claimsPage = "docs/claims.md"
+const claimsPage = "docs/dev/claims.md"
 
 // ownKey finds names of labels and annotations of Skerry's in a string literal.
 var ownKey = regexp.MustCompile(`^"((?:[a-z]+\.)?skerry\.io/[a-z-]*)"$`)

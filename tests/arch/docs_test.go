@@ -44,12 +44,12 @@ func TestDocs(t *testing.T) {
 	}
 	long := 0
 	for f, text := range pages {
-		if path.Dir(f) == "docs/decisions" && path.Base(f) != "README.md" && len(strings.Fields(text)) > decisionWords {
+		if path.Dir(f) == "docs/dev/decisions" && path.Base(f) != "README.md" && len(strings.Fields(text)) > decisionWords {
 			long++
 		}
 	}
 	if long > longDecisions {
-		t.Errorf("docs/decisions: %d pages of more than %d words, at most %d", long, decisionWords, longDecisions)
+		t.Errorf("docs/dev/decisions: %d pages of more than %d words, at most %d", long, decisionWords, longDecisions)
 	}
 }
 

@@ -23,14 +23,14 @@ var ladder = [][]string{
 	{"common/cli", "common/gctuner", "common/programpages", "common/health", "common/tunnel"},
 	{"common/watchdog"},
 	// L4: the two sides, one under the other only as far as they need it
-	{"cloud/internal/kube", "cloud/internal/config", "cloud/internal/quota", "cloud/internal/vrid", "edge/internal/object", "edge/internal/connshare", "edge/internal/atomicfile", "edge/internal/config", "edge/internal/linkstate", "edge/internal/table"},
-	{"cloud/install", "cloud/internal/balance", "cloud/internal/history", "cloud/internal/hub", "cloud/internal/fence", "edge/internal/store", "edge/internal/kernel"},
-	{"cloud/internal/fleet"},
-	{"cloud/internal/aggregate", "cloud/internal/alpn", "cloud/internal/apiservice", "cloud/internal/subresources", "cloud/internal/usage", "cloud/internal/relay", "cloud/internal/publish", "cloud/internal/join", "cloud/internal/tunnel", "edge/internal/agent", "edge/internal/content", "edge/internal/cri", "edge/internal/meta", "edge/internal/site"},
-	{"cloud/internal/app", "cloud/internal/applogs", "cloud/internal/clusterinfo", "cloud/internal/check", "cloud/internal/console", "cloud/internal/drain", "cloud/internal/kubevip", "cloud/internal/marks", "cloud/internal/rollout", "cloud/internal/route", "cloud/internal/site", "cloud/internal/vip", "edge/internal/api"},
-	{"edge/internal/app", "edge/internal/applogs", "edge/internal/hub", "edge/internal/edged", "edge/internal/join", "edge/internal/check", "edge/internal/apiredirect", "edge/internal/console", "edge/internal/drain", "edge/internal/endpoints", "edge/internal/history", "edge/internal/lostconditions", "edge/internal/marks", "edge/internal/names", "edge/internal/nodecondition", "edge/internal/passthrough", "edge/internal/probation", "edge/internal/protect", "edge/internal/podhealth", "edge/internal/registration", "edge/internal/singleton", "edge/internal/route", "edge/internal/sdnotify", "edge/internal/services", "edge/internal/serviceview", "edge/internal/shutdown", "edge/internal/statsleader", "edge/internal/statusserver", "edge/internal/tunnel", "edge/internal/vip", "edge/internal/images", "edge/internal/creationorder", "edge/internal/deviceplugin"},
-	{"edge/internal/contact"},
-	{"edge/internal/podnet"},
+	{"cloud/internal/core/kube", "cloud/internal/core/config", "cloud/internal/core/quota", "cloud/internal/controllers/vrid", "edge/internal/core/object", "edge/internal/core/connshare", "edge/internal/core/atomicfile", "edge/internal/setup/config", "edge/internal/core/linkstate", "edge/internal/core/table"},
+	{"cloud/install", "cloud/internal/core/balance", "cloud/internal/core/history", "cloud/internal/core/cloudhub", "cloud/internal/core/fence", "edge/internal/core/store", "edge/internal/kernel"},
+	{"cloud/internal/access/fleet"},
+	{"cloud/internal/controllers/reports", "cloud/internal/access/alpn", "cloud/internal/access/apiservice", "cloud/internal/access/subresources", "cloud/internal/access/usage", "cloud/internal/core/relay", "cloud/internal/core/publish", "cloud/internal/trust/join", "cloud/internal/access/tunnel", "edge/internal/agents/agent", "edge/internal/optional/content", "edge/internal/pods/cri", "edge/internal/core/metamanager", "edge/internal/site/peers"},
+	{"cloud/internal/controllers/app", "cloud/internal/access/applogs", "cloud/internal/controllers/clusterinfo", "cloud/internal/trust/check", "cloud/internal/access/console", "cloud/internal/controllers/drain", "cloud/internal/controllers/kubevip", "cloud/internal/controllers/marks", "cloud/internal/controllers/rollout", "cloud/internal/controllers/route", "cloud/internal/controllers/site", "cloud/internal/controllers/vip", "edge/internal/core/edgeapi"},
+	{"edge/internal/optional/app", "edge/internal/optional/applogs", "edge/internal/core/edgehub", "edge/internal/pods/edged", "edge/internal/setup/join", "edge/internal/setup/check", "edge/internal/agents/apiredirect", "edge/internal/optional/console", "edge/internal/agents/drain", "edge/internal/site/endpoints", "edge/internal/core/history", "edge/internal/agents/lostconditions", "edge/internal/optional/marks", "edge/internal/site/names", "edge/internal/agents/nodecondition", "edge/internal/optional/passthrough", "edge/internal/core/probation", "edge/internal/core/protect", "edge/internal/pods/podhealth", "edge/internal/agents/registration", "edge/internal/pods/singleton", "edge/internal/agents/route", "edge/internal/setup/sdnotify", "edge/internal/site/services", "edge/internal/site/serviceview", "edge/internal/pods/shutdown", "edge/internal/optional/statsleader", "edge/internal/optional/statusserver", "edge/internal/setup/tunnel", "edge/internal/agents/vip", "edge/internal/pods/images", "edge/internal/pods/creationorder", "edge/internal/pods/deviceplugin"},
+	{"edge/internal/site/contact"},
+	{"edge/internal/site/podnet"},
 	// L5: the wiring
 	{"cloud/app", "edge/app", "edge/hollow"},
 	// L6: the commands
@@ -45,7 +45,7 @@ var exclusive = []struct {
 }{
 	{
 		[]string{"go.etcd.io/bbolt"},
-		[]string{"edge/internal/store"},
+		[]string{"edge/internal/core/store"},
 		"one writer, one place that knows the file",
 	},
 	{
@@ -55,23 +55,23 @@ var exclusive = []struct {
 	},
 	{
 		[]string{"github.com/gorilla/websocket"},
-		[]string{"common/link/wslink", "cloud/internal/console"},
+		[]string{"common/link/wslink", "cloud/internal/access/console"},
 		"a transport is behind the contract of common/link; KubeVirt's consoles are websockets of their own",
 	},
 	{
 		[]string{"github.com/quic-go/quic-go"},
-		[]string{"common/link/quiclink", "edge/internal/contact"},
+		[]string{"common/link/quiclink", "edge/internal/site/contact"},
 		"a transport is behind the contract of common/link; devices of a site speak past it, as equals and without a cloud",
 	},
 	{
 		[]string{"k8s.io/kubernetes/cmd/kubelet"},
-		[]string{"edge/internal/edged"},
+		[]string{"edge/internal/pods/edged"},
 		"the kubelet is linked in one place",
 	},
 	{
 		[]string{"k8s.io/kubernetes/pkg/printers", "k8s.io/kubernetes/pkg/api/legacyscheme"},
 		nil,
-		"they bring every API group's internal version: a fifth of edgecore's memory (docs/decisions/0009-tables.md)",
+		"they bring every API group's internal version: a fifth of edgecore's memory (docs/dev/decisions/0009-tables.md)",
 	},
 	{
 		[]string{"k8s.io/kubectl", "k8s.io/cli-runtime"},

@@ -53,11 +53,11 @@ func (p *sourcePack) comments() (bad []string) {
 
 // allowedVars are the package-level variables that a process changes, each with its reason.
 var allowedVars = map[string]string{
-	"beehive/message.lastID":   "numbers need only be unique in the process",
-	"common/version.version":   "the linker sets it",
-	"common/version.registry":  "the linker sets it",
-	"common/recovery.panics":   "counts the panics of the process, whoever of it had them",
-	"edge/internal/api.codecs": "client-go's scheme never changes once it is made, and codecs keep nothing",
+	"beehive/message.lastID":            "numbers need only be unique in the process",
+	"common/version.version":            "the linker sets it",
+	"common/version.registry":           "the linker sets it",
+	"common/recovery.panics":            "counts the panics of the process, whoever of it had them",
+	"edge/internal/core/edgeapi.codecs": "client-go's scheme never changes once it is made, and codecs keep nothing",
 }
 
 // constantCalls make values that never change: an initial value by one of these is as good as a
@@ -323,7 +323,7 @@ func TestNoForeignNames(t *testing.T) {
 
 // The linker leaves out the methods that nothing can call. Where a program looks methods up by
 // reflection, it keeps every exported one of every type: a third of edgecore
-// (docs/decisions/0071-what-the-binaries-hold.md).
+// (docs/dev/decisions/0071-what-the-binaries-hold.md).
 func TestNoMethodsByReflection(t *testing.T) {
 	for _, p := range source(t).packs {
 		for _, bad := range reflects(p) {

@@ -29,14 +29,14 @@ func TestRules_findWhatTheyMust(t *testing.T) {
 		rule       func(*sourcePack) []string
 		want       []string
 	}{
-		"down the ladder": {"edge/internal/meta/x.go", imports(module+"/edge/internal/store", module+"/beehive", "fmt"), climbs, nil},
+		"down the ladder": {"edge/internal/core/metamanager/x.go", imports(module+"/edge/internal/core/store", module+"/beehive", "fmt"), climbs, nil},
 		"in one room":     {"common/link/wslink/x.go", imports(module + "/common/link"), climbs, nil},
 		"up the ladder": {
 			"beehive/x.go", imports(module + "/common/link"), climbs, []string{"beehive/x.go imports common/link, of a step above"},
 		},
 		"across a step": {
-			"cloud/internal/relay/x.go", imports(module + "/cloud/internal/publish"), climbs,
-			[]string{"cloud/internal/relay/x.go imports cloud/internal/publish, of its own step: declare the interface it needs, or move one of them"},
+			"cloud/internal/core/relay/x.go", imports(module + "/cloud/internal/core/publish"), climbs,
+			[]string{"cloud/internal/core/relay/x.go imports cloud/internal/core/publish, of its own step: declare the interface it needs, or move one of them"},
 		},
 		"off the ladder": {"edge/internal/new/x.go", imports("fmt"), climbs, []string{"edge/internal/new has no step: add it to the ladder in tests/arch"}},
 		"into the tests": {
@@ -45,10 +45,10 @@ func TestRules_findWhatTheyMust(t *testing.T) {
 		},
 		"a test is free": {"beehive/x_test.go", imports(module+"/common/link", "os/exec"), climbs, nil},
 		"the store's own": {
-			"edge/internal/meta/x.go", imports("go.etcd.io/bbolt", "go.etcd.io/bbolt/errors"), trespasses,
+			"edge/internal/core/metamanager/x.go", imports("go.etcd.io/bbolt", "go.etcd.io/bbolt/errors"), trespasses,
 			[]string{
-				"edge/internal/meta/x.go imports go.etcd.io/bbolt, which is for edge/internal/store alone: one writer, one place that knows the file",
-				"edge/internal/meta/x.go imports go.etcd.io/bbolt/errors, which is for edge/internal/store alone: one writer, one place that knows the file",
+				"edge/internal/core/metamanager/x.go imports go.etcd.io/bbolt, which is for edge/internal/core/store alone: one writer, one place that knows the file",
+				"edge/internal/core/metamanager/x.go imports go.etcd.io/bbolt/errors, which is for edge/internal/core/store alone: one writer, one place that knows the file",
 			},
 		},
 		"wide comments": {

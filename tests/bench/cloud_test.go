@@ -56,7 +56,7 @@ func (s *bench) hollow(b *testing.B) {
 		}
 	}
 	writes.ours = []float64{count / float64(*nodes) * float64(time.Hour) / float64(window)}
-	writes.note = fmt.Sprintf("%d nodes, counted in the audit log for %v: a Lease each 20 s, half as often as a kubelet (docs/decisions/0081-leases-by-heartbeats.md).", *nodes, window.Round(time.Second))
+	writes.note = fmt.Sprintf("%d nodes, counted in the audit log for %v: a Lease each 20 s, half as often as a kubelet (docs/dev/decisions/0081-leases-by-heartbeats.md).", *nodes, window.Round(time.Second))
 	perNode := func(of func(use) []float64) float64 { return (median(of(full)) - median(of(empty))) / float64(*nodes) }
 	bytes.note = fmt.Sprintf("%d nodes without pods; the difference to cloudcore without them, %v after the last was in step. Alive are %.3g kB a node, of which %.3g kB are stacks, of %.2g goroutines: "+
 		"the one that waits beneath TLS for the link, in 4 KiB, and what was torn between stacks when all came at once. The heap's pages in use are %.3g kB a node: between what lives stands the garbage of "+
@@ -93,7 +93,7 @@ func (s *bench) storm(b *testing.B) {
 	linked.note = fmt.Sprintf("%d nodes, on the machine that also runs the control plane and cloudcore. The first and the last came %.3g s apart (median): cloudcore bounds the handshakes that run at once, "+
 		"and the edges' back-off is drawn at random.", *nodes, median(spread))
 	inStep.note = fmt.Sprintf("CPU bounds it, of which this machine has %d cores for everything: %.3g ms a node, see the next row.", runtime.NumCPU(), total(cpu))
-	spent.note = fmt.Sprintf("%s; the hollow nodes are in the benchmark's process, and kubeplane is the control plane. kube-apiserver answers %.3g SubjectAccessReviews a node (docs/decisions/0066), and takes "+
+	spent.note = fmt.Sprintf("%s; the hollow nodes are in the benchmark's process, and kubeplane is the control plane. kube-apiserver answers %.3g SubjectAccessReviews a node (docs/dev/decisions/0066), and takes "+
 		"the Lease's new epoch.", shares(cpu), median(reviews))
 	s.unlink(b)
 	s.rows = append(s.rows, linked, inStep, spent)
@@ -129,7 +129,7 @@ func (s *bench) hollowQUIC(b *testing.B) {
 	s.link(b, link.QUIC, *nodes)
 	full := s.settled(b)
 	r.ours = each(full.resident, empty.resident)
-	r.note = fmt.Sprintf("%d nodes, %v after the last was in step. The library has two goroutines for each connection: %.2g a node, whose stacks are %.3g kB of it. What else there is: docs/decisions/0016.", *nodes, settleFor,
+	r.note = fmt.Sprintf("%d nodes, %v after the last was in step. The library has two goroutines for each connection: %.2g a node, whose stacks are %.3g kB of it. What else there is: docs/dev/decisions/0016.", *nodes, settleFor,
 		(median(full.goroutines)-median(empty.goroutines))/float64(*nodes), (median(full.stacks)-median(empty.stacks))/float64(*nodes))
 	s.unlink(b)
 	s.rows = append(s.rows, r)
@@ -273,7 +273,7 @@ const (
 func (s *bench) queue(b *testing.B) {
 	root, err := binary.Root()
 	check(b, err)
-	cmd := exec.CommandContext(b.Context(), "go", "test", "./edge/internal/store", "-vet", "off", "-run", "^$", "-bench", "^BenchmarkUpdate$", "-count", strconv.Itoa(*rounds))
+	cmd := exec.CommandContext(b.Context(), "go", "test", "./edge/internal/core/store", "-vet", "off", "-run", "^$", "-bench", "^BenchmarkUpdate$", "-count", strconv.Itoa(*rounds))
 	cmd.Dir = root
 	out, err := cmd.CombinedOutput()
 	if err != nil {

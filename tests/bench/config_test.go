@@ -134,7 +134,7 @@ func (s *bench) configMaps(b *testing.B) {
 		running.floor = append(running.floor, run(fmt.Sprint("many-plain-", i), plain))
 	}
 	running.note = fmt.Sprintf("from its making to its end the pod takes %.3g ms of CPU (%s), the plain kubelet's %.3g (%s): %.2f x, where the %d cores bound both. cloudcore opens the same 500 watches at "+
-		"kube-apiserver as the plain kubelet, each as the node (docs/decisions/0004). What they bring travels before the pod (docs/decisions/0003); then edgecore's kubelet opens its own 500 at the edge's API. "+
+		"kube-apiserver as the plain kubelet, each as the node (docs/dev/decisions/0004). What they bring travels before the pod (docs/dev/decisions/0003); then edgecore's kubelet opens its own 500 at the edge's API. "+
 		"Beside the watches kube-apiserver is asked for ConfigMaps %.3g times, by the plain kubelet %.3g times. Each pod begins when all watches of the one before have ended, which a kubelet keeps "+
 		"for some 2 s after its pod.",
 		total(costs[edge]), shares(costs[edge]), total(costs[plain]), shares(costs[plain]), total(costs[edge])/total(costs[plain]), runtime.NumCPU(), median(reads[edge]), median(reads[plain]))
@@ -197,7 +197,7 @@ func (s *bench) mapUpdates(b *testing.B) {
 		manyWriters, median(rate.floor), median(rate.ours)/median(rate.floor), median(used["kubeplane"]), median(used["cloudcore"]), median(used["edgecore"]), median(used["benchmark"]),
 		runtime.NumCPU(), float64(runtime.NumCPU())*1000/(median(used["kubeplane"])+median(used["cloudcore"])+median(used["edgecore"])+median(used["benchmark"])))
 	cost.note = fmt.Sprintf("edgecore %.2g ms, cloudcore %.2g. In edgecore are 500 watches of the benchmark, each in a connection of its own over TLS, beside the 500 of the kubelet: with one in their "+
-		"place edgecore takes %.2g ms. All watches are open before the updates begin. Updates that follow each other within 20 ms share a message, and a commit at the edge (docs/decisions/0038): %.2g commits an update. "+
+		"place edgecore takes %.2g ms. All watches are open before the updates begin. Updates that follow each other within 20 ms share a message, and a commit at the edge (docs/dev/decisions/0038): %.2g commits an update. "+
 		"The load average was %.2g.", median(used["edgecore"]), median(used["cloudcore"]), median(few), median(commits), loadAverage())
 	s.rows = append(s.rows, rate, extra, cost)
 }

@@ -211,7 +211,7 @@ func (s *bench) memory(b *testing.B) {
 	s.start(b, ours...)
 	s.start(b, theirs...)
 	r := row{what: whatMemory, unit: "MB", beside: "plain kubelet of the same version", goal: "at most 6 MB more", judge: above(6, "MB")}
-	pause(b, time.Minute) // edgecore has given back by then what only its start needed (docs/decisions/0073)
+	pause(b, time.Minute) // edgecore has given back by then what only its start needed (docs/dev/decisions/0073)
 	for range *rounds {
 		pause(b, 20*time.Second)
 		r.ours = append(r.ours, s.memoryOf(b, edge, "edgecore", "VmRSS:"))

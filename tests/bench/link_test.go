@@ -77,7 +77,7 @@ func (s *bench) podChange(b *testing.B) {
 	sync := s.diskSync(b)
 	half.note = fmt.Sprintf("the edge shows a change only once it is on disk, and a commit of the store syncs twice: one fdatasync of a page took %.3g ms there, so that %.3g ms are spent by the disk alone. "+
 		"The rest is CPU: a change takes %.3g ms of it in all (%s), and in edgecore the kubelet works on the change at the same time as the watch delivers it.", sync, 2*sync, total(cost), shares(cost))
-	most.note = "as above: on the way are four processes that share the cores, where the floor has two. Where the median goes, and what the slowest wait for, is in docs/decisions/0022: a processor, and kube-apiserver's own watch more than ours."
+	most.note = "as above: on the way are four processes that share the cores, where the floor has two. Where the median goes, and what the slowest wait for, is in docs/dev/decisions/0022: a processor, and kube-apiserver's own watch more than ours."
 	s.rows = append(s.rows, half, most)
 }
 
@@ -281,7 +281,7 @@ func (s *bench) events(b *testing.B) {
 	for i, v := range ourCPU["edgecore"] {
 		spent.ours = append(spent.ours, v+ourCPU["cloudcore"][i])
 	}
-	spent.note = fmt.Sprintf("edgecore %.2g, cloudcore %.2g. Their parts by profiles, and what was tried, are in docs/decisions/0017.", median(ourCPU["edgecore"]), median(ourCPU["cloudcore"]))
+	spent.note = fmt.Sprintf("edgecore %.2g, cloudcore %.2g. Their parts by profiles, and what was tried, are in docs/dev/decisions/0017.", median(ourCPU["edgecore"]), median(ourCPU["cloudcore"]))
 	one.note = "cloudcore makes one only when kube-apiserver has answered the one before it; client-go's eight writers don't wait for each other."
 	s.rows = append(s.rows, rate, spent, one, queued)
 }

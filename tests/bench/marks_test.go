@@ -20,7 +20,7 @@ const (
 func (s *bench) marks(b *testing.B) {
 	root, err := binary.Root()
 	check(b, err)
-	cmd := exec.CommandContext(b.Context(), "go", "test", "./edge/internal/marks", "-vet", "off", "-run", "^$", "-bench", "^BenchmarkApply$", "-count", strconv.Itoa(*rounds))
+	cmd := exec.CommandContext(b.Context(), "go", "test", "./edge/internal/optional/marks", "-vet", "off", "-run", "^$", "-bench", "^BenchmarkApply$", "-count", strconv.Itoa(*rounds))
 	cmd.Dir = root
 	out, err := cmd.CombinedOutput()
 	if err != nil {

@@ -85,7 +85,7 @@ func (s *bench) services(b *testing.B) {
 				without, median(now.proxy), median(now.names), servicesSettle, load())
 		} else {
 			r.note = fmt.Sprintf("as above: kube-proxy %.4g MB, CoreDNS %.4g MB. From 100 to %d Services ours grew by %.4g MB, kube-proxy's process by %.4g MB and CoreDNS's by %.4g MB."+
-				" What bounds ours is in docs/decisions/0074: about half of the growth is alive (Services and EndpointSlices once decoded and once as they came, and the proxy's own state), the rest is free space between what lives.",
+				" What bounds ours is in docs/dev/decisions/0074: about half of the growth is alive (Services and EndpointSlices once decoded and once as they came, and the proxy's own state), the rest is free space between what lives.",
 				median(now.proxy), median(now.names), n, median(r.ours)-before.ours, median(now.proxy)-median(before.proxy), median(now.names)-median(before.names))
 		}
 		now.ours = median(r.ours)

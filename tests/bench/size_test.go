@@ -27,11 +27,11 @@ func (s *bench) sizes(b *testing.B) {
 	s.rows = append(s.rows,
 		row{
 			what: whatSizeEdge, unit: "MB", ours: size("edgecore"), floor: size("plainkubelet"), beside: "plain kubelet of the same version",
-			goal: "at most 96 MB", judge: atMost(96, "MB"), note: "with the kubelet inside. What each program holds, and why edgecore is smaller, is in docs/decisions/0071.",
+			goal: "at most 96 MB", judge: atMost(96, "MB"), note: "with the kubelet inside. What each program holds, and why edgecore is smaller, is in docs/dev/decisions/0071.",
 		},
 		row{
 			what: whatSizeCloud, unit: "MB", ours: size("cloudcore"), goal: "at most 36 MB", judge: atMost(36, "MB"),
 			note: "14.3 MB of it are the types of Kubernetes' API (k8s.io/api), which client-go's scheme keeps whole; without that it would be some 33 to 34 MB, at the price of a leader election and a " +
-				"reader of the CA's ConfigMap of our own (docs/decisions/0071).",
+				"reader of the CA's ConfigMap of our own (docs/dev/decisions/0071).",
 		})
 }

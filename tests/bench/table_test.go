@@ -165,13 +165,13 @@ var standing = map[string]string{
 	whatResyncTen: "the difference of two reconnects: the changed objects, compressed together, with the envelope of a message and its acknowledgement. cloudcore has seen the changes, so no inventory " +
 		"is asked for. Counted at cloudcore, both ways, are the messages of every class but urgent: the hello, its welcome and heartbeats are not sent for a change, and one heartbeat more in one of the " +
 		"two would be 60 bytes. The row with no changes counts every class.",
-	whatResyncKill: "as above; a cloudcore that knows nothing of the time before sends what is newer than all that the edge holds, and what the edge should hold then (docs/decisions/0018).",
+	whatResyncKill: "as above; a cloudcore that knows nothing of the time before sends what is newer than all that the edge holds, and what the edge should hold then (docs/dev/decisions/0018).",
 	whatResyncMaps: "as above: ConfigMaps and Secrets are watched one by one, and have no history. A message with ten of them takes 462 bytes, of which 10 are the link's envelope and 35 the digest " +
-		"of what the edge holds then (docs/decisions/0072).",
+		"of what the edge holds then (docs/dev/decisions/0072).",
 	whatQueueOne: "where a disk syncs a page in some 0.1 ms (see the changes of a pod), a commit of the floor takes a quarter of a millisecond, and the work of a commit, on cores that others use " +
 		"too, takes as long as the disk does: the wide range of the samples is the machine's.",
 	whatReboot: "both wait for containerd and start 20 processes on the same cores. Where the two ranges overlap, as they do on a busy machine, the difference is within the noise.",
-	whatManyPod: "each ConfigMap is watched on its own, as the node, at kube-apiserver (docs/decisions/0004): 500 watches that cloudcore opens there, and then 500 objects that cross the link and a disk. " +
+	whatManyPod: "each ConfigMap is watched on its own, as the node, at kube-apiserver (docs/dev/decisions/0004): 500 watches that cloudcore opens there, and then 500 objects that cross the link and a disk. " +
 		"The plain kubelet opens the same 500 watches.",
 }
 

@@ -3,7 +3,7 @@
 //
 // It owns the image that those tests run in pods, made of Kubernetes' own agnhost and of programs
 // of this machine since there is no registry here, the list of cases that can't pass on devices of
-// a trial (known.txt), and docs/conformance.md. It runs by `make conformance` alone.
+// a trial (known.txt), and docs/dev/conformance.md. It runs by `make conformance` alone.
 package conformance
 
 import (

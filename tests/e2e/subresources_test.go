@@ -398,7 +398,7 @@ func (s *system) asReplica(replica int, node, target string) net.Conn {
 
 // keyElsewhere shows a certificate like that of a device's own client to its kubelet and to
 // kube-apiserver: with the same name, and a key of its own. The real one is in edgecore's memory
-// alone; edge/internal/edged shows it to another kubelet.
+// alone; edge/internal/pods/edged shows it to another kubelet.
 func (s *system) keyElsewhere() {
 	s.T.Helper()
 	dir := s.T.TempDir()

@@ -48,8 +48,8 @@ func newCA(t *testing.T) (certificate, key []byte) {
 }
 
 // TestIsland_TrustIsRenewed: cloudcore's CA is replaced by another while two devices are joined, as
-// docs/link.md says: both stay linked through all of it, no device joins again, and in the end the
-// old one is trusted no more.
+// docs/dev/link.md says: both stay linked through all of it, no device joins again, and in the end
+// the old one is trusted no more.
 func TestIsland_TrustIsRenewed(t *testing.T) {
 	s := use(t)
 	devices := []string{"edge1", "edge2"}

@@ -14,7 +14,7 @@ func TestTraps_09_VIPsWithIPVS(t *testing.T) {
 	if testing.Short() {
 		t.Skip("boots a kernel")
 	}
-	file, err := uml.Build(t.Context(), t.TempDir(), "./edge/internal/vip")
+	file, err := uml.Build(t.Context(), t.TempDir(), "./edge/internal/agents/vip")
 	if err != nil {
 		t.Fatal(err)
 	}

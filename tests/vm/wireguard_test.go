@@ -15,7 +15,7 @@ func TestSite_32_WireGuardBetweenNetworks(t *testing.T) {
 	if testing.Short() {
 		t.Skip("boots a kernel")
 	}
-	file, err := uml.Build(t.Context(), t.TempDir(), "./edge/internal/podnet")
+	file, err := uml.Build(t.Context(), t.TempDir(), "./edge/internal/site/podnet")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -7,7 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/skerry-io/skerry/cloud/internal/check"
+	"github.com/skerry-io/skerry/cloud/internal/trust/check"
 	"github.com/skerry-io/skerry/common/cli"
 )
 

@@ -8,7 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/skerry-io/skerry/cloud/app"
-	"github.com/skerry-io/skerry/cloud/internal/config"
+	"github.com/skerry-io/skerry/cloud/internal/core/config"
 	"github.com/skerry-io/skerry/common/cli"
 	"github.com/skerry-io/skerry/common/gctuner"
 )

@@ -12,7 +12,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
 
-	"github.com/skerry-io/skerry/cloud/internal/join"
+	"github.com/skerry-io/skerry/cloud/internal/trust/join"
 	"github.com/skerry-io/skerry/common/cli"
 	"github.com/skerry-io/skerry/common/pki"
 )

@@ -26,7 +26,7 @@ func TestListener_IdleCost(t *testing.T) {
 	}
 }
 
-// idleBytes is some more than what was measured (docs/decisions/0016).
+// idleBytes is some more than what was measured (docs/dev/decisions/0016).
 const idleBytes = 58_000
 
 // raced reports whether the race detector is built in, whose stacks are larger.

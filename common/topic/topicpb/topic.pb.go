@@ -1593,7 +1593,7 @@ type StreamOpen struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            uint64                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`         // above 2^40 where the edge opens, below where the cloud does
 	Window        uint32                 `protobuf:"varint,2,opt,name=window,proto3" json:"window,omitempty"` // bytes that the opener can take before it says more
-	Target        string                 `protobuf:"bytes,3,opt,name=target,proto3" json:"target,omitempty"`  // what to connect to: "kubelet" of the edge; of the cloud what edge/internal/console asks for
+	Target        string                 `protobuf:"bytes,3,opt,name=target,proto3" json:"target,omitempty"`  // what to connect to: "kubelet" of the edge; of the cloud what edge/internal/optional/console asks for
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }

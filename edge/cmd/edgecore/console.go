@@ -16,8 +16,8 @@ import (
 
 	"github.com/skerry-io/skerry/common/cli"
 	"github.com/skerry-io/skerry/edge/app"
-	"github.com/skerry-io/skerry/edge/internal/config"
-	"github.com/skerry-io/skerry/edge/internal/console"
+	"github.com/skerry-io/skerry/edge/internal/optional/console"
+	"github.com/skerry-io/skerry/edge/internal/setup/config"
 )
 
 func consoleCommand(file *string) *cobra.Command {

@@ -15,8 +15,8 @@ import (
 	"github.com/skerry-io/skerry/common/cli"
 	"github.com/skerry-io/skerry/common/pki"
 	"github.com/skerry-io/skerry/edge/app"
-	"github.com/skerry-io/skerry/edge/internal/config"
-	"github.com/skerry-io/skerry/edge/internal/join"
+	"github.com/skerry-io/skerry/edge/internal/setup/config"
+	"github.com/skerry-io/skerry/edge/internal/setup/join"
 )
 
 func joinCommand(file *string) *cobra.Command {

@@ -5,12 +5,12 @@ import (
 	"testing"
 
 	"github.com/skerry-io/skerry/edge/app"
-	"github.com/skerry-io/skerry/edge/internal/meta"
+	"github.com/skerry-io/skerry/edge/internal/core/metamanager"
 )
 
 // A join by force under another name first warns of what is lost and of the Node that stays behind.
 func TestClaims_41_JoinByForceSaysWhatIsLost(t *testing.T) {
-	s := app.Status{Node: "edge1", Data: &meta.Status{}}
+	s := app.Status{Node: "edge1", Data: &metamanager.Status{}}
 	s.Data.Outbox.Waiting = map[string]int{"EVENT": 10, "POD_STATUS": 1}
 	got := strings.Join(givenUp(s, "edge1y"), "\n")
 	for _, want := range []string{"11 writes of node edge1", "cloudcore node revoke edge1", "until it is restarted"} {

@@ -14,7 +14,7 @@ import (
 
 	"github.com/skerry-io/skerry/common/cli"
 	"github.com/skerry-io/skerry/edge/app"
-	"github.com/skerry-io/skerry/edge/internal/config"
+	"github.com/skerry-io/skerry/edge/internal/setup/config"
 )
 
 // askLocal asks the edgecore that runs on this machine, through its unix socket. in is sent as JSON

@@ -12,13 +12,13 @@ import (
 	"github.com/skerry-io/skerry/common/gctuner"
 	"github.com/skerry-io/skerry/common/programpages"
 	"github.com/skerry-io/skerry/edge/app"
-	"github.com/skerry-io/skerry/edge/internal/config"
+	"github.com/skerry-io/skerry/edge/internal/setup/config"
 )
 
 // standardConfig is where packages put the configuration.
 const standardConfig = "/etc/skerry/edgecore.yaml"
 
-// restingGC is the GC percentage at rest (docs/decisions/0014): a kubelet allocates 1 MB a
+// restingGC is the GC percentage at rest (docs/dev/decisions/0014): a kubelet allocates 1 MB a
 // second while nothing happens, and at 15 percent collecting it cost edgecore nearly as much
 // CPU as all else.
 const restingGC = 50

@@ -15,7 +15,7 @@ import (
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 	"github.com/skerry-io/skerry/common/cli"
 	"github.com/skerry-io/skerry/edge/app"
-	"github.com/skerry-io/skerry/edge/internal/drain"
+	"github.com/skerry-io/skerry/edge/internal/agents/drain"
 )
 
 func operationCommand(file *string) *cobra.Command {

@@ -7,7 +7,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/skerry-io/skerry/edge/internal/store"
+	"github.com/skerry-io/skerry/edge/internal/core/store"
 )
 
 // An edgecore that can't be asked runs all the same: one without a socket holds its store.

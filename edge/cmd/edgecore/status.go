@@ -21,12 +21,12 @@ import (
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 	"github.com/skerry-io/skerry/common/cli"
 	"github.com/skerry-io/skerry/edge/app"
-	"github.com/skerry-io/skerry/edge/internal/config"
-	"github.com/skerry-io/skerry/edge/internal/hub"
-	"github.com/skerry-io/skerry/edge/internal/marks"
-	"github.com/skerry-io/skerry/edge/internal/podhealth"
-	"github.com/skerry-io/skerry/edge/internal/route"
-	"github.com/skerry-io/skerry/edge/internal/vip"
+	"github.com/skerry-io/skerry/edge/internal/agents/route"
+	"github.com/skerry-io/skerry/edge/internal/agents/vip"
+	"github.com/skerry-io/skerry/edge/internal/core/edgehub"
+	"github.com/skerry-io/skerry/edge/internal/optional/marks"
+	"github.com/skerry-io/skerry/edge/internal/pods/podhealth"
+	"github.com/skerry-io/skerry/edge/internal/setup/config"
 )
 
 // askTimeout bounds the question to the running process.
@@ -145,7 +145,7 @@ func writeStatus(out io.Writer, s app.Status) error {
 	}
 	if i := s.Identity; i != nil {
 		if i.Expired {
-			row("certificate", "ENDED at %s: asks cloudcore for another one, which it gives for a while after that (docs/link.md)", i.NotAfter.UTC().Format(time.RFC3339))
+			row("certificate", "ENDED at %s: asks cloudcore for another one, which it gives for a while after that (docs/dev/link.md)", i.NotAfter.UTC().Format(time.RFC3339))
 		} else {
 			row("certificate", "good until %s, is renewed over the link from %s", i.NotAfter.UTC().Format(time.RFC3339), i.RotateAt.UTC().Format(time.RFC3339))
 		}
@@ -325,7 +325,7 @@ func oneLine(text string) string {
 }
 
 // down says since when there is no link, why, and what edgecore does about it.
-func down(l *hub.Status, now time.Time) string {
+func down(l *edgehub.Status, now time.Time) string {
 	text := "DOWN since edgecore started"
 	if !l.Since.IsZero() {
 		text = "DOWN for " + duration.HumanDuration(now.Sub(l.Since))

@@ -3,8 +3,8 @@ package main
 import (
 	"fmt"
 
-	"github.com/skerry-io/skerry/edge/internal/app"
-	"github.com/skerry-io/skerry/edge/internal/statsleader"
+	"github.com/skerry-io/skerry/edge/internal/optional/app"
+	"github.com/skerry-io/skerry/edge/internal/optional/statsleader"
 )
 
 // writeApps says what of each application is on this device, and how old that is to the cloud.

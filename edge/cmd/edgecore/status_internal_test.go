@@ -7,12 +7,12 @@ import (
 
 	"github.com/skerry-io/skerry/beehive"
 	"github.com/skerry-io/skerry/edge/app"
-	"github.com/skerry-io/skerry/edge/internal/agent"
-	"github.com/skerry-io/skerry/edge/internal/hub"
-	"github.com/skerry-io/skerry/edge/internal/join"
-	"github.com/skerry-io/skerry/edge/internal/meta"
-	"github.com/skerry-io/skerry/edge/internal/meta/outbox"
-	"github.com/skerry-io/skerry/edge/internal/podhealth"
+	"github.com/skerry-io/skerry/edge/internal/agents/agent"
+	"github.com/skerry-io/skerry/edge/internal/core/edgehub"
+	"github.com/skerry-io/skerry/edge/internal/core/metamanager"
+	"github.com/skerry-io/skerry/edge/internal/core/metamanager/outbox"
+	"github.com/skerry-io/skerry/edge/internal/pods/podhealth"
+	"github.com/skerry-io/skerry/edge/internal/setup/join"
 	"github.com/skerry-io/skerry/tests/golden"
 )
 
@@ -27,12 +27,12 @@ func TestStatus(t *testing.T) {
 			Namespace: "default", Name: "web-0", State: podhealth.Ended, Reason: "Evicted", Message: "The node was low on resource: ephemeral-storage.",
 			Action: "runs again on this device once there is enough disk (DiskPressure): free space on it",
 		}}},
-		Link: &hub.Status{
+		Link: &edgehub.Status{
 			Linked: true, Server: "cloud.example.com:443", Transport: "quic", Instance: "cloudcore-0", Version: "v1.2.3",
 			Since: now.Add(-90 * time.Minute), LastContact: now.Add(-3 * time.Second),
 		},
 		Identity: &join.Status{Node: "edge-17", NotAfter: now.Add(365 * 24 * time.Hour), RotateAt: now.Add(250 * 24 * time.Hour)},
-		Data:     &meta.Status{Outbox: meta.OutboxStatus{Status: outbox.Status{Waiting: map[string]int{"state": 2}}}},
+		Data:     &metamanager.Status{Outbox: metamanager.OutboxStatus{Status: outbox.Status{Waiting: map[string]int{"state": 2}}}},
 		Modules: []beehive.ModuleHealth{
 			{Name: "metamanager", State: beehive.Ready, Since: now.Add(-2 * time.Hour)},
 			{Name: "podnet", State: beehive.BackingOff, Since: now.Add(-time.Minute), Restarts: 4, LastError: "opening netlink: no buffer space available"},

@@ -60,7 +60,7 @@ func TestApplyRefuses(t *testing.T) {
 	}
 }
 
-// A switch is found by its name; docs/faults.md has each with what it breaks.
+// A switch is found by its name; docs/dev/faults.md has each with what it breaks.
 func TestSelect(t *testing.T) {
 	some, err := sensitivity.Select("salvage,fence")
 	if err != nil || len(some) != 2 || some[0].Name != "salvage" || some[1].Env()[0] != "SKERRY_CAMPAIGN_WITHOUT=fence" {
@@ -78,7 +78,7 @@ func TestSelect(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	page, err := os.ReadFile(filepath.Join(root, "docs/faults.md"))
+	page, err := os.ReadFile(filepath.Join(root, "docs/dev/faults.md"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -88,7 +88,7 @@ func TestSelect(t *testing.T) {
 	}
 	for _, s := range sensitivity.All() {
 		if !slices.Contains(listed, s.Name+": "+s.Off) {
-			t.Errorf("docs/faults.md has no row `%s` | %s", s.Name, s.Off)
+			t.Errorf("docs/dev/faults.md has no row `%s` | %s", s.Name, s.Off)
 		}
 	}
 }

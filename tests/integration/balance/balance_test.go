@@ -34,10 +34,10 @@ import (
 // hurried are shorter intervals for balancing sessions in this cloudcore: seconds in place of
 // minutes, in the same order.
 var hurried = []struct{ file, own, here string }{
-	{"cloud/internal/balance/replicas.go", "period = 10 * time.Second", "period = 2 * time.Second"},
-	{"cloud/internal/balance/balance.go", "settle = 5 * time.Second", "settle = 2 * time.Second"},
-	{"cloud/internal/balance/plan.go", "restMin, restMax = time.Minute, time.Hour", "restMin, restMax = 5 * time.Second, time.Minute"},
-	{"cloud/internal/hub/config.go", "cmp.Or(c.RetryAfter, 10*time.Second)", "cmp.Or(c.RetryAfter, time.Second)"},
+	{"cloud/internal/core/balance/replicas.go", "period = 10 * time.Second", "period = 2 * time.Second"},
+	{"cloud/internal/core/balance/balance.go", "settle = 5 * time.Second", "settle = 2 * time.Second"},
+	{"cloud/internal/core/balance/plan.go", "restMin, restMax = time.Minute, time.Hour", "restMin, restMax = 5 * time.Second, time.Minute"},
+	{"cloud/internal/core/cloudhub/config.go", "cmp.Or(c.RetryAfter, 10*time.Second)", "cmp.Or(c.RetryAfter, time.Second)"},
 	{"cloud/app/balance.go", "youngSession = 2 * time.Minute", "youngSession = 8 * time.Second"},
 }
 

@@ -31,8 +31,8 @@ func (s *system) says(node, reason, word string) {
 }
 
 // register has a device register as one that was never a Node: in no pool and without a range. A
-// device that has its store would bring its range back (docs/decisions/0098); what its pods have
-// stays where containerd reads it.
+// device that has its store would bring its range back (docs/dev/decisions/0098); what its pods
+// have stays where containerd reads it.
 func (s *system) register(ctx context.Context, node string) {
 	s.T.Helper()
 	nodes := s.Client.CoreV1().Nodes()

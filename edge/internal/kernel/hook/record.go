@@ -14,7 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/skerry-io/skerry/edge/internal/atomicfile"
+	"github.com/skerry-io/skerry/edge/internal/core/atomicfile"
 )
 
 // The files of the hook that runs, or ran last.

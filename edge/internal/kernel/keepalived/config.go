@@ -16,7 +16,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/skerry-io/skerry/edge/internal/atomicfile"
+	"github.com/skerry-io/skerry/edge/internal/core/atomicfile"
 )
 
 // retest is how long an instance that keepalived refused is left out before it is tried again: an

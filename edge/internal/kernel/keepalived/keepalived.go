@@ -21,7 +21,7 @@ import (
 	"os"
 	"path/filepath"
 
-	"github.com/skerry-io/skerry/edge/internal/atomicfile"
+	"github.com/skerry-io/skerry/edge/internal/core/atomicfile"
 )
 
 // Changed signals that States may differ from what it was. It is level-triggered: several changes

@@ -3,8 +3,8 @@
 // It owns the protocol number (rtm_protocol of rtnetlink(7)) that distinguishes our routes from all
 // others: the kernel keeps it across our restarts, so a fresh process knows what is ours. It
 // refuses to touch a route with another number, unless asked to adopt it. It decides nothing and
-// remembers nothing; which routes there should be is edge/internal/route's business. A Driver's
-// methods may be called by many goroutines at once: changes are made one after another.
+// remembers nothing; which routes there should be is edge/internal/agents/route's business. A
+// Driver's methods may be called by many goroutines at once: changes are made one after another.
 package netroute
 
 import (

@@ -1,0 +1,173 @@
+package fleet_test
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/skerry-io/skerry/cloud/internal/access/fleet"
+	"github.com/skerry-io/skerry/common/api/v1alpha1"
+)
+
+var now = time.Date(2026, 11, 27, 12, 0, 0, 0, time.UTC)
+
+func before(d time.Duration) *metav1.Time { return &metav1.Time{Time: now.Add(-d)} }
+
+// lease is a device's, renewed some time ago in a session that began some time ago.
+func lease(name string, renewed, began time.Duration, change func(*fleet.Session)) *coordinationv1.Lease {
+	s := fleet.Session{Transport: "quic", Since: before(began), Version: "v1.2.3", CertificateEnd: before(-80 * 24 * time.Hour)}
+	if change != nil {
+		change(&s)
+	}
+	valid := int32(40)
+	return &coordinationv1.Lease{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{
+			"skerry.io/epoch": "7", "skerry.io/cloudcore": "cloud-1", fleet.SessionAnnotation: s.Annotation(),
+		}},
+		Spec: coordinationv1.LeaseSpec{RenewTime: &metav1.MicroTime{Time: now.Add(-renewed)}, LeaseDurationSeconds: &valid},
+	}
+}
+
+func node(name string, ready corev1.ConditionStatus, more ...corev1.NodeConditionType) *corev1.Node {
+	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{v1alpha1.EdgeOwnLabel: "", v1alpha1.NodePoolLabel: "plant"}}}
+	n.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: ready, Message: "container runtime is down"}}
+	for _, c := range more {
+		n.Status.Conditions = append(n.Status.Conditions, corev1.NodeCondition{Type: c, Status: corev1.ConditionTrue})
+	}
+	return n
+}
+
+func pod(node, name, waiting string, age time.Duration) *corev1.Pod {
+	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name, CreationTimestamp: *before(age)}, Spec: corev1.PodSpec{NodeName: node}}
+	p.Status.Phase = corev1.PodRunning
+	p.Spec.RestartPolicy = corev1.RestartPolicyAlways
+	if waiting != "" {
+		p.Status.Phase = corev1.PodPending
+		p.Status.ContainerStatuses = []corev1.ContainerStatus{{State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: waiting}}}}
+	}
+	return p
+}
+
+func TestOf(t *testing.T) {
+	const hour = time.Hour
+	for name, test := range map[string]struct {
+		facts fleet.Facts
+		want  string // link since, contact, problems
+	}{
+		"well": {
+			fleet.Facts{Nodes: []*corev1.Node{node("e", "True")}, Leases: []*coordinationv1.Lease{lease("e", 20*time.Second, hour, nil)}},
+			"Up 1h0m0s 20s",
+		},
+		"cut": {
+			fleet.Facts{Nodes: []*corev1.Node{node("e", "Unknown")}, Leases: []*coordinationv1.Lease{lease("e", 3*hour, 5*hour, nil)}},
+			"Down 3h0m0s 3h0m0s LinkDown",
+		},
+		"a kubelet that never lived, without a Node": {
+			fleet.Facts{Leases: []*coordinationv1.Lease{lease("e", hour+40*time.Second, hour, nil)}},
+			"NoKubelet 1h0m0s 1h0m0s NoKubelet",
+		},
+		"never linked": {fleet.Facts{Nodes: []*corev1.Node{node("e", "Unknown")}}, "Never - - NeverLinked"},
+		"an old backlog": {
+			fleet.Facts{Nodes: []*corev1.Node{node("e", "True")}, Leases: []*coordinationv1.Lease{lease("e", 5*time.Second, hour, func(s *fleet.Session) { s.Backlog, s.Oldest = 3, before(6*time.Minute) })}},
+			"Up 1h0m0s 5s BacklogOld",
+		},
+		"a young backlog": {
+			fleet.Facts{Nodes: []*corev1.Node{node("e", "True")}, Leases: []*coordinationv1.Lease{lease("e", 5*time.Second, hour, func(s *fleet.Session) { s.Backlog, s.Oldest = 3, before(4*time.Minute) })}},
+			"Up 1h0m0s 5s",
+		},
+		"the runtime is down": {
+			fleet.Facts{Nodes: []*corev1.Node{node("e", "False")}, Leases: []*coordinationv1.Lease{lease("e", 5*time.Second, hour, nil)}},
+			"Up 1h0m0s 5s NotReady",
+		},
+		"disks": {
+			fleet.Facts{Nodes: []*corev1.Node{node("e", "True", "DiskPressure", "SkerryDataDiskFull", "SkerryPodNetwork")}, Leases: []*coordinationv1.Lease{lease("e", 5*time.Second, hour, nil)}},
+			"Up 1h0m0s 5s DiskPressure SkerryDataDiskFull",
+		},
+		"certificates": {
+			fleet.Facts{Nodes: []*corev1.Node{node("e", "True")}, Leases: []*coordinationv1.Lease{lease("e", 5*time.Second, hour, func(s *fleet.Session) { s.CertificateEnd = before(-6 * 24 * hour) })}},
+			"Up 1h0m0s 5s CertificateEnds",
+		},
+		"a certificate that ended": {
+			fleet.Facts{Nodes: []*corev1.Node{node("e", "Unknown")}, Leases: []*coordinationv1.Lease{lease("e", 5*hour, 6*hour, func(s *fleet.Session) { s.CertificateEnd = before(hour) })}},
+			"Down 5h0m0s 5h0m0s LinkDown CertificateEnded",
+		},
+		"pods": {
+			fleet.Facts{
+				Nodes: []*corev1.Node{node("e", "True")}, Leases: []*coordinationv1.Lease{lease("e", 5*time.Second, hour, nil)},
+				Pods: []*corev1.Pod{
+					pod("e", "good", "", hour), pod("e", "young", "ContainerCreating", time.Minute), pod("e", "image", "ImagePullBackOff", time.Minute),
+					pod("other", "image", "ImagePullBackOff", time.Minute),
+				},
+			},
+			"Up 1h0m0s 5s PodsNotRunning",
+		},
+		"no edge":            {fleet.Facts{Nodes: []*corev1.Node{{ObjectMeta: metav1.ObjectMeta{Name: "server"}}}, Leases: []*coordinationv1.Lease{{ObjectMeta: metav1.ObjectMeta{Name: "server"}}}}, ""},
+		"selected, no Node":  {fleet.Facts{Selected: true, Leases: []*coordinationv1.Lease{lease("e", 5*time.Second, hour, nil)}}, ""},
+		"an older cloudcore": {fleet.Facts{Leases: []*coordinationv1.Lease{{ObjectMeta: metav1.ObjectMeta{Name: "e", Annotations: map[string]string{"skerry.io/epoch": "1"}}, Spec: coordinationv1.LeaseSpec{RenewTime: &metav1.MicroTime{Time: now}}}}}, "Up - 0s"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got := ""
+			for _, n := range fleet.Of(test.facts, fleet.DefaultLimits(), now) {
+				ago := func(at *metav1.Time) string {
+					if at == nil {
+						return "-"
+					}
+					return now.Sub(at.Time).String()
+				}
+				got = fmt.Sprint(n.Link, " ", ago(n.Since), " ", ago(n.LastContact))
+				for _, p := range n.Problems {
+					got += " " + p.Reason
+					if p.Action == "" || strings.Contains(p.Action, "%!") || strings.Contains(p.Message, "%!") {
+						t.Errorf("the problem %+v has no good action", p)
+					}
+				}
+			}
+			if got != test.want {
+				t.Errorf("got %q, want %q", got, test.want)
+			}
+		})
+	}
+}
+
+func TestTable(t *testing.T) {
+	nodes := fleet.Of(fleet.Facts{
+		Nodes: []*corev1.Node{node("a", "True"), node("b", "Unknown")},
+		Leases: []*coordinationv1.Lease{
+			lease("a", 5*time.Second, time.Hour, nil),
+			lease("b", 3*time.Hour, 5*time.Hour, func(s *fleet.Session) { s.Backlog, s.Oldest = 2, before(4*time.Hour) }),
+		},
+		Pods:       []*corev1.Pod{pod("b", "x", "CrashLoopBackOff", time.Hour)},
+		Operations: []*v1alpha1.NodeOperation{{Spec: v1alpha1.NodeOperationSpec{NodeName: "a", Operation: "Reboot"}}},
+	}, fleet.DefaultLimits(), now)
+	var rows []string
+	for _, r := range fleet.Table(fleet.Worst(nodes), now).Rows {
+		rows = append(rows, strings.TrimSuffix(fmt.Sprintln(r.Cells...), "\n"))
+	}
+	want := []string{
+		"b Down 3h quic 3h 2 (4h) v1.2.3 80d - 0/1 Unknown plant - cloud-1 link down, last contact 3h ago; 1 pod doesn't run (CrashLoopBackOff)",
+		"a Up 60m quic 5s 0 v1.2.3 80d Reboot New 0/0 True plant - cloud-1 ",
+	}
+	if diff := cmp.Diff(want, rows); diff != "" {
+		t.Errorf("rows (-want +got):\n%s", diff)
+	}
+	if got, want := fleet.Summary(nodes), "2 devices: 1 up, 1 down; 1 with problems; 1 operations in progress"; got != want {
+		t.Errorf("summary %q, want %q", got, want)
+	}
+}
+
+// A device chooses its version: nothing of it reaches a terminal as a command, and no Lease grows
+// by it.
+func TestSession_OfADeviceThatLies(t *testing.T) {
+	s := fleet.Session{Version: "\x1b]0;owned\a\u202ev1" + strings.Repeat("x", 20_000)}
+	text := s.Annotation()
+	got, ok := fleet.SessionOf(map[string]string{fleet.SessionAnnotation: text})
+	if !ok || len(text) > 200 || strings.ContainsAny(got.Version, "\x1b\a\u202e") || len(got.Version) > 64 {
+		t.Errorf("%d bytes: %q", len(text), got.Version)
+	}
+}

@@ -1,0 +1,103 @@
+// Package hubtest plays the sessions of nodes for the tests of what is attached to them: a part
+// sees a hub.Session, and there is no link.
+//
+// A test embeds Session in what it calls the other end, and answers by a Send of its own; without
+// one, the results of writes are kept. It owns those and what was charged, and refuses nothing.
+// Every method may be called by any goroutine; the fields are set before the session is attached.
+package hubtest
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/skerry-io/skerry/beehive/message"
+	"github.com/skerry-io/skerry/cloud/internal/core/cloudhub"
+	"github.com/skerry-io/skerry/common/link"
+	"github.com/skerry-io/skerry/common/topic/topicpb"
+)
+
+var _ cloudhub.Session = (*Session)(nil)
+
+// Session is a node's session. Its zero value is one of a node without a name.
+type Session struct {
+	Name     types.NodeName
+	Number   uint64        // the epoch; 0: 1
+	Every    time.Duration // the keepalive; 0: 10 s
+	Features []string      // that the node lists
+
+	mu      sync.Mutex
+	charged time.Duration
+	results map[uint64]*topicpb.WriteResult // as many as the test writes
+}
+
+// Node is Name.
+func (s *Session) Node() types.NodeName { return s.Name }
+
+// Epoch is Number.
+func (s *Session) Epoch() uint64 { return cmp.Or(s.Number, 1) }
+
+// Supports looks a feature up in Features.
+func (s *Session) Supports(feature string) bool { return slices.Contains(s.Features, feature) }
+
+// Keepalive is Every.
+func (s *Session) Keepalive() time.Duration { return cmp.Or(s.Every, 10*time.Second) }
+
+// Info knows nothing of a link.
+func (*Session) Info() link.Info { return link.Info{} }
+
+// Version is empty: unknown.
+func (*Session) Version() string { return "" }
+
+// Close does nothing: a test ends a session by the context that its parts are served with.
+func (*Session) Close(link.CloseCode, string) {}
+
+// Done is never closed, for the same reason.
+func (*Session) Done() <-chan struct{} { return nil }
+
+// Charge keeps the sum.
+func (s *Session) Charge(d time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.charged += d
+}
+
+// Charged is the sum of what was charged.
+func (s *Session) Charged() time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.charged
+}
+
+// Send keeps the result of a write.
+func (s *Session) Send(_ context.Context, m message.Message) error {
+	r, ok := m.Content.(*topicpb.WriteResult)
+	if !ok {
+		return nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.results == nil {
+		s.results = map[uint64]*topicpb.WriteResult{}
+	}
+	s.results[r.Id] = r
+	return nil
+}
+
+// Result is that of a write; nil while there is none.
+func (s *Session) Result(id uint64) *topicpb.WriteResult {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.results[id]
+}
+
+// Answered counts the writes that have a result.
+func (s *Session) Answered() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.results)
+}

@@ -1,0 +1,57 @@
+package fence_test
+
+import (
+	"math"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/skerry-io/skerry/cloud/internal/core/fence"
+)
+
+// However high the epoch of a session with a copied certificate is, the device itself can use a
+// higher one.
+func TestClaims_09_NoEpochLocksANameOut(t *testing.T) {
+	now := time.Date(2026, 11, 27, 12, 0, 0, 0, time.UTC)
+	ms := uint64(now.UnixMilli())
+	lease := func(epoch uint64) map[string]string {
+		return map[string]string{fence.EpochAnnotation: strconv.FormatUint(epoch, 10)}
+	}
+	for name, tc := range map[string]struct {
+		lease map[string]string
+		ours  uint64
+		good  bool
+	}{
+		"the first":                        {nil, ms, true},
+		"a clock of 1970":                  {nil, 1, true},
+		"a clock of 2106":                  {nil, 1 << 42, true},
+		"2^64-1":                           {nil, math.MaxUint64, false},
+		"2^64-1 above a Lease":             {lease(ms), math.MaxUint64, false},
+		"2^63":                             {lease(ms), 1 << 63, false},
+		"above one that was far":           {lease(ms + 1<<42), ms + 1<<42 + 1, true},
+		"a Lease of before this rule":      {lease(math.MaxUint64 - 1), math.MaxUint64, true},
+		"an annotation that can't be read": {map[string]string{fence.EpochAnnotation: "x"}, ms, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if err := fence.Plausible(tc.lease, tc.ours, now); (err == nil) != tc.good {
+				t.Errorf("%v, want %v", err, tc.good)
+			}
+		})
+	}
+	// Whoever comes as high as it may can be followed.
+	have := lease(ms)
+	for range 1000 {
+		epoch, err := strconv.ParseUint(have[fence.EpochAnnotation], 10, 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		taken := max(epoch, ms) + 1<<42
+		if err := fence.Plausible(have, taken, now); err != nil {
+			t.Fatal(err)
+		}
+		have = lease(taken)
+		if err := fence.Plausible(have, taken+1, now); err != nil {
+			t.Fatalf("locked out: %v", err)
+		}
+	}
+}

@@ -1,0 +1,305 @@
+package publish
+
+import (
+	"maps"
+	"slices"
+	"strconv"
+
+	"github.com/skerry-io/skerry/cloud/internal/core/kube"
+	"github.com/skerry-io/skerry/common/topic/topicpb"
+)
+
+// syncState is how far one resource of a session is. What leads from one to another is in this file
+// and nowhere else, as functions of what is known:
+//
+//	unsynced ---- begin ----> streaming   the edge holds what it should, or nothing, or what was right
+//	                                      some time ago, by the history
+//	              begin ----> expecting   what is newer than all that it holds may be all that it lacks
+//	              begin ----> comparing   neither: it is asked
+//	              begin ----> catchingUp  kube-apiserver has accepted a write of this edge that
+//	                                      cloudcore's copy may lack
+//	catchingUp -- begin ----> as above    the copy is known to be no older than that write
+//	expecting --- reached --> streaming   unless the edge answers that it holds something else
+//	              reached --> comparing   something older has changed meanwhile
+//	streaming --- surprised -> comparing  it has answered so
+//	comparing --- compare --> streaming   all that differs is in the queue
+//	              compare --> confirming  the edge holds what is newer than cloudcore's copy, or absent
+//	                                      from it
+//	confirming -- compare --> streaming   the copy is known to be no older than that
+type syncState int8
+
+const (
+	unsynced   syncState = iota // nothing was compared: changes need no note
+	comparing                   // the edge was asked what it holds; changes are noted and wait
+	catchingUp                  // cloudcore's copy may lag behind what the edge has written: it is caught up first; changes wait
+	confirming                  // cloudcore's copy may lag behind the edge: it is caught up first; changes wait
+	expecting                   // what is newer is on its way, and what the edge should hold then
+	streaming                   // what the edge holds is what was sent; changes flow
+)
+
+func (s syncState) String() string {
+	return [...]string{"unsynced", "comparing", "catchingUp", "confirming", "expecting", "streaming"}[s]
+}
+
+// flows reports whether changes are sent in this state.
+func (s syncState) flows() bool { return s == streaming || s == expecting }
+
+// comparison is the state of a resource, and what it needs to get further.
+type comparison struct {
+	edge        digest                 // what the edge said it holds, until that is settled
+	newest      uint64                 // the greatest resourceVersion among that; 0: unknown
+	written     uint64                 // the version of the newest write of the edge that was accepted and is not in that; 0: there is none
+	only        *[buckets]bool         // the buckets whose entries were asked for, nil for all
+	theirs      map[kube.Key]heldEntry // of an inventory, while confirming
+	state       syncState
+	edgeUnknown bool // it said something that can't be compared
+	expected    bool // the edge knows what it should hold, and may answer once that it doesn't
+	surprised   bool // it has answered that: it waits for another expectation
+	compared    bool // all that differs is in the queue: nothing that is sent can be older than what the edge holds
+}
+
+// heldEntry is one object that an edge holds.
+type heldEntry struct {
+	sum     kube.Sum
+	version uint64 // its resourceVersion, 0 where it is no number
+}
+
+// effects is what a transition wants done, in this order.
+type effects struct {
+	send    []kube.Key                // their newest state is queued
+	expect  bool                      // behind it, what the edge should hold then
+	ask     *topicpb.InventoryRequest // without its resource
+	catchUp uint64                    // the copy is brought up to this version
+	confirm map[kube.Key]uint64       // what the edge holds of these is newer than the copy, or absent from it, as of these versions
+	settled bool                      // the resource streams: its interests are synced behind what was queued
+	how     resume                    // how an edge that came back got there
+}
+
+type resume int
+
+const (
+	resumeNone resume = iota
+	resumeEqual
+	resumeFull
+	resumeFollowed
+	resumeLater
+	resumeCompared
+	resumeConfirmed
+)
+
+// begin compares what the edge holds with what it should: ours. history finds what has changed
+// since the edge held what was right, where a history reaches back so far; nil: there is none. What
+// the edge shows of its own accepted writes ends with the comparison, so ours must hold them first.
+func (c *comparison) begin(ours map[kube.Key]*kube.Object, history func(now, then digest) ([]kube.Key, bool)) effects {
+	if c.written > 0 {
+		e := effects{catchUp: c.written}
+		c.state, c.written = catchingUp, 0
+		return e
+	}
+	mine := digestOf(ours)
+	switch {
+	case !c.edgeUnknown && mine == c.edge:
+		return c.settle(effects{how: resumeEqual})
+	case c.holdsNothing():
+		return c.settle(effects{how: resumeFull, send: slices.Collect(maps.Keys(ours))})
+	}
+	if history != nil && !c.edgeUnknown {
+		if keys, ok := history(mine, c.edge); ok {
+			return c.settle(effects{how: resumeFollowed, send: keys})
+		}
+	}
+	if keys, ok := c.later(ours); ok {
+		c.state, c.expected = expecting, true
+		return effects{how: resumeLater, send: keys, expect: true}
+	}
+	c.state = comparing
+	return effects{how: resumeCompared, ask: &topicpb.InventoryRequest{Buckets: c.edgeUnknown || c.edge.count > fewEntries}}
+}
+
+// holdsNothing reports whether the edge has reported that it holds no object of the resource.
+func (c *comparison) holdsNothing() bool { return !c.edgeUnknown && c.edge.count == 0 }
+
+// later finds what is newer than all that the edge holds: where nothing was deleted and the edge
+// had all that was older, that is what it lacks. resourceVersions can be compared as numbers
+// (KEP-5504). It costs no inventory where no history reaches back, after a restart of cloudcore
+// above all; whether it was right, the edge sees by the digest to expect. What the numbers of
+// objects rule out is not tried.
+func (c *comparison) later(ours map[kube.Key]*kube.Object) (keys []kube.Key, ok bool) {
+	if c.edgeUnknown || c.newest == 0 {
+		return nil, false
+	}
+	for key, o := range ours {
+		version, err := strconv.ParseUint(o.Version, 10, 64)
+		if err != nil {
+			return nil, false
+		}
+		if version > c.newest {
+			keys = append(keys, key)
+		}
+	}
+	old := uint64(len(ours) - len(keys)) // the edge holds these, and of the others at most as many as there are
+	return keys, len(keys) > 0 && old <= c.edge.count && c.edge.count-old <= uint64(len(keys))
+}
+
+// newer reports whether o is newer than all that the edge holds, so that it can't be older than
+// anything there.
+func (c *comparison) newer(o *kube.Object) bool {
+	return c.holdsNothing() || !c.edgeUnknown && c.newest != 0 && versionOf(o) > c.newest
+}
+
+// sendable reports whether the state of an object, nil where there is none, can't be older than
+// what the edge holds of it.
+func (c *comparison) sendable(o *kube.Object) bool {
+	return c.state == streaming || c.compared || o != nil && c.newer(o)
+}
+
+// had reports whether o is no newer than what the edge holds, as it said.
+func (c *comparison) had(o *kube.Object) bool {
+	v := versionOf(o)
+	return !c.edgeUnknown && c.newest != 0 && v != 0 && v <= c.newest
+}
+
+// versionOf is the version that edges know an object by as a number, 0 where it is none.
+func versionOf(o *kube.Object) uint64 {
+	v, err := strconv.ParseUint(o.Version, 10, 64)
+	if err != nil {
+		return 0
+	}
+	return v
+}
+
+// reached is called when all was sent that goes before an expectation. held: something has changed
+// that can't be sent yet, since it may be older than what the edge holds.
+func (c *comparison) reached(held bool) effects {
+	switch {
+	case c.state != expecting && c.state != streaming:
+		return effects{}
+	case held && !c.compared:
+		c.state, c.expected = comparing, false
+		return effects{how: resumeCompared, ask: &topicpb.InventoryRequest{Buckets: c.edgeUnknown || c.edge.count > fewEntries}}
+	}
+	return c.settle(effects{})
+}
+
+// unexpected is called when the edge holds something else than it was to expect.
+func (c *comparison) unexpected(holds *topicpb.Digest) effects {
+	c.expected, c.surprised, c.state = false, true, comparing
+	var ok bool
+	c.edge, ok = digestFrom(holds)
+	c.edgeUnknown, c.newest = !ok, holds.GetNewest()
+	return effects{how: resumeCompared}
+}
+
+// sums acts on the sums of an edge's buckets.
+func (c *comparison) sums(ours map[kube.Key]*kube.Object, theirs []byte) effects {
+	only := differing(bucketSums(ours), theirs)
+	if len(only) == 0 {
+		if c.edgeUnknown || digestOf(ours) == c.edge { // what differed has changed back meanwhile
+			return c.settle(effects{})
+		}
+		return effects{ask: &topicpb.InventoryRequest{}}
+	}
+	c.only = bucketSet(only)
+	return effects{ask: &topicpb.InventoryRequest{Only: only}}
+}
+
+// entries acts on what the edge holds, one by one. undecided names which keys it may yet be allowed
+// to hold: those are not taken from it.
+func (c *comparison) entries(ours map[kube.Key]*kube.Object, in []*topicpb.Entry, undecided func(kube.Key) bool) effects {
+	c.theirs = make(map[kube.Key]heldEntry, len(in))
+	for _, e := range in {
+		version, err := strconv.ParseUint(e.GetResourceVersion(), 10, 64)
+		if err != nil {
+			version = 0
+		}
+		key := kube.Key{Namespace: e.GetNamespace(), Name: e.GetName()}
+		c.theirs[key] = heldEntry{kube.SumOf(e.GetUid(), e.GetResourceVersion()), version}
+	}
+	if c.only != nil && !c.edgeUnknown && !c.restAgrees(ours) {
+		c.only, c.theirs = nil, nil
+		return effects{ask: &topicpb.InventoryRequest{}}
+	}
+	if doubts := c.doubts(ours, undecided); len(doubts) > 0 {
+		c.state = confirming
+		return effects{how: resumeConfirmed, confirm: doubts}
+	}
+	return c.confirmed(ours, undecided)
+}
+
+// confirmed ends a comparison: what differs is sent. ours is no older than what the edge holds.
+func (c *comparison) confirmed(ours map[kube.Key]*kube.Object, undecided func(kube.Key) bool) effects {
+	var keys []kube.Key
+	for key, o := range ours {
+		if c.only != nil && !c.only[bucketOf(key)] {
+			continue
+		}
+		if e, ok := c.theirs[key]; !ok || e.sum != o.Sum {
+			keys = append(keys, key)
+		}
+	}
+	for key := range c.theirs {
+		if _, ok := ours[key]; !ok && !undecided(key) {
+			keys = append(keys, key)
+		}
+	}
+	return c.settle(effects{send: keys})
+}
+
+// doubts finds what the edge holds and ours has in an older version or not at all, as of which
+// version it has to be confirmed. Where versions can't be compared, nothing but a read will do.
+func (c *comparison) doubts(ours map[kube.Key]*kube.Object, undecided func(kube.Key) bool) map[kube.Key]uint64 {
+	var out map[kube.Key]uint64
+	for key, e := range c.theirs {
+		o, ok := ours[key]
+		if ok && (o.Sum == e.sum || versionOf(o) > e.version && e.version != 0) || !ok && undecided(key) {
+			continue
+		}
+		if out == nil {
+			out = map[kube.Key]uint64{}
+		}
+		if out[key] = e.version; e.version == 0 || ok && versionOf(o) == 0 {
+			out[key] = kube.UnknownVersion
+		}
+	}
+	return out
+}
+
+// restAgrees reports whether the edge holds, outside the buckets that it was asked about, what it
+// should: its digest less what it has listed must be the digest of ours there. Otherwise two
+// buckets differ whose short sums don't, or something has changed since.
+func (c *comparison) restAgrees(ours map[kube.Key]*kube.Object) bool {
+	rest, mine := c.edge, digest{}
+	for _, e := range c.theirs {
+		rest.count--
+		rest.sum.Xor(e.sum)
+	}
+	for key, o := range ours {
+		if !c.only[bucketOf(key)] {
+			mine.count++
+			mine.sum.Xor(o.Sum)
+		}
+	}
+	return rest == mine
+}
+
+// settle makes the resource stream. An edge that was surprised is given another expectation first.
+func (c *comparison) settle(e effects) effects {
+	c.only, c.theirs = nil, nil
+	if c.surprised {
+		c.surprised, c.compared, c.state = false, true, expecting
+		e.expect = true
+		return e
+	}
+	c.state, c.compared = streaming, false
+	c.edge = digest{}
+	e.settled = true
+	return e
+}
+
+func bucketSet(all []uint32) *[buckets]bool {
+	var set [buckets]bool
+	for _, b := range all {
+		set[b%buckets] = true
+	}
+	return &set
+}

@@ -1,0 +1,147 @@
+package relay_test
+
+import (
+	"context"
+	"crypto/rand"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"k8s.io/client-go/rest"
+
+	"github.com/skerry-io/skerry/beehive/message"
+	"github.com/skerry-io/skerry/cloud/internal/core/cloudhub"
+	"github.com/skerry-io/skerry/cloud/internal/core/cloudhub/hubtest"
+	"github.com/skerry-io/skerry/cloud/internal/core/kube"
+	"github.com/skerry-io/skerry/cloud/internal/core/relay"
+	"github.com/skerry-io/skerry/common/topic"
+	"github.com/skerry-io/skerry/common/topic/topicpb"
+)
+
+// counting is a session that keeps of the answers what they are, and not their bodies.
+type counting struct {
+	hubtest.Session
+
+	mu    sync.Mutex
+	codes map[int32]int
+	bytes int
+}
+
+func (c *counting) Send(_ context.Context, m message.Message) error {
+	if a, ok := m.Content.(*topicpb.APIResponse); ok {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.codes[a.GetCode()]++
+		c.bytes += len(a.GetBody())
+	}
+	return nil
+}
+
+func (c *counting) answered() (n int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, k := range c.codes {
+		n += k
+	}
+	return n
+}
+
+// longLists is a kube-apiserver whose lists are 6 MB long, of which the last byte is held back
+// until it is let go. It speaks HTTP/2, as a real one.
+func longLists(t *testing.T, size int) (config *rest.Config, letGo func()) {
+	t.Helper()
+	body := make([]byte, size) // shared by all answers: what grows is the client's
+	rand.Read(body)
+	held := make(chan struct{})
+	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !strings.HasPrefix(r.URL.Path, "/api/v1/nodes") {
+			w.WriteHeader(http.StatusNotFound)
+			return
+		}
+		w.Header().Set("Content-Type", "application/json")
+		for rest := body[:size-1]; len(rest) > 0; rest = rest[min(len(rest), 32<<10):] {
+			if _, err := w.Write(rest[:min(len(rest), 32<<10)]); err != nil {
+				return
+			}
+		}
+		w.(http.Flusher).Flush()
+		select {
+		case <-held:
+			_, _ = w.Write(body[size-1:])
+		case <-r.Context().Done():
+		}
+	}))
+	s.EnableHTTP2 = true
+	s.StartTLS()
+	t.Cleanup(s.Close)
+	return &rest.Config{Host: s.URL, TLSClientConfig: rest.TLSClientConfig{Insecure: true}}, sync.OnceFunc(func() { close(held) })
+}
+
+func live() int64 {
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc)
+}
+
+// TestHostile_02_AnswersOnTheWayAreBounded: one device asks for as many long lists at once as it
+// may. What cloudcore holds of them while kube-apiserver sends them is within the link's 16 MiB,
+// whatever there is to come; what does not fit is refused with 429, and what fits arrives whole.
+func TestHostile_02_AnswersOnTheWayAreBounded(t *testing.T) {
+	const size = 5 << 20
+	config, letGo := longLists(t, size)
+	defer letGo()
+	client, err := kube.NewClient(config, kube.Constrained)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := relay.New(client, relay.NewPods(stores{kube.NewStore(kube.Pods)}), "cloudcore-1")
+	r.Limit(relay.Quotas{Bytes: 8 << 20}) // the default
+	c := &counting{Session: hubtest.Session{Name: "edge1"}, codes: map[int32]int{}}
+	mux := message.NewMux()
+	service := r.Attach(c, mux)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- cloudhub.Serve(ctx, service) }()
+	defer func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}()
+	before := live()
+	const requests = 16
+	for i := range requests {
+		ask := &topicpb.APIRequest{Method: http.MethodGet, Path: fmt.Sprintf("/api/v1/nodes/n%d", i), TimeoutMillis: 60_000}
+		if err := mux.Dispatch(ctx, topic.APIRequest.New(message.Resource{}, ask)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	most := before
+	for still := 0; still < 30; still++ { // until nothing moves any more
+		now := live()
+		if d := now - most; d > 64<<10 {
+			most, still = now, 0
+		}
+		time.Sleep(10 * time.Millisecond) // the server runs beside this, on few processors
+	}
+	if held := most - before; held > 16<<20 {
+		t.Errorf("the link holds %d MiB", held>>20)
+	}
+	refused := c.answered()
+	letGo()
+	for c.answered() < requests {
+		time.Sleep(10 * time.Millisecond)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.codes[http.StatusOK] != requests-refused || c.codes[http.StatusOK] == 0 || c.codes[http.StatusTooManyRequests] != refused || refused == 0 || c.bytes < c.codes[http.StatusOK]*size {
+		t.Errorf("answers by code: %v, %d of them before the lists ended; %d bytes", c.codes, refused, c.bytes)
+	}
+	t.Logf("%d KiB held, answers by code %v", (most-before)>>10, c.codes)
+}

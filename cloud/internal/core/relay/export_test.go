@@ -1,0 +1,32 @@
+package relay
+
+import (
+	"github.com/skerry-io/skerry/cloud/internal/core/kube"
+	"github.com/skerry-io/skerry/common/topic/topicpb"
+)
+
+// What reads bytes of an edge, for the fuzz targets.
+var (
+	WithPreconditions = withPreconditions
+	EventPatch        = eventPatch
+	FreshEvent        = freshEvent
+	VersionOf         = versionOf
+)
+
+// EventBodies is what is made of the body of an event.
+func EventBodies(body []byte) (fresh, patch []byte, err error) {
+	e, err := readEvent(body, true)
+	if err != nil {
+		return nil, nil, err
+	}
+	if patch, err = e.patch(body); err != nil {
+		return nil, nil, err
+	}
+	fresh, _, err = e.fresh(body)
+	return fresh, patch, err
+}
+
+// Permit is whether a request of node edge1 is passed on.
+func Permit(q *topicpb.APIRequest) error {
+	return (&session{node: "edge1", as: kube.Identity{Node: "edge1"}}).permit(q)
+}

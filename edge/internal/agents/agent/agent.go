@@ -1,0 +1,258 @@
+// Package agent is the frame of the device's agents: modules that keep something on the device as
+// objects in the store say.
+//
+// It owns what every agent needs and none should write again: typed watches of the edge API that
+// say when they are synced (Watch), the state of the link (Run.Link), reports to the cloud that are
+// repeated (Reports), events about the node (Run.Event), memory in the store (Memory), the state
+// that `edgecore status` shows (Module.State), and the loop that calls the agent again. It refuses
+// to call an agent before its watches have synced: not knowing is no reason to act. What the agent
+// wants done, and how, is the agent's: a pure function from objects to changes, and a driver.
+//
+// How it works: Config.Start is called at the start of each run; it opens watches and returns a
+// Sync. One goroutine calls that Sync whenever something changed, when the time that the last call
+// asked for has passed, and after a failure with a growing delay. Events are not queued: a change
+// sets a flag, and Sync reads the present state. What a Sync owns needs no lock. Module.State,
+// Module.Repeat, Run.Wake, Run.Link and Run.Event may be called by any goroutine.
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"k8s.io/client-go/rest"
+	"k8s.io/klog/v2"
+
+	"github.com/skerry-io/skerry/beehive"
+	"github.com/skerry-io/skerry/beehive/message"
+	"github.com/skerry-io/skerry/common/recovery"
+	"github.com/skerry-io/skerry/common/rerun"
+	"github.com/skerry-io/skerry/edge/internal/core/linkstate"
+)
+
+// Config is what an agent needs. What is zero of the durations has the default given here.
+type Config struct {
+	Name     message.Name
+	NodeName string
+	// API leads to the edge API. Reporter takes reports for the cloud; nil for an agent that
+	// reports nothing.
+	API      *rest.Config
+	Reporter Reporter
+	// Events opens the recorder of events for one run; nil for an agent that records none.
+	Events func(ctx context.Context) (Recorder, error)
+	// Start opens the watches of one run and returns its Sync. Whatever Start returns with it ends
+	// with ctx.
+	Start func(ctx context.Context, r *Run) (Sync, error)
+
+	// ReadyAfter is how long the modules after this one wait for its first Sync; 0: they don't.
+	ReadyAfter time.Duration
+	// Resync is how often Sync is called although nothing changed; 0: never.
+	Resync time.Duration
+	// RetryMin and RetryMax bound the delay after a failure; 1 s and 30 s.
+	RetryMin, RetryMax time.Duration
+	// RepeatAfter is the least time between two reports of the same entry: at link-up those that
+	// are older are reported again, for whatever the cloud lost meanwhile. 10 min.
+	RepeatAfter time.Duration
+}
+
+func (c *Config) defaults() {
+	or := func(d *time.Duration, standard time.Duration) {
+		if *d == 0 {
+			*d = standard
+		}
+	}
+	or(&c.RetryMin, time.Second)
+	or(&c.RetryMax, 30*time.Second)
+	or(&c.RepeatAfter, 10*time.Minute)
+}
+
+// State is an agent as `edgecore status` shows it.
+type State struct {
+	Name string `json:"name"`
+	// Waiting is what the agent does not know yet and therefore does nothing; "" where it works.
+	Waiting string `json:"waiting,omitempty"`
+	// Problem is the error of the last Sync; "" where it went well.
+	Problem string `json:"problem,omitempty"`
+	// Note is what the agent says of its work (Run.Note).
+	Note     string    `json:"note,omitempty"`
+	Syncs    uint64    `json:"syncs"`
+	Failures uint64    `json:"failures"`
+	LastSync time.Time `json:"lastSync,omitzero"`
+	// Unreported is how many entries are not in the outbox yet.
+	Unreported int `json:"unreported,omitempty"`
+}
+
+// Module is an agent on the bus.
+type Module struct {
+	config Config
+
+	mu    sync.Mutex
+	state State
+	run   *Run // the present one; nil: none
+	// repeats counts calls of Repeat, heard those that a run has handled: a run that begins handles
+	// those before it.
+	repeats, heard int
+}
+
+// New makes the Module of an agent. It starts nothing.
+func New(config Config) *Module {
+	config.defaults()
+	return &Module{config: config, state: State{Name: string(config.Name), Waiting: "the module has not started"}}
+}
+
+// Name implements beehive.Module.
+func (m *Module) Name() message.Name { return m.config.Name }
+
+// Topics implements beehive.Topics.
+func (*Module) Topics() []message.Key { return []message.Key{linkstate.Current.Key()} }
+
+// State is the present state, for any goroutine.
+func (m *Module) State() State {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.state
+}
+
+// Repeat has every entry reported again: the cloud has forgotten them. Where there is no run, the
+// next one does so with what it has.
+func (m *Module) Repeat() {
+	m.mu.Lock()
+	r := m.run
+	m.repeats++
+	m.mu.Unlock()
+	if r != nil {
+		r.repeat(m)
+		r.Wake()
+	}
+}
+
+// Repeated reports whether the cloud has forgotten what was reported, since it was last asked. An
+// agent asks that drops what it has reported for good.
+func (r *Run) Repeated() bool { return r.forgotten.Swap(false) }
+
+func (r *Run) repeat(m *Module) {
+	m.mu.Lock()
+	again := m.heard != m.repeats
+	m.heard = m.repeats
+	m.mu.Unlock()
+	if again {
+		r.forgotten.Store(true)
+		r.Reports.Repeat()
+	}
+}
+
+func (m *Module) note(change func(*State)) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	change(&m.state)
+}
+
+// Run implements beehive.Module.
+func (m *Module) Run(ctx context.Context, port *beehive.Port) error {
+	r := &Run{
+		name: m.config.Name, node: m.config.NodeName, api: m.config.API, port: port,
+		Reports: newReports(m.config.Reporter, m.config.RepeatAfter),
+		note:    func(text string) { m.note(func(s *State) { s.Note = text }) },
+	}
+	r.loop = rerun.New(func(ctx context.Context) (time.Duration, error) { return m.once(ctx, r) },
+		rerun.Config{RetryMin: m.config.RetryMin, RetryMax: m.config.RetryMax})
+	if err := r.takeRetained(ctx); err != nil {
+		return err
+	}
+	m.begin(r)
+	defer m.begin(nil)
+	r.repeat(m) // what was asked for before
+	if m.config.Events != nil {
+		recorder, err := m.config.Events(ctx)
+		if err != nil {
+			return fmt.Errorf("opening the recorder of events: %w", err)
+		}
+		defer closeRecorder(ctx, recorder)
+		r.recorder = recorder
+	}
+	defer func() {
+		for _, f := range slices.Backward(r.cleanups) {
+			f()
+		}
+	}()
+	g, ctx := errgroup.WithContext(ctx)
+	// A panic in one of its goroutines fails the module, as one in Run does, and not the process.
+	r.Go = func(f func(ctx context.Context) error) {
+		g.Go(func() error { return recovery.Do(ctx, string(m.config.Name), func() error { return f(ctx) }) })
+	}
+	var err error
+	if r.sync, err = m.config.Start(ctx, r); err != nil {
+		g.Go(func() error { return err }) // ends what Start has begun
+		return g.Wait()
+	}
+	for _, w := range r.watches {
+		r.Go(w.run)
+	}
+	r.Go(r.receive)
+	g.Go(func() error {
+		if m.config.ReadyAfter == 0 {
+			port.Ready()
+		} else {
+			late := time.AfterFunc(m.config.ReadyAfter, port.Ready)
+			defer late.Stop()
+		}
+		r.loop.Run(ctx)
+		return nil
+	})
+	return g.Wait()
+}
+
+func (m *Module) begin(r *Run) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.run = r
+}
+
+// once calls the agent's Sync, if it knows enough.
+func (m *Module) once(ctx context.Context, r *Run) (again time.Duration, err error) {
+	if waiting := r.missing(); waiting != "" {
+		m.note(func(s *State) { s.Waiting = waiting })
+		return 0, nil // a watch that syncs wakes the loop
+	}
+	err = recovery.Do(ctx, string(m.config.Name), func() (err error) {
+		again, err = r.sync(ctx)
+		return err
+	})
+	if ctx.Err() != nil {
+		return 0, nil
+	}
+	err = errors.Join(err, r.Reports.flush(ctx))
+	m.noteSync(ctx, r, err)
+	r.port.Ready()
+	return shorter(shorter(m.config.Resync, again), r.Reports.again(err)), err
+}
+
+// shorter is the shorter of two waits, of which 0 is none.
+func shorter(a, b time.Duration) time.Duration {
+	if a <= 0 || b > 0 && b < a {
+		return b
+	}
+	return a
+}
+
+func (m *Module) noteSync(ctx context.Context, r *Run, err error) {
+	var before string
+	m.note(func(s *State) {
+		before = s.Problem
+		s.Waiting, s.Problem = "", ""
+		s.Syncs++
+		s.LastSync = time.Now()
+		s.Unreported = r.Reports.unsent()
+		if err != nil {
+			s.Problem = err.Error()
+			s.Failures++
+		}
+	})
+	if err != nil && err.Error() != before {
+		klog.FromContext(ctx).Error(err, "Agent could not bring the device in line; it tries again", "agent", m.config.Name)
+	}
+}

@@ -1,0 +1,163 @@
+package drain
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/rest"
+
+	"github.com/skerry-io/skerry/beehive/message"
+	"github.com/skerry-io/skerry/common/api/v1alpha1"
+	"github.com/skerry-io/skerry/edge/internal/agents/agent"
+)
+
+// Name is the module's address on the bus.
+const Name message.Name = "drain"
+
+// ModuleConfig is what a Module needs beside its agent.
+type ModuleConfig struct {
+	// Edge leads to the edge API: what the device holds, also without a link. Cloud leads to
+	// kube-apiserver (Through).
+	Edge, Cloud *rest.Config
+	Reporter    agent.Reporter
+	// Events opens the recorder of events for one run; nil for none.
+	Events func(ctx context.Context) (agent.Recorder, error)
+}
+
+// Module is the agent on the bus: it brings the cloud's NodeOperations to it, and its
+// words to the cloud.
+type Module struct {
+	*agent.Module
+	agent *Agent
+	cloud *rest.Config
+}
+
+// NewModule makes the Module of an agent. It starts nothing. It is ready once what was kept is
+// read: requests made on the device can be taken then.
+func NewModule(a *Agent, c ModuleConfig) *Module {
+	m := &Module{agent: a, cloud: c.Cloud}
+	m.Module = agent.New(agent.Config{
+		Name: Name, NodeName: a.config.NodeName, API: c.Edge, Reporter: c.Reporter, Events: c.Events, Start: m.start, RetryMax: again,
+	})
+	return m
+}
+
+// again is how soon, at the latest, a report or question that failed is retried.
+const again = 15 * time.Second
+
+// follower is one run of the Module; the goroutine of sync owns it.
+type follower struct {
+	agent      *Agent
+	kit        *agent.Run
+	nodes      *agent.Objects[*corev1.Node]
+	operations *agent.Objects[*v1alpha1.NodeOperation]
+	cloud      dynamic.NamespaceableResourceInterface
+	reported   map[string]types.UID // operations that this run has reported on, and the uids of their objects
+	linkPassed bool                 // the state of the link has been passed to the agent: linked
+	linked     bool
+	again      bool   // how operations ended is to be reported again
+	seen       string // what was passed to the agent of the own Node: its version, and whether all operations were known
+}
+
+// start begins one run. Its watches are optional: what was asked for on the device needs neither.
+func (m *Module) start(ctx context.Context, kit *agent.Run) (agent.Sync, error) {
+	cloud, err := dynamic.NewForConfig(m.cloud)
+	if err != nil {
+		return nil, fmt.Errorf("making the client for operations in the cloud: %w", err)
+	}
+	resource := v1alpha1.Resource(v1alpha1.NodeOperations)
+	f := &follower{agent: m.agent, kit: kit, cloud: cloud.Resource(resource), reported: map[string]types.UID{}}
+	node := m.agent.config.NodeName
+	if f.nodes, err = agent.Watch(kit, corev1.SchemeGroupVersion.WithResource("nodes"), &corev1.Node{},
+		agent.Selection{Fields: "metadata.name=" + node, Optional: true}); err != nil {
+		return nil, err
+	}
+	if f.operations, err = agent.Watch(kit, resource, &v1alpha1.NodeOperation{},
+		agent.Selection{Fields: "spec.nodeName=" + node, Optional: true}); err != nil {
+		return nil, err
+	}
+	started := make(chan struct{})
+	kit.Go(func(ctx context.Context) error { return m.agent.run(ctx, kit.Recorder(), func() { close(started) }) })
+	select {
+	case <-started:
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+	kit.Go(func(ctx context.Context) error {
+		for {
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-m.agent.changed:
+				kit.Wake()
+			}
+		}
+	})
+	return f.sync, nil
+}
+
+// tellLink passes the state of the link to the agent, once: every change of the agent's state
+// wakes this module.
+func (f *follower) tellLink(ctx context.Context) error {
+	up := f.kit.Link().Up
+	if f.linkPassed && f.linked == up {
+		return nil
+	}
+	if err := f.agent.Reachable(ctx, up); err != nil {
+		return err
+	}
+	f.linkPassed, f.linked = true, up
+	return nil
+}
+
+// sync brings both sides up to date.
+func (f *follower) sync(ctx context.Context) (time.Duration, error) {
+	var errs []error
+	note := func(about string, err error) {
+		if err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", about, err))
+		}
+	}
+	note("the link", f.tellLink(ctx))
+	taken := f.operations.Synced()
+	if taken {
+		for name, err := range f.take(ctx) {
+			note("taking "+name, err)
+			taken = taken && err == nil
+		}
+	}
+	if node, there := f.nodes.Get(f.agent.config.NodeName); there {
+		// Once a version: it may lag behind what the agent did since. Whose cordon it is counts
+		// when all operations are known that may want it.
+		if seen := fmt.Sprint(node.ResourceVersion, taken); seen != f.seen {
+			ready, open := conditionOf(node, f.agent.config.Boot)
+			err := f.agent.Node(ctx, ready, open, taken && ours(node))
+			if err == nil {
+				f.seen = seen
+			}
+			note("the node", err)
+		}
+	}
+	for _, o := range f.agent.Status().Operations {
+		if o.UID == "" {
+			note("publishing "+o.Name, f.publish(ctx, o))
+		}
+	}
+	note("reporting", f.report(ctx))
+	return 0, errors.Join(errs...)
+}
+
+// conditionOf tells whether the kubelet of this boot calls the node Ready, and whether the node
+// takes pods. Of an earlier boot it may have said so as well.
+func conditionOf(node *corev1.Node, boot string) (ready, open bool) {
+	ready = isReady(node)
+	if said := node.Status.NodeInfo.BootID; said != "" && boot != "" && said != boot {
+		ready = false
+	}
+	return ready, !node.Spec.Unschedulable
+}

@@ -1,0 +1,153 @@
+// Package lostconditions says again what this device said of its Node and its pods where
+// kube-controller-manager has taken it back since, because it did not hear of the device.
+//
+// In a cut that outlasts the node's Lease it sets the Node's conditions to Unknown and the pods'
+// Ready to False. With the link back the Lease is renewed within a second, but a kubelet compares
+// its Node and its pods with what it knows each 10 s only, and until then the pods are in no
+// Service.
+//
+// It owns what was said last, in memory alone. It refuses to say anything for a kubelet that does
+// not live, what it has not heard itself, and anything twice within 10 s: that is for the kubelet,
+// which says the same. Run is called once; each kind of object has a goroutine.
+package lostconditions
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/klog/v2"
+
+	"github.com/skerry-io/skerry/beehive"
+	"github.com/skerry-io/skerry/beehive/message"
+	"github.com/skerry-io/skerry/edge/internal/core/metamanager"
+	"github.com/skerry-io/skerry/edge/internal/core/object"
+)
+
+const (
+	// restoreEvery is the kubelet's own pace (nodeStatusUpdateFrequency, and the pause between two
+	// looks of its status manager). What is lost again sooner is lost for another reason than a
+	// link that was away.
+	restoreEvery = 10 * time.Second
+	// writeTimeout bounds a write, which is applied and kept here.
+	writeTimeout = 10 * time.Second
+)
+
+// Backend is what is held here; a *meta.Manager.
+type Backend interface {
+	metamanager.Watcher
+	Write(ctx context.Context, w metamanager.Write) (metamanager.Result, error)
+}
+
+// Module restores what was lost.
+type Module struct {
+	backend Backend
+	node    string
+	alive   func() bool
+}
+
+// New returns the module for the Node of that name. alive says whether the kubelet lives. It starts
+// nothing.
+func New(backend Backend, node string, alive func() bool) *Module {
+	return &Module{backend, node, alive}
+}
+
+// Name implements beehive.Module.
+func (*Module) Name() message.Name { return "lost-conditions" }
+
+// Run implements beehive.Module.
+func (m *Module) Run(ctx context.Context, port *beehive.Port) error {
+	port.Ready()
+	return m.Restore(ctx)
+}
+
+// Restore follows the Node and its pods until ctx ends.
+func (m *Module) Restore(ctx context.Context) error {
+	g, ctx := errgroup.WithContext(ctx)
+	for resource, f := range map[string]*follower{
+		"nodes": {fields.OneTermEqualSelector("metadata.name", m.node), nodeConditions{}, map[types.UID]time.Time{}},
+		"pods":  {fields.OneTermEqualSelector("spec.nodeName", m.node), podReadiness{}, map[types.UID]time.Time{}},
+	} {
+		g.Go(func() error {
+			s := object.Selection{Resource: schema.GroupVersionResource{Version: "v1", Resource: resource}, Fields: f.mine}
+			for w := range metamanager.HeldWatches(ctx, m.backend, s) {
+				m.follow(ctx, w, f)
+			}
+			return nil
+		})
+	}
+	return g.Wait()
+}
+
+// follower is what is known of one kind of object.
+type follower struct {
+	mine     fields.Selector
+	said     memory
+	restored map[types.UID]time.Time // when
+}
+
+// memory is what was said last of each object of a kind.
+type memory interface {
+	// take takes in an object as it is now, and returns the conditions that it has lost, as they
+	// are to be again.
+	take(obj runtime.Object, now time.Time) (lost []any)
+	forget(uid types.UID)
+}
+
+// follow serves one watch until it ends.
+func (m *Module) follow(ctx context.Context, w metamanager.Watch, f *follower) {
+	for e := range w.Events() {
+		o := e.Object
+		log := klog.FromContext(ctx).WithValues("object", o.Ref)
+		switch e.Type {
+		case watch.Deleted:
+			f.said.forget(o.UID)
+			delete(f.restored, o.UID)
+			continue
+		case watch.Added, watch.Modified:
+		default:
+			continue
+		}
+		obj, err := object.Decode(o)
+		if err != nil {
+			log.Error(err, "What is held can't be read")
+			continue
+		}
+		now := time.Now()
+		lost := f.said.take(obj, now)
+		if len(lost) == 0 || !m.alive() || now.Sub(f.restored[o.UID]) < restoreEvery {
+			continue
+		}
+		f.restored[o.UID] = now
+		if err := m.restore(ctx, o, lost); err != nil {
+			log.Info("Lost conditions could not be restored: the kubelet will", "err", err)
+			continue
+		}
+		log.V(2).Info("Restored conditions that were lost while the link was away")
+	}
+}
+
+// restore writes conditions of an object.
+func (m *Module) restore(ctx context.Context, o object.Object, lost []any) error {
+	patch, err := json.Marshal(map[string]any{"status": map[string]any{"conditions": lost}})
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
+	defer cancel()
+	result, err := m.backend.Write(ctx, metamanager.Write{
+		Verb: "patch", Ref: o.Ref, Subresource: "status", PatchType: types.StrategicMergePatchType, ContentType: string(types.StrategicMergePatchType), Body: patch, UID: o.UID,
+	})
+	if err == nil && result.Code != http.StatusOK {
+		err = fmt.Errorf("patching the status: code %d", result.Code)
+	}
+	return err
+}

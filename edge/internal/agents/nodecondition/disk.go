@@ -1,0 +1,119 @@
+package nodecondition
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/rest"
+
+	"github.com/skerry-io/skerry/beehive"
+	"github.com/skerry-io/skerry/beehive/message"
+	"github.com/skerry-io/skerry/edge/internal/core/store"
+)
+
+// DiskFull is the condition of a Node whose edgecore has no room for what it must keep.
+const DiskFull corev1.NodeConditionType = "SkerryDataDiskFull"
+
+// leastFree is what must be free on the disk of the data directory, in bytes: the store's file
+// grows by as much at a time.
+const leastFree = 1 << 20
+
+// DiskStatus is the room for what edgecore keeps.
+type DiskStatus struct {
+	Path    string `json:"path"`
+	Free    uint64 `json:"freeBytes"`
+	Problem string `json:"problem,omitempty"` // why something can't be kept
+}
+
+// Disk is the disk of the data directory.
+type Disk struct {
+	path string
+	full func() bool // the last write to the store found no room
+	// try writes something small to the store.
+	try func(ctx context.Context) error
+}
+
+// NewDisk returns the disk that the data directory at path is on. s keeps its file there; nil: only
+// what is free counts.
+func NewDisk(path string, s *store.Store) Disk {
+	if s == nil {
+		return Disk{path: path, full: func() bool { return false }}
+	}
+	return Disk{path, func() bool { return s.Stats().Full }, func(ctx context.Context) error {
+		return s.Update(ctx, func(tx *store.Tx) error {
+			return tx.SetState("disk", "tried", strconv.AppendInt(nil, time.Now().Unix(), 10))
+		})
+	}}
+}
+
+// refresh has the store try again where its last write found no room and there is room now: an idle
+// device may have nothing to write for long, and would be called full until then.
+func (d Disk) refresh(ctx context.Context) {
+	var fs unix.Statfs_t
+	if d.full() && unix.Statfs(d.path, &fs) == nil && free(&fs) >= leastFree {
+		_ = d.try(ctx) // what came of it is what full says
+	}
+}
+
+func free(fs *unix.Statfs_t) uint64 { return fs.Bavail * uint64(max(fs.Bsize, 0)) }
+
+// Status looks at the disk (statfs(2)).
+func (d Disk) Status() DiskStatus {
+	s := DiskStatus{Path: d.path}
+	var fs unix.Statfs_t
+	if err := unix.Statfs(d.path, &fs); err != nil {
+		s.Problem = fmt.Sprintf("the disk of %s can't be looked at: %v", d.path, err)
+		return s
+	}
+	s.Free = free(&fs)
+	if fs.Flags&unix.ST_RDONLY != 0 { // as the kernel leaves a file system of which it met an error, too
+		s.Problem = fmt.Sprintf("the disk of %s is read-only: writers are refused, updates of the cloud are not stored, and edgecore can't start again: "+
+			"look for errors of the disk (dmesg), then mount -o remount,rw", d.path)
+		return s
+	}
+	if s.Free < leastFree || d.full() {
+		s.Problem = fmt.Sprintf("the disk of %s is full: %d KiB are free", d.path, s.Free>>10)
+	}
+	return s
+}
+
+// Ready is a check of /readyz; its error gives the reason something can't be kept.
+func (d Disk) Ready() error {
+	if p := d.Status().Problem; p != "" {
+		return errors.New(p)
+	}
+	return nil
+}
+
+// DiskModule sets the condition DiskFull. On a store without one free page that waits for room like
+// every other write.
+type DiskModule struct{ poller }
+
+// NewDiskModule returns the module for the Node of that name; client is of the edge API.
+func NewDiskModule(disk Disk, node string, client *rest.Config) *DiskModule {
+	good := corev1.NodeCondition{Type: DiskFull, Reason: "HasRoom", Message: "edgecore has room for what it keeps"}
+	first := "" // of this problem: a later message only counts other bytes, which is no reason to write
+	return &DiskModule{poller{diskPoll, func(ctx context.Context) (reason, message string) {
+		disk.refresh(ctx)
+		if message = disk.Status().Problem; message == "" || first == "" {
+			first = message
+		}
+		return "NoRoom", first
+	}, good, node, client}}
+}
+
+// Name implements beehive.Module.
+func (*DiskModule) Name() message.Name { return "disk" }
+
+// diskPoll is how often the disk is looked at: statfs(2) costs microseconds and writes nothing.
+const diskPoll = 10 * time.Second
+
+// Run implements beehive.Module.
+func (m *DiskModule) Run(ctx context.Context, port *beehive.Port) error {
+	return m.run(ctx, port, nil)
+}

@@ -1,0 +1,71 @@
+package nodecondition
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/skerry-io/skerry/edge/internal/core/store"
+	"github.com/skerry-io/skerry/tests/smalldisk"
+)
+
+func TestMain(m *testing.M) {
+	if !smalldisk.Child(map[string]func(string) error{"idle": idle, "read-only": readOnly}) {
+		os.Exit(m.Run())
+	}
+}
+
+// A device that has nothing to write is not called full for ever: the last write of its store that
+// found no room was long ago.
+func TestADiskHasRoomAgain(t *testing.T) { smalldisk.Run(t, "idle") }
+
+func idle(dir string) error {
+	ctx := context.Background()
+	s, err := store.Open(ctx, store.Config{Path: filepath.Join(dir, "store.db")})
+	if err != nil {
+		return err
+	}
+	defer s.Close()
+	d := NewDisk(dir, s)
+	filler := filepath.Join(dir, "filler")
+	if err := os.WriteFile(filler, make([]byte, 4<<20), 0o600); err == nil {
+		return errors.New("4 MiB fit on 2")
+	}
+	for i := 0; !d.full(); i++ {
+		_ = s.Update(ctx, func(tx *store.Tx) error { return tx.SetState("test", fmt.Sprint(i), make([]byte, 64<<10)) })
+	}
+	if d.refresh(ctx); d.Status().Problem == "" {
+		return errors.New("a full disk has no problem")
+	}
+	if err := os.Remove(filler); err != nil {
+		return err
+	}
+	if d.refresh(ctx); d.Status().Problem != "" {
+		return fmt.Errorf("with room: %s", d.Status().Problem)
+	}
+	return nil
+}
+
+// A disk that became read-only is a problem that the status names, of a running edgecore and of one
+// that can't start.
+func TestClaims_39_ReadOnlyDiskIsNamed(t *testing.T) { smalldisk.Run(t, "read-only") }
+
+func readOnly(dir string) error {
+	d := NewDisk(dir, nil)
+	if s := d.Status(); s.Problem != "" {
+		return fmt.Errorf("a writable disk: %s", s.Problem)
+	}
+	if err := unix.Mount("", dir, "", unix.MS_REMOUNT|unix.MS_RDONLY, ""); err != nil {
+		return err
+	}
+	if s := d.Status(); !strings.Contains(s.Problem, "read-only") || !strings.Contains(s.Problem, "remount,rw") {
+		return fmt.Errorf("problem %q", s.Problem)
+	}
+	return nil
+}

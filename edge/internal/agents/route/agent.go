@@ -1,0 +1,311 @@
+// Package route gives this node the kernel routes that StaticRoutes want.
+//
+// It owns the decision: which StaticRoute is for this node, which of two wins, what must not be
+// covered, when a route is put back, how slowly, and when it is taken back because it cut the node
+// off. It refuses to act before it knows what the cloud wants, from the store if need be: not
+// knowing never removes a route. The kernel is edge/internal/kernel/netroute's; the objects come
+// from the edge API and are there without a cloud.
+//
+// How it works: plan.go has the core, from the state of one key of the kernel to the changes for
+// it, without a clock or a lock. Everything else prepares its input (claim: one StaticRoute; facts:
+// what the node knows of itself; kernelview: what the kernel has; records: what is kept over
+// restarts) or carries its changes out (apply, and safety, which takes back what cuts the node off;
+// report). One goroutine, Sync's of edge/internal/agents/agent, does all of it; only keys and
+// objects that changed are looked at, so that one change costs the same on a node with two thousand
+// routes.
+//
+// It is above 2,500 lines because the plan, what carries it out, the safety net and the reports
+// work on the state of one key, which would be an interface of some forty names between two
+// packages.
+package route
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/http"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/klog/v2"
+
+	"github.com/skerry-io/skerry/beehive/message"
+	"github.com/skerry-io/skerry/common/api/v1alpha1"
+	"github.com/skerry-io/skerry/common/topic"
+	"github.com/skerry-io/skerry/common/topic/topicpb"
+	"github.com/skerry-io/skerry/edge/internal/agents/agent"
+	"github.com/skerry-io/skerry/edge/internal/kernel/netroute"
+)
+
+// Name is the module's address on the bus.
+const Name message.Name = "route"
+
+// readyAfter is how long the next module waits for the routes where what the cloud wants is not in
+// the store yet.
+const readyAfter = 2 * time.Second
+
+// Agent is the module.
+type Agent struct {
+	*agent.Module
+	config  Config
+	metrics *metrics
+	status  statusBox
+}
+
+// New makes the agent. It starts nothing.
+func New(config Config) *Agent {
+	config.defaults()
+	a := &Agent{config: config, metrics: newMetrics()}
+	a.Module = agent.New(agent.Config{
+		Name: Name, NodeName: config.NodeName, API: config.API, Reporter: config.Reporter, Events: config.Events,
+		Start: a.start, ReadyAfter: readyAfter,
+	})
+	return a
+}
+
+func (a *Agent) start(ctx context.Context, kit *agent.Run) (agent.Sync, error) {
+	r := &run{
+		config: &a.config, kit: kit, metrics: a.metrics, status: &a.status, claims: map[string]*claim{}, keys: newKeys(),
+		dirty: map[string]struct{}{}, all: true, checkAt: time.Now().Add(a.config.FullCheck),
+	}
+	var err error
+	if r.objects, err = agent.Watch(kit, v1alpha1.Resource(v1alpha1.StaticRoutes), &v1alpha1.StaticRoute{}, agent.Selection{}); err != nil {
+		return nil, err
+	}
+	if r.nodes, err = agent.Watch(kit, corev1.SchemeGroupVersion.WithResource("nodes"), &corev1.Node{},
+		agent.Selection{Fields: "metadata.name=" + a.config.NodeName}); err != nil {
+		return nil, err
+	}
+	if r.ranges, err = agent.Watch(kit, networkingv1.SchemeGroupVersion.WithResource("servicecidrs"), &networkingv1.ServiceCIDR{},
+		agent.Selection{Optional: true}); err != nil { // those of an earlier run are in the store
+		return nil, err
+	}
+	if r.records, err = loadRecords(a.config.State, a.config.BootID); err != nil {
+		return nil, err
+	}
+	for name, one := range r.records.all {
+		if !one.Reported {
+			continue
+		}
+		a.status.set(name, one.Entry)
+		if err := kit.Reports.Assume(ref(name), one.UID, one.Entry); err != nil {
+			return nil, err
+		}
+	}
+	kernel, closeKernel, err := a.config.Open(ctx)
+	if err != nil {
+		return nil, err
+	}
+	r.view = kernelView{kernel: kernel, pause: a.config.ScanPause}
+	r.prober = prober{kernel: kernel, cloud: a.probes(kit), timeout: a.config.ProbeTimeout, mute: map[netip.Addr]time.Time{}}
+	kit.Go(func(ctx context.Context) error { return r.watch(ctx) })
+	kit.Cleanup(closeKernel)
+	return r.sync, nil
+}
+
+// probes are the questions to the cloud: the configured ones, and one over the link, end to end.
+func (a *Agent) probes(kit *agent.Run) []Probe {
+	all := slices.Clone(a.config.Probes)
+	if a.config.Hub == "" {
+		return all
+	}
+	over := Probe{"the cloud", func(ctx context.Context) error {
+		q := &topicpb.APIRequest{Method: http.MethodGet, Path: "/version", Accept: runtime.ContentTypeJSON} // any answer will do
+		if end, ok := ctx.Deadline(); ok {
+			q.TimeoutMillis = time.Until(end).Milliseconds()
+		}
+		_, err := kit.Ask(ctx, a.config.Hub, topic.APIRequest.New(message.Resource{}, q))
+		return err
+	}}
+	return append([]Probe{over}, all...)
+}
+
+// watch follows the kernel; when events were lost, it begins again, and everything is read.
+func (r *run) watch(ctx context.Context) error {
+	for {
+		err := r.view.kernel.Watch(ctx, func() {
+			r.events.start()
+			r.kit.Wake()
+		}, func(e netroute.Event) {
+			r.events.add(e)
+			r.kit.Wake()
+		})
+		if ctx.Err() != nil {
+			return nil
+		}
+		if !errors.Is(err, netroute.ErrLost) {
+			return fmt.Errorf("following the kernel's routes: %w", err)
+		}
+		klog.FromContext(ctx).V(1).Info("Events of the kernel were lost; everything is read again", "err", err)
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(r.config.ScanPause):
+		}
+	}
+}
+
+// sync is one look at everything that changed.
+func (r *run) sync(ctx context.Context) (again time.Duration, err error) {
+	now := time.Now()
+	r.takeIn(now)
+	waiting := r.missing(r.events.isWatching())
+	r.status.wait(waiting)
+	if waiting != "" {
+		return r.config.FullCheck, nil
+	}
+	if err := r.bring(ctx, now); err != nil {
+		r.view.rescan(now.Add(time.Second))
+		return 0, err
+	}
+	return r.next(), nil
+}
+
+// bring plans what is to be looked at, makes the changes and reports.
+func (r *run) bring(ctx context.Context, now time.Time) error {
+	if err := r.look(ctx, now); err != nil {
+		return err
+	}
+	// What is not saved holds up nothing: the guards are of this process, and a full disk must not
+	// keep routes away after a boot.
+	var unsaved error
+	if len(r.dirty) > 0 || len(r.keys.touched) > 0 {
+		r.resolveCloud(ctx)
+		r.view.facts.guards = r.guards()
+		unsaved = r.records.saveCommon(ctx)
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		sets, removals := plan(r.input(now), r.keys.touchedStates())
+		r.all = false
+		if len(sets)+len(removals) > 0 {
+			r.apply(ctx, sets, removals)
+			r.metrics.applied(now)
+		}
+	} else if r.records.behind {
+		unsaved = r.records.saveCommon(ctx)
+	}
+	if r.link.Up && !r.proveAt.IsZero() && !now.Before(r.proveAt) && !r.keys.unread(r.proveAt) {
+		r.proveStanding(ctx)
+		r.proveAt = time.Now().Add(r.config.ProveAgain)
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	names := r.dirty
+	for key := range r.keys.touched {
+		s := r.keys.all[key]
+		if s == nil {
+			continue
+		}
+		for _, c := range s.claims {
+			names[c.name] = struct{}{}
+		}
+		if s.owner != "" {
+			names[s.owner] = struct{}{}
+		}
+		r.keys.settle(key, s)
+	}
+	clear(r.keys.touched)
+	r.dirty = map[string]struct{}{}
+	return errors.Join(unsaved, r.report(ctx, names))
+}
+
+// resolveCloud looks up the names of cloudcore while there is a link, once for each session.
+func (r *run) resolveCloud(ctx context.Context) {
+	if r.config.Resolve == nil || !r.link.Up || r.resolved == r.link.Link.Epoch {
+		return
+	}
+	r.resolved = r.link.Link.Epoch
+	ctx, cancel := context.WithTimeout(ctx, r.config.ProbeTimeout)
+	defer cancel()
+	for _, ip := range r.config.Resolve(ctx) {
+		r.records.linkedTo(ip.Unmap())
+	}
+}
+
+// next is when something is due although nothing happens.
+func (r *run) next() time.Duration {
+	soonest := r.checkAt
+	at := func(t time.Time) {
+		if !t.IsZero() && t.Before(soonest) {
+			soonest = t
+		}
+	}
+	at(r.view.scanAt)
+	r.keys.next(r.config.ConfirmAfter, at)
+	for name := range r.records.timed {
+		if one := r.records.all[name]; one != nil {
+			at(one.retry)
+		}
+	}
+	if r.link.Up && !r.keys.unread(r.proveAt) { // otherwise the key is due
+		at(r.proveAt)
+	}
+	return max(time.Microsecond, time.Until(soonest))
+}
+
+// Describe implements prometheus.Collector.
+func (a *Agent) Describe(ch chan<- *prometheus.Desc) {
+	a.metrics.repairs.Describe(ch)
+	a.metrics.rollbacks.Describe(ch)
+	a.metrics.apply.Describe(ch)
+	for _, d := range gauges() {
+		ch <- d
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (a *Agent) Collect(ch chan<- prometheus.Metric) {
+	a.metrics.repairs.Collect(ch)
+	a.metrics.rollbacks.Collect(ch)
+	a.metrics.apply.Collect(ch)
+	s := a.Summary()
+	for name, value := range map[string]int{
+		"desired": s.Desired, "applied": s.Applied, "failed": s.Failed, "drift": s.Drift, "conflicts": s.Conflicts,
+	} {
+		ch <- prometheus.MustNewConstMetric(gauges()[name], prometheus.GaugeValue, float64(value))
+	}
+}
+
+// Summary is the Status without the list.
+func (a *Agent) Summary() Status {
+	a.status.mu.Lock()
+	defer a.status.mu.Unlock()
+	s := Status{Waiting: a.State().Waiting, Desired: len(a.status.entries)}
+	if s.Waiting == "" {
+		s.Waiting = a.status.waiting
+	}
+	for _, e := range a.status.entries {
+		switch e.Reason {
+		case v1alpha1.RouteApplied, v1alpha1.RouteDryRun:
+			s.Applied++
+			continue
+		case v1alpha1.RouteDegraded, v1alpha1.RouteDrifted:
+			s.Drift++
+		case v1alpha1.RouteConflict:
+			s.Conflicts++
+		}
+		s.Failed++
+	}
+	return s
+}
+
+// Status is for `edgecore status`.
+func (a *Agent) Status() Status {
+	s := a.Summary()
+	a.status.mu.Lock()
+	defer a.status.mu.Unlock()
+	for _, name := range slices.Sorted(maps.Keys(a.status.entries)) {
+		s.Routes = append(s.Routes, RouteStatus{name, a.status.entries[name]})
+	}
+	slices.SortStableFunc(s.Routes, func(x, y RouteStatus) int { return cmp.Compare(order(x.Reason), order(y.Reason)) }) // troubles first
+	return s
+}

@@ -1,0 +1,62 @@
+package route
+
+import (
+	"context"
+	"net/netip"
+	"time"
+
+	"k8s.io/client-go/rest"
+
+	"github.com/skerry-io/skerry/beehive/message"
+	"github.com/skerry-io/skerry/edge/internal/agents/agent"
+)
+
+// Config is what the agent needs. What is zero of the rest has the default that is given here.
+type Config struct {
+	NodeName string
+	BootID   string // tells one boot of the device from another
+	// Open opens the kernel for one run; close is called when the run ends.
+	Open     func(ctx context.Context) (kernel Kernel, close func(), err error)
+	State    agent.Memory
+	Reporter agent.Reporter
+	Events   func(ctx context.Context) (agent.Recorder, error) // nil: none
+	API      *rest.Config                                      // of the edge API, in the process
+	Hub      message.Name                                      // of the module that has the link, to ask whether the cloud still answers; "": none
+	// Protected are the networks of edgecore.yaml that no StaticRoute may cover.
+	Protected []netip.Prefix
+	// Cloud are the addresses of cloudcore that the configuration names; those that links were
+	// opened to are remembered besides. Resolve looks the configured names up; nil: there are none.
+	Cloud   []netip.Addr
+	Resolve func(ctx context.Context) []netip.Addr
+	// Surroundings reads what the device's files say about its network; nil: nothing.
+	Surroundings func() Surroundings
+	// Probes are the ways to the cloud, each tried from nothing: names, the join server, the link.
+	Probes []Probe
+
+	FullCheck    time.Duration // everything is read and compared in about this interval; 60 s
+	ProbeTimeout time.Duration // how long the cloud and the gateway may be silent after a change before it is taken back; 10 s
+	ConfirmAfter time.Duration // how long the kernel's own word on a change is waited for before everything is read; 2 s
+	ScanPause    time.Duration // at least this lies between two full readings, however many events come; 250 ms
+	RepairPause  time.Duration // after the first repair of a route; each further one is twice as long; 1 s
+	ProveAgain   time.Duration // when routes that were never watched are looked at again, with a link; 5 min
+}
+
+// Surroundings are the networks around a device that its kernel does not know.
+type Surroundings struct {
+	Resolvers []netip.Addr   // DNS servers, where the cloud is known by a name
+	Pods      []netip.Prefix // what the CNI plugins of this device give to pods
+}
+
+func (c *Config) defaults() {
+	or := func(d *time.Duration, standard time.Duration) {
+		if *d == 0 {
+			*d = standard
+		}
+	}
+	or(&c.FullCheck, time.Minute)
+	or(&c.ProbeTimeout, 10*time.Second)
+	or(&c.ConfirmAfter, 2*time.Second)
+	or(&c.ScanPause, 250*time.Millisecond)
+	or(&c.RepairPause, time.Second)
+	or(&c.ProveAgain, 5*time.Minute)
+}

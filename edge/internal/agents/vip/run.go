@@ -1,0 +1,201 @@
+package vip
+
+import (
+	"cmp"
+	"context"
+	"net"
+	"net/netip"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+
+	"github.com/skerry-io/skerry/beehive/message"
+	"github.com/skerry-io/skerry/common/api/v1alpha1"
+	"github.com/skerry-io/skerry/edge/internal/agents/agent"
+	"github.com/skerry-io/skerry/edge/internal/kernel/acd"
+	"github.com/skerry-io/skerry/edge/internal/kernel/balance"
+	"github.com/skerry-io/skerry/edge/internal/kernel/keepalived"
+	"github.com/skerry-io/skerry/edge/internal/kernel/netif"
+)
+
+// Name is the module's.
+const Name message.Name = "vip"
+
+const (
+	// resync is how often everything is checked without a notification: other programs change
+	// rules.
+	resync = 30 * time.Second
+	// firstElection is for how long the highest priority may take a new address from the first
+	// holder.
+	firstElection = 15 * time.Second
+	// settle is for how long a fault is ignored after SetReady let an instance stand: the elector
+	// has to read that first.
+	settle = 2 * time.Second
+)
+
+// Elector is what holds elections: *keepalived.Daemon.
+type Elector interface {
+	Run(ctx context.Context) error
+	Apply(ctx context.Context, instances []keepalived.Instance) error
+	SetReady(name string, ready bool) error
+	States() map[string]keepalived.State
+	Changed() <-chan struct{}
+	Problems() map[string]error
+	ExtraProblem() error
+	// Leaving are addresses that were given up and are on the device still.
+	Leaving() ([]netip.Addr, error)
+	Restarts() uint64
+}
+
+// Plane is what carries traffic: *iptables.Plane or *ipvs.Plane.
+type Plane interface {
+	Name() string
+	Apply(ctx context.Context, want []balance.Service) error
+}
+
+// Config is what an Agent needs.
+type Config struct {
+	NodeName string
+	// API leads to the edge API.
+	API      *rest.Config
+	Elector  Elector
+	Plane    Plane
+	Reporter agent.Reporter
+	Memory   agent.Memory
+	// Events opens the recorder of events for one run; nil for none.
+	Events func(ctx context.Context) (agent.Recorder, error)
+	// Interfaces lists the device's; default netif.List.
+	Interfaces func() ([]netif.Interface, error)
+	// Watch calls changed when Interfaces gives something else, until ctx ends; default
+	// netif.Watch.
+	Watch func(ctx context.Context, changed func()) error
+	// Guards are networks whose addresses the node never claims: what leads to the cloud, name
+	// servers; nil for none. It is asked whenever everything is looked at.
+	Guards func() []Guard
+	// Hub is the module that has the link, which the cloud is asked through; "" for none.
+	Hub message.Name
+	// Ask asks the cloud anything, end to end; default: over the link of Hub.
+	Ask func(ctx context.Context) error
+	// Monitor hears other hosts' VRRP on an interface; default acd.Monitor.
+	Monitor func(ctx context.Context, iface string, heard func(acd.Advert)) error
+	// Probe finds out who on an interface's LAN has an address already; default acd.Probe.
+	Probe func(ctx context.Context, iface string, targets []acd.Target) (taken map[netip.Addr]net.HardwareAddr, err error)
+	// BootID tells one boot from another, and BootTime when this one was, by the present clock.
+	BootID   string
+	BootTime func() time.Time
+	// Times are what the agent waits for; the zero value for what it does on devices.
+	Times Times
+}
+
+// Times are an agent's.
+type Times struct {
+	// Listen is how long a LAN is listened to before the node first takes part in an election
+	// there; default 3 s, three of VRRP's usual intervals.
+	Listen time.Duration
+	// AskAgain is how long an address that another host has is left alone; default 15 s.
+	AskAgain time.Duration
+	// Answer is how long the cloud may take to answer after the node first took an address; default
+	// 10 s.
+	Answer time.Duration
+}
+
+func (t Times) complete() Times {
+	return Times{Listen: cmp.Or(t.Listen, 3*time.Second), AskAgain: cmp.Or(t.AskAgain, 15*time.Second), Answer: cmp.Or(t.Answer, 10*time.Second)}
+}
+
+// Agent is the module.
+type Agent struct {
+	*agent.Module
+	cfg    Config
+	orders sync.Mutex // held while memory is changed
+
+	mu      sync.Mutex
+	memory  memory
+	loaded  bool
+	leaving bool                // the device shuts down: as memory.Draining, but for this boot only
+	entries map[string]reported // by name
+	held    map[string]holding  // by name: what the node holds, or would
+	untaken map[string]time.Time
+	// releases are by name of the VirtualIP: those that exist and are handed over, no more.
+	releases map[string]*release
+	ordered  uint64 // orders so far, and how many of them the last look at everything knew
+	looked   uint64
+	// transitions are for metrics: how often an address came into a state.
+	transitions map[string]uint64
+	adverts     *advertLog // of the present run
+	kit         *agent.Run // likewise; nil before the first
+}
+
+// holding is an election of this node.
+type holding struct {
+	election string
+	iface    string
+	ipv6     bool
+	vrid     uint8
+	ready    bool // to go on holding
+}
+
+// release is an address that is being handed over for a drain.
+type release struct {
+	holding
+	began time.Time
+	gone  time.Time // when keepalived had let it go; zero before
+}
+
+type reported struct {
+	uid     types.UID
+	service v1alpha1.VirtualIPService
+	address string
+	pool    string
+	entry   v1alpha1.VirtualIPNodeStatus
+}
+
+// wake has everything looked at again, by the present run if there is one.
+func (a *Agent) wake() {
+	a.mu.Lock()
+	kit := a.kit
+	a.mu.Unlock()
+	if kit != nil {
+		kit.Wake()
+	}
+}
+
+// run is one run of the Agent; one goroutine owns it.
+type run struct {
+	*Agent
+	kit   *agent.Run
+	vips  *agent.Objects[*v1alpha1.VirtualIP]
+	pods  *agent.Objects[*corev1.Pod]
+	first map[types.UID]time.Time // when a new address was first seen
+	ready map[string]bool         // what the elector's SetReady was called with
+	// readySince is since when an instance may stand: for a moment after that its state is still
+	// the one of before.
+	readySince map[string]time.Time
+	probe      *conflictProbe
+	trial      *trial
+	// suspects are addresses with which the cloud could not be reached together. The first may be
+	// claimed, since suspected; the others wait.
+	suspects  []types.UID
+	suspected time.Time
+}
+
+// memory is what Memory keeps, as JSON.
+type memory struct {
+	BootID            string   `json:"bootID"`
+	PreBootContainers []string `json:"preBootContainers,omitempty"`
+	Maintenance       bool     `json:"maintenance,omitempty"`
+	Draining          bool     `json:"draining,omitempty"` // HandOver's; an operator's own maintenance is not touched by it
+	// Clear are the addresses, as claim.key has them, that no other host was found to have
+	// in this boot.
+	Clear []string `json:"clear,omitempty"`
+	// Clouds are addresses of cloudcore, the latest first.
+	Clouds []netip.Addr `json:"clouds,omitempty"`
+	// Proven are the addresses with which the cloud was reached; Trying are those that are being
+	// tried, and CutOff says of those with which it was not what was seen. All by UID.
+	Proven []types.UID          `json:"proven,omitempty"`
+	Trying []types.UID          `json:"trying,omitempty"`
+	CutOff map[types.UID]string `json:"cutOff,omitempty"`
+}

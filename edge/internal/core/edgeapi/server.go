@@ -1,0 +1,116 @@
+// Package edgeapi is the Kubernetes API of the device: what the kubelet, kubectl and everything
+// else on the device see of the cluster.
+//
+// It owns HTTP: parsing, content negotiation, watch streams, tables, discovery, authentication, and
+// Status errors with Retry-After. What is held it reads from the Backend and serves exactly as a
+// real API server would, resource versions included; what isn't held passes through to
+// kube-apiserver, while there is a link, as the user that asked. It refuses what it can't answer
+// truly: never an empty list for something that has not been synced, a 503 with Retry-After
+// instead. It keeps no objects. A Server serves any number of requests at once; its parts are made
+// by New and never change, but for discovery and the grants of service accounts, which have their
+// own locks.
+//
+// It is above 2,500 lines because HTTP, who may ask for what, and what is answered are one API, of
+// which nothing else uses a part.
+package edgeapi
+
+import (
+	"context"
+	"net"
+	"net/http"
+
+	"golang.org/x/time/rate"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apiserver/pkg/endpoints/request"
+
+	"github.com/skerry-io/skerry/edge/internal/core/metamanager"
+)
+
+// Config is what a Server needs.
+type Config struct {
+	NodeName string
+	Backend  Backend
+	// State keeps the certificate authority, what service accounts may do, and discovery documents.
+	// nil keeps nothing over a restart.
+	State State
+	// DataDir is where the admin's kubeconfig is written for the TLS listener.
+	DataDir string
+	// Socket is the path of the unix socket; Listen the address of the TLS listener. An empty
+	// one isn't opened.
+	Socket string
+	Listen string
+	// Pods is the address at which pods are served that were led here; "": none are. The device
+	// need not have it yet. Where it is set, the kubelet gets the authority of the API's
+	// certificates together with the cluster's, in the ConfigMaps kube-root-ca.crt that pods verify
+	// their API server by.
+	Pods string
+	// Register writes each create of a Node by the kubelet, in place of the Backend. May be nil.
+	Register func(context.Context, metamanager.Write) (metamanager.Result, error)
+	// Local answers paths below LocalPrefix for root of the device: what edgecore's own commands
+	// ask the running process. May be nil.
+	Local http.Handler
+	// MaxRequests and MaxWatches bound what the clients of one listener may have open at once, and
+	// one client (an address) a quarter of that; the excess is asked to come back. 0: the defaults.
+	MaxRequests int
+	MaxWatches  int
+}
+
+// LocalPrefix is what Config.Local answers.
+const LocalPrefix = "/skerry/"
+
+const (
+	defaultMaxRequests = 64
+	defaultMaxWatches  = 512
+)
+
+// Server answers requests.
+type Server struct {
+	config    Config
+	backend   Backend
+	resolver  *request.RequestInfoFactory
+	scopes    scopes
+	discovery *discovery
+	grants    *grants
+	pods      podsCertificate
+	sources   *podSources
+	metrics   *Metrics
+	podBytes  *rate.Limiter // of what pods send over the link
+}
+
+// podBytesRate and podBytesBurst are what pods may send over the link, in bytes a second and in
+// bytes at once: two of the largest requests that kube-apiserver takes.
+const (
+	podBytesRate  = 256 << 10
+	podBytesBurst = 2*maxBody + 64<<10
+)
+
+// New makes a Server. It opens nothing and starts nothing.
+func New(config Config) *Server {
+	if config.State == nil {
+		config.State = forgetful{}
+	}
+	if config.MaxRequests == 0 {
+		config.MaxRequests = defaultMaxRequests
+	}
+	if config.MaxWatches == 0 {
+		config.MaxWatches = defaultMaxWatches
+	}
+	s := &Server{
+		config:  config,
+		backend: config.Backend,
+		metrics: newMetrics(),
+		resolver: &request.RequestInfoFactory{
+			APIPrefixes:          sets.NewString("api", "apis"),
+			GrouplessAPIPrefixes: sets.NewString("api"),
+		},
+		podBytes: rate.NewLimiter(podBytesRate, podBytesBurst),
+		sources:  &podSources{nodeName: config.NodeName, backend: config.Backend, interfaces: net.InterfaceAddrs},
+	}
+	s.discovery = newDiscovery(config.Backend, config.State)
+	s.scopes = newScopes(s.discovery)
+	s.grants = newGrants(config.Backend, config.State)
+	return s
+}
+
+// Metrics is for a Prometheus registry.
+func (s *Server) Metrics() *Metrics { return s.metrics }

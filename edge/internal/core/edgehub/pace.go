@@ -1,0 +1,251 @@
+package edgehub
+
+import (
+	"context"
+	"errors"
+	"net"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/skerry-io/skerry/common/link"
+)
+
+// While a machine refuses connections and the trouble has not lasted for long, the back-off is
+// bounded by nearBackoffs BackoffMin: half of it is the mean of such waits, so that with the
+// defaults a device comes every 2 s. For as long as the node's Lease may still hold it is bounded
+// by soonBackoffs where no process listens (ECONNREFUSED): as many tries as where nothing is heard
+// at all, and none of them costs a cloudcore anything. What is reset or ended may have been
+// accepted by one that has more handshakes than it can do, and more tries would only add to them.
+const (
+	soonBackoffs = 2
+	soon         = 30 * time.Second
+	nearBackoffs = 4
+)
+
+// versionTries is how often in a row an address may lead to another protocol before it is left
+// alone for SlowRetry: behind one name there may be several replicas, and while they are upgraded
+// one after another each try is another's luck. The back-off is between them.
+const versionTries = 10
+
+// pace decides whom to dial next and when. It knows no clock and starts nothing; owned by the
+// goroutine that dials.
+type pace struct {
+	config  Config
+	random  func() float64 // in [0, 1)
+	servers []string
+
+	next       int                  // index of the server whose turn it is
+	holds      map[string]time.Time // servers that said when to come back, or that won't have us
+	notBefore  time.Time            // for all of them
+	tried      map[string]bool      // servers that failed in this round
+	rounds     int                  // that failed, and let the back-off grow
+	since      time.Time            // when the trouble began
+	silent     bool                 // the last failure was no answer at all
+	near       bool                 // the last failure was a machine's refusal of the connection
+	portClosed bool                 // and no process listened there
+	last       time.Time            // when a try was last started
+	replaced   int                  // how often in a row another session of this node was preferred
+	versions   map[string]int       // how often in a row a server's address led to another protocol
+}
+
+func newPace(config Config, random func() float64, now time.Time) *pace {
+	return &pace{
+		config: config, random: random, servers: config.Servers,
+		next: int(random() * float64(len(config.Servers))), holds: map[string]time.Time{}, tried: map[string]bool{}, versions: map[string]int{}, since: now,
+	}
+}
+
+// pick returns the server to dial next, and the time from which on that may happen.
+func (p *pace) pick() (server string, at time.Time) {
+	for i := range p.servers {
+		s := p.servers[(p.next+i)%len(p.servers)]
+		from := p.notBefore
+		if hold := p.holds[s]; hold.After(from) {
+			from = hold
+		}
+		if server == "" || from.Before(at) {
+			server, at = s, from
+		}
+	}
+	return server, at
+}
+
+// started notes that server is being dialled.
+func (p *pace) started(server string, now time.Time) {
+	p.last = now
+	delete(p.holds, server)
+	for i, s := range p.servers {
+		if s == server {
+			p.next = (i + 1) % len(p.servers)
+		}
+	}
+	if p.eager(now) {
+		// Not before: the tries of a network that does not answer come at a steady pace, however
+		// soon each of them fails.
+		p.notBefore = now.Add(p.spread(p.config.BackoffMin, 0.75, 1))
+	}
+}
+
+// eager says whether to hurry: no server answered, and that has not lasted long yet.
+func (p *pace) eager(now time.Time) bool { return p.silent && p.early(now) }
+
+// early says whether the trouble has not lasted long yet.
+func (p *pace) early(now time.Time) bool { return now.Sub(p.since) < p.config.Eager }
+
+// failed notes that a try at server ended without a session, or with one that did not last.
+func (p *pace) failed(server string, now time.Time, err error) {
+	p.hold(server, now, err)
+	p.silent, p.near, p.portClosed = silence(err), link.Refused(err), errors.Is(err, syscall.ECONNREFUSED)
+	if end, ok := errors.AsType[*link.CloseError](err); ok && end.Code == link.CloseReplaced {
+		p.replaced++
+	}
+	p.tried[server] = true
+	switch {
+	case p.eager(now):
+		clear(p.tried) // started has set the pace
+	case p.untried(now):
+		p.notBefore = now // another may be better
+	default:
+		clear(p.tried)
+		p.rounds++
+		// Full jitter: https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/
+		p.notBefore = now.Add(time.Duration(p.random() * float64(p.ceiling(now))))
+	}
+}
+
+// untried says whether a server has not failed in this round and may be dialled now.
+func (p *pace) untried(now time.Time) bool {
+	return slices.ContainsFunc(p.servers, func(s string) bool { return !p.tried[s] && !p.holds[s].After(now) })
+}
+
+// ceiling is the longest back-off of this round. Where connections are refused it stays low at
+// first: a load balancer goes on leading some dials to a replica that died, and the next one may
+// come to a replica that lives. In that time the node's Lease must not run out.
+func (p *pace) ceiling(now time.Time) time.Duration {
+	most := p.config.BackoffMax
+	if p.near && p.early(now) {
+		most = min(most, nearBackoffs*p.config.BackoffMin)
+		if p.portClosed && now.Sub(p.since) < soon {
+			most = min(most, soonBackoffs*p.config.BackoffMin)
+		}
+	}
+	d := p.config.BackoffMin
+	for range p.rounds - 1 {
+		if d *= 2; d >= most {
+			return most
+		}
+	}
+	return min(d, most)
+}
+
+// ended notes that a session with server ended after it had lasted for so long.
+func (p *pace) ended(server string, now time.Time, lasted time.Duration, err error) {
+	p.since = now
+	if end, ok := errors.AsType[*link.CloseError](err); lasted >= p.config.Steady || !ok || end.Code != link.CloseReplaced {
+		p.replaced = 0
+	}
+	if lasted < p.config.Steady {
+		p.failed(server, now, err)
+		return
+	}
+	clear(p.tried)
+	p.rounds, p.silent, p.near = 0, silence(err), false
+	p.hold(server, now, err)
+	p.notBefore = now
+}
+
+// renewed notes that we ended a session ourselves because a new one is wanted.
+func (p *pace) renewed(now time.Time) { p.notBefore = now }
+
+// taken says that another device seems to use this node's name: time after time its session is
+// preferred to ours. Once alone may be our own earlier session, of which the cloud does not know
+// yet that it ended.
+func (p *pace) taken() bool { return p.replaced >= 2 }
+
+// hold avoids a server that said when to come back, or that refuses us until an administrator acts.
+func (p *pace) hold(server string, now time.Time, err error) {
+	end, ok := errors.AsType[*link.CloseError](err)
+	if !ok || end.Code != link.CloseVersion {
+		delete(p.versions, server)
+	} else if p.versions[server]++; p.versions[server] < versionTries {
+		return
+	}
+	switch {
+	case !ok:
+	case !end.Code.Reconnect():
+		p.holds[server] = now.Add(p.spread(p.config.SlowRetry, 0.8, 1.2))
+	case end.Code == link.CloseOverloaded:
+		if after, ok := retryAfter(end.Reason); ok {
+			p.holds[server] = now.Add(p.spread(after, 1, 1.25))
+		}
+	}
+}
+
+// wake forgets the back-off: the network changed. What a server asked for holds: to wait, or not to
+// come back before an administrator acts.
+func (p *pace) wake(now time.Time) {
+	const least = 250 * time.Millisecond // an interface that flaps shall not make us spin
+	p.notBefore = now
+	if soonest := p.last.Add(least); soonest.After(now) {
+		p.notBefore = soonest
+	}
+	clear(p.tried)
+	p.rounds = 0
+	p.since = now
+}
+
+// spread returns a random part of d between the two factors.
+func (p *pace) spread(d time.Duration, from, to float64) time.Duration {
+	return time.Duration(float64(d) * (from + (to-from)*p.random()))
+}
+
+// retryAfter reads "retry-after=SECONDS" in the reason of a refusal. No server can send us away for
+// longer than an hour.
+func retryAfter(reason string) (time.Duration, bool) {
+	seconds, ok := numberAfter(reason, "retry-after=")
+	return time.Duration(min(seconds, 3600)) * time.Second, ok
+}
+
+// numberAfter reads the number behind a word in the reason of a refusal.
+func numberAfter(reason, word string) (uint64, bool) {
+	_, rest, ok := strings.Cut(reason, word)
+	if !ok {
+		return 0, false
+	}
+	if end := strings.IndexFunc(rest, func(r rune) bool { return r < '0' || r > '9' }); end >= 0 {
+		rest = rest[:end]
+	}
+	n, err := strconv.ParseUint(rest, 10, 64)
+	return n, err == nil
+}
+
+// silence says whether err is what a cut network looks like: no server answered, or there was no
+// way to ask.
+func silence(err error) bool {
+	if end, ok := errors.AsType[*link.CloseError](err); ok && end.Remote {
+		return false
+	} else if ok && end.Code == link.CloseTimeout {
+		return true
+	}
+	if errors.Is(err, syscall.ECONNREFUSED) { // an answer, though perhaps not of every transport that was tried
+		return false
+	}
+	if errors.Is(err, context.DeadlineExceeded) {
+		return true
+	}
+	for _, errno := range []syscall.Errno{syscall.ENETUNREACH, syscall.EHOSTUNREACH, syscall.ENETDOWN, syscall.EHOSTDOWN, syscall.ETIMEDOUT} {
+		if errors.Is(err, errno) {
+			return true
+		}
+	}
+	if dns, ok := errors.AsType[*net.DNSError](err); ok {
+		return !dns.IsNotFound
+	}
+	if timeout, ok := errors.AsType[net.Error](err); ok {
+		return timeout.Timeout()
+	}
+	return false
+}

@@ -1,0 +1,85 @@
+// Package history detects that the cluster was restored from a backup since this device reported to
+// it, and has everything reported again.
+//
+// cloudcore names the history in each Welcome. Another name than the one that is kept means that
+// the cluster may have gone back in time, and that reports of objects are lost. It owns
+// the name, kept in the store once all that was to be reported is in the outbox: a process that
+// ends before does it again. It refuses to judge what was lost. Sync runs on one goroutine.
+package history
+
+import (
+	"context"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/skerry-io/skerry/beehive/message"
+	"github.com/skerry-io/skerry/edge/internal/agents/agent"
+)
+
+// Name is the module's, and that of its part of the store.
+const Name message.Name = "history"
+
+const (
+	nameKey = "name"
+	// lookAgain is the interval of checking whether all is in the outbox.
+	lookAgain = 2 * time.Second
+)
+
+// Config is what the agent needs.
+type Config struct {
+	NodeName string
+	Memory   agent.Memory
+	// Repeat has everything reported again, Settled reports whether it is in the outbox.
+	Repeat  func()
+	Settled func() bool
+}
+
+// New makes the agent. It starts nothing.
+func New(c Config) *agent.Module {
+	return agent.New(agent.Config{
+		Name: Name, NodeName: c.NodeName,
+		Start: func(_ context.Context, r *agent.Run) (agent.Sync, error) {
+			kept, err := c.Memory.Load()
+			if err != nil {
+				return nil, err
+			}
+			k := &keeper{config: c, kept: string(kept[nameKey])}
+			return func(ctx context.Context) (time.Duration, error) {
+				link := r.Link()
+				if !link.Up {
+					return 0, nil
+				}
+				return k.linked(ctx, link.Link.History)
+			}, nil
+		},
+	})
+}
+
+// keeper is one run.
+type keeper struct {
+	config    Config
+	kept      string
+	repeating string // the history for which all is being reported again
+}
+
+// linked compares the name of the cloud's history with the stored one.
+func (k *keeper) linked(ctx context.Context, name string) (again time.Duration, err error) {
+	switch {
+	case name == "" || name == k.kept:
+		return 0, nil
+	case k.kept == "": // the first link: nothing was reported to another one
+	case k.repeating != name:
+		klog.FromContext(ctx).Info("Reporting everything again: the cluster may have lost earlier reports", "history", name, "before", k.kept)
+		k.repeating = name
+		k.config.Repeat()
+		return lookAgain, nil
+	case !k.config.Settled():
+		return lookAgain, nil
+	}
+	if err := k.config.Memory.Save(ctx, map[string][]byte{nameKey: []byte(name)}); err != nil {
+		return 0, err
+	}
+	k.kept, k.repeating = name, ""
+	return 0, nil
+}

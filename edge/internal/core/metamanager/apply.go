@@ -1,0 +1,200 @@
+package metamanager
+
+import (
+	"cmp"
+	"encoding/json"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	"github.com/skerry-io/skerry/common/topic/topicpb"
+	"github.com/skerry-io/skerry/edge/internal/core/metamanager/outbox"
+	"github.com/skerry-io/skerry/edge/internal/core/metamanager/reply"
+	"github.com/skerry-io/skerry/edge/internal/core/metamanager/view"
+	"github.com/skerry-io/skerry/edge/internal/core/object"
+)
+
+// maxMismatches is how many resources a cloud can be mistaken about in one session; beyond,
+// it is believed.
+const maxMismatches = 1024
+
+// applyState stages what a State says, and notes in digestMismatches what it expects and is not so.
+func (m *Manager) applyState(b *batch, s *topicpb.State, found digestMismatches, log klog.Logger) {
+	m.applyRefusals(b, s, log) // first: what is taken back because of a refusal comes with it or after it
+	for _, changes := range s.Changes {
+		resource := view.ResourceOf(changes.Resource)
+		for _, c := range changes.Items {
+			ref := object.Ref{Resource: resource, Namespace: c.Namespace, Name: c.Name}
+			if c.Deleted {
+				if c.Name == "" {
+					m.counters.malformed.Add(1)
+					log.Error(nil, "The cloud sent a deletion without a name; it is left out", "object", ref)
+					continue
+				}
+				b.view.Gone(resource, c.ResourceVersion)
+				if resource == view.Pods && b.view.KeepsPods() {
+					b.view.Retain(ref)
+					continue
+				}
+				b.forget(ref)
+				continue
+			}
+			if err := m.applyObject(b, ref, c); err != nil {
+				m.counters.malformed.Add(1)
+				log.Error(err, "An object that the cloud sent can't be read; it is left out", "object", object.Describe(ref, c.Object))
+			}
+		}
+	}
+	for _, e := range s.Expected {
+		resource := view.ResourceOf(e.GetResource())
+		if !found.reported[resource] && len(found.reported) < maxMismatches && !b.view.Expects(e) {
+			found.reported[resource], found.open[resource] = true, true
+			log.V(2).Info("Digest mismatch with the cloud", "resource", resource)
+		} else {
+			delete(found.open, resource)
+		}
+	}
+	for _, id := range s.Synced {
+		i := b.view.Interest(id)
+		if i == nil || found.concern(i) {
+			continue
+		}
+		m.dropAccepted(b, i)
+		if b.view.OwnPods(i) { // granted and delivered again: what was retained and did not come again is gone
+			for _, ref := range b.view.TakeRetained() {
+				b.forget(ref)
+			}
+			if confirmed := m.config.PodsConfirmed; confirmed != nil {
+				b.After(confirmed)
+			}
+		}
+		b.view.Synced(id)
+	}
+}
+
+// applyRefusals stages what the cloud refuses.
+func (m *Manager) applyRefusals(b *batch, s *topicpb.State, log klog.Logger) {
+	for _, r := range s.Refused {
+		st := &metav1.Status{}
+		if err := json.Unmarshal(r.Status, st); err != nil || st.Code < 400 {
+			st = &reply.Status(403, metav1.StatusReasonForbidden, "kube-apiserver does not allow this node to have this", 0).ErrStatus
+		}
+		if i := b.view.Refuse(r.Interest, st); i != nil {
+			log.Info("The cloud refuses a set of objects", "resource", i.Resource, "namespace", i.Namespace, "fields", i.Fields, "reason", st.Message)
+		}
+	}
+}
+
+// applyObject stages the newest state of one object. ref names it, or only its resource: then the
+// object says the rest (Interests.unnamed).
+func (m *Manager) applyObject(b *batch, ref object.Ref, c *topicpb.Change) error {
+	obj, err := object.DecodeRaw(c.Object)
+	if err != nil {
+		return err
+	}
+	o, err := object.FromDecoded(ref, obj, c.Object)
+	if err != nil {
+		return err
+	}
+	ref = o.Ref
+	uid, version := cmp.Or(types.UID(c.Uid), o.UID), cmp.Or(c.ResourceVersion, o.CloudVersion)
+	have := b.view.Get(ref)
+	if ref.Resource == view.Pods {
+		b.view.Unretain(ref)
+	}
+	if have != nil && have.Shown.UID == uid && have.Shown.CloudVersion == version {
+		return nil // came again: no change that a client could see
+	}
+	o.UID, o.CloudVersion = uid, version
+	// What the cloud took is in what it sends now, or was undone there.
+	b.outbox.Remove(ref, func(e *outbox.Entry) bool {
+		if !e.Accepted {
+			return false
+		}
+		return (e.UID != "" && e.UID != o.UID) || (e.Verb == topicpb.Verb_PATCH && !object.Older(o.CloudVersion, e.AcceptedVersion))
+	})
+	h := b.view.Set(ref, b.show.overlay(view.NewHeld(o, obj), obj, b.outbox.Pending(ref)))
+	if have != nil && ref.Resource == view.Nodes {
+		if before, err := object.DecodeRaw(have.Delivered().Raw); err == nil && object.OnlyHeartbeat(before, obj) {
+			return nil // not worth a write: should we restart now, the cloud sends it once more
+		}
+	}
+	b.view.Save(h)
+	return nil
+}
+
+// dropAccepted drops what was accepted in earlier sessions of an interest's objects: its whole
+// set has come now, from a copy that had reached those writes (Digest.Written), so it is as
+// the cloud has it.
+func (m *Manager) dropAccepted(b *batch, i *view.Interest) {
+	link, _ := b.view.Link()
+	for _, ref := range m.outbox.Refs() {
+		if !i.Has(ref) {
+			continue
+		}
+		if b.outbox.Remove(ref, func(e *outbox.Entry) bool { return e.Accepted && e.AcceptedEpoch < link.Epoch }) > 0 {
+			b.reapply(ref)
+		}
+	}
+}
+
+// wentBack reports whether the cluster has gone back in time since it delivered what is held: a
+// write that was sent after that was accepted as of an older version. What was delivered is then
+// newer by its version alone. Where something else has come down since the write was sent, the
+// versions are all there is: it may have come by a watch that was quicker than the result.
+func (m *Manager) wentBack(have *view.Held, r *topicpb.WriteResult) bool {
+	held := have.Shown.CloudVersion
+	return m.outbox.SentOver(r.Id) == held && object.Older(r.ResourceVersion, held)
+}
+
+// applyResult stages the end of a write.
+func (m *Manager) applyResult(b *batch, r *topicpb.WriteResult, log klog.Logger) {
+	ref, e := b.outbox.Waiting(r.Id)
+	if e == nil {
+		return
+	}
+	have := b.view.Get(ref)
+	if r.Accepted {
+		b.After(func() {
+			m.counters.accepted.Add(1)
+			m.counters.lastAccepted.Store(time.Now().UnixMilli())
+		})
+		overtakes := e.Laid() && b.outbox.Overtake(ref, e, r.ResourceVersion)
+		keep := have != nil && e.Laid() && (e.UID == "" || e.UID == have.Shown.UID) &&
+			(e.Verb == topicpb.Verb_DELETE || (r.ResourceVersion != "" &&
+				(overtakes || m.wentBack(have, r) || object.Older(have.Shown.CloudVersion, r.ResourceVersion))))
+		if keep {
+			link, _ := b.view.Link()
+			b.outbox.Accept(ref, e, r.ResourceVersion, link.Epoch)
+			if overtakes {
+				b.reapply(ref)
+			}
+			return
+		}
+		b.outbox.Remove(ref, func(o *outbox.Entry) bool { return o.ID == r.Id })
+		if have != nil && e.Laid() {
+			b.reapply(ref)
+		}
+		return
+	}
+	st := &metav1.Status{}
+	if err := json.Unmarshal(r.Status, st); err != nil {
+		st = &metav1.Status{Message: "refused without a reason"}
+	}
+	b.After(func() { m.counters.refused.Add(1) })
+	gone := have == nil && (st.Reason == metav1.StatusReasonNotFound || st.Reason == metav1.StatusReasonConflict)
+	level := 0
+	if gone { // that a status came too late for its pod is everyday
+		level = 4
+	}
+	log.V(level).Info("The cloud refused a write for good", "object", ref, "verb", e.Verb, "subresource", e.Subresource, "reason", st.Reason, "why", st.Message)
+	b.outbox.Remove(ref, func(o *outbox.Entry) bool { return o.ID == r.Id })
+	if e.Laid() {
+		b.reapply(ref)
+	}
+	if !gone {
+		m.reportRefused(b, ref, e, st)
+	}
+}

@@ -1,0 +1,46 @@
+package metamanager
+
+import (
+	"context"
+	"iter"
+	"time"
+
+	"github.com/skerry-io/skerry/common/rerun"
+	"github.com/skerry-io/skerry/edge/internal/core/object"
+)
+
+const (
+	// unheld is how long to wait for the kubelet, or whoever else has an interest, to open its own
+	// watch.
+	unheld = 5 * time.Second
+	// heldEnded is how long to wait after a watch has ended, so that one that ends at once is no
+	// busy loop.
+	heldEnded = time.Second
+)
+
+// Watcher opens watches; a *Manager.
+type Watcher interface {
+	Watch(ctx context.Context, s object.Selection, options WatchOptions) (Watch, error)
+}
+
+// HeldWatches returns watches of what the device holds of a selection without an interest of its
+// own in it, one after the other until ctx ends or the caller breaks off: the next one when the
+// events of the one before have ended, and none while nothing is held. Each is stopped when its
+// turn is over.
+func HeldWatches(ctx context.Context, from Watcher, s object.Selection) iter.Seq[Watch] {
+	return func(yield func(Watch) bool) {
+		for ctx.Err() == nil {
+			w, err := from.Watch(ctx, s, WatchOptions{Held: true})
+			if err != nil {
+				_ = rerun.Pause(ctx, unheld)
+				continue
+			}
+			goOn := yield(w)
+			w.Stop()
+			if !goOn {
+				return
+			}
+			_ = rerun.Pause(ctx, heldEnded)
+		}
+	}
+}

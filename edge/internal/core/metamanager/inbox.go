@@ -1,0 +1,152 @@
+package metamanager
+
+import (
+	"maps"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/skerry-io/skerry/beehive/message"
+	"github.com/skerry-io/skerry/common/topic/topicpb"
+	"github.com/skerry-io/skerry/edge/internal/core/metamanager/view"
+)
+
+// inbox is what came over the link and waits for the core: states and results, in order. Its bound
+// is the cloud's window of unacknowledged states and our own window of writes. When the disk is
+// full, states wait and are tried again, and the cloud sends no more meanwhile; results that find
+// room are taken all the same.
+type inbox struct {
+	wake chan struct{}
+	most int // results that are gathered
+
+	mu               sync.Mutex // guards what follows
+	session          uint64     // counts the sessions that this process has seen
+	sequence         uint64     // of the last state taken
+	states           []stateMessage
+	results          []*topicpb.WriteResult
+	inventories      []inventoryRequest
+	pressing         bool // something waits that is not the result of an event
+	digestMismatches digestMismatches
+}
+
+// digestMismatches are the resources of which the cloud expected something else than what is held.
+// Each is reported once in a session (reported); until the cloud has compared, and expects
+// something again, what it says is synced is not (open).
+type digestMismatches struct {
+	open, reported map[schema.GroupVersionResource]bool
+}
+
+func newDigestMismatches() digestMismatches {
+	return digestMismatches{open: map[schema.GroupVersionResource]bool{}, reported: map[schema.GroupVersionResource]bool{}}
+}
+
+func (s digestMismatches) clone() digestMismatches {
+	return digestMismatches{maps.Clone(s.open), maps.Clone(s.reported)}
+}
+
+type stateMessage struct {
+	message message.Message
+	state   *topicpb.State
+}
+
+type inventoryRequest struct {
+	message message.Message
+	request *topicpb.InventoryRequest
+}
+
+// delivery is what waits in the inbox at one moment, or the first of it.
+type delivery struct {
+	session     uint64
+	states      []stateMessage
+	results     []*topicpb.WriteResult
+	inventories []inventoryRequest
+	before      digestMismatches
+	// part: there was no room for all of it, so nothing is added that can be added later.
+	part bool
+}
+
+// waiting is all that waits.
+func (in *inbox) waiting() delivery {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	in.pressing = false
+	return delivery{session: in.session, states: in.states, results: in.results, inventories: in.inventories, before: in.digestMismatches}
+}
+
+// only is the first of the states and of the results.
+func (d delivery) only(states, results int) delivery {
+	d.states, d.results, d.inventories = d.states[:min(states, len(d.states))], d.results[:min(results, len(d.results))], nil
+	d.part = true
+	return d
+}
+
+// turn puts the first result behind the others: one that finds no room must not keep them from
+// being tried. One write of an object at most is under way, so their order says nothing.
+func (in *inbox) turn() {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	if len(in.results) > 1 {
+		in.results = append(in.results[1:], in.results[0])
+	}
+}
+
+func (in *inbox) put(do func()) {
+	in.mu.Lock()
+	do()
+	in.mu.Unlock()
+	select {
+	case in.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (in *inbox) putState(msg message.Message, s *topicpb.State) {
+	in.put(func() { in.states, in.pressing = append(in.states, stateMessage{msg, s}), true })
+}
+
+func (in *inbox) putResult(r *topicpb.WriteResult, event bool) {
+	in.put(func() { in.results, in.pressing = append(in.results, r), in.pressing || !event })
+}
+
+// putInventory: an inventory must tell of every state that came before its request, so it
+// goes the same way.
+func (in *inbox) putInventory(msg message.Message, r *topicpb.InventoryRequest) {
+	in.put(func() { in.inventories, in.pressing = append(in.inventories, inventoryRequest{msg, r}), true })
+}
+
+// reset forgets the states of a session that has ended: they were not acknowledged, so they come
+// again. Results are kept: what they say stays true.
+func (in *inbox) reset() {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	in.session++
+	in.sequence = 0
+	in.states, in.inventories = nil, nil
+	in.digestMismatches = newDigestMismatches()
+}
+
+func (in *inbox) patient() bool {
+	in.mu.Lock()
+	defer in.mu.Unlock()
+	return !in.pressing && len(in.results) > 0 && len(in.results) < in.most
+}
+
+// concern reports whether the cloud may be mistaken about what an interest has brought.
+func (s digestMismatches) concern(i *view.Interest) bool {
+	for resource := range s.open {
+		if i.Brings(resource) {
+			return true
+		}
+	}
+	return false
+}
+
+// No client waits for the result of an event, and each commit is two syncs of flash: so results of
+// events are batched for a moment. What is lost with the process meanwhile is reported again, for
+// the event goes up again and is found there. Fewer than the window of events are batched, so that
+// the others are under way.
+const (
+	gatherFor  = 10 * time.Millisecond
+	gatherMost = 16
+)

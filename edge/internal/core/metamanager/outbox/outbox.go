@@ -1,0 +1,347 @@
+// Package outbox is the writes that wait for the cloud, and which of them may go.
+//
+// It owns a queue for each object, in order, of which one write at most is under way; the windows
+// of what is under way; and the bound of the events, of which the oldest give way. It refuses
+// nothing: its user asks how many wait for an object. It writes nothing to the disk by itself: a
+// Batch has what its user's transaction is to write, and is taken over with Show once that is done.
+//
+// One goroutine stages and changes; it reads what it changed without a lock. Status, Written and
+// Newest may be called by any.
+package outbox
+
+import (
+	"cmp"
+	"maps"
+	"math"
+	"slices"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"github.com/skerry-io/skerry/edge/internal/core/metamanager/ready"
+	"github.com/skerry-io/skerry/edge/internal/core/object"
+	"github.com/skerry-io/skerry/edge/internal/core/store"
+	"github.com/skerry-io/skerry/edge/internal/core/store/storepb"
+)
+
+// Limits bound what waits and what is under way.
+type Limits struct {
+	Events      int // that wait; the oldest go first and are counted
+	EventBytes  int
+	Window      int // writes under way
+	EventWindow int // of those, at most this many events
+}
+
+// Outbox is the writes that wait.
+type Outbox struct {
+	limits Limits // set by New, never changed
+
+	mu sync.RWMutex // held by all but the goroutine that changes what follows, and by that one to change it
+	contents
+
+	sentMu   sync.Mutex        // guards what follows
+	sentOver map[uint64]string // of writes under way, see Sending
+}
+
+type contents struct {
+	last       uint64 // number of the newest entry
+	queues     map[object.Ref]*queue
+	refs       map[uint64]object.Ref
+	inflight   map[uint64]bool // true: an event
+	inEvents   int             // how many of inflight are events
+	state      *ready.Set      // heads that may be sent
+	event      *ready.Set
+	eventOrder []uint64 // events by age; may hold some that are gone
+	events     eventSums
+	dropped    uint64 // events that had to make room and of which no event tells yet
+}
+
+// queue is the writes of one object, oldest first: first those accepted, then at most one under
+// way, then those that wait.
+type queue struct{ entries []*Entry }
+
+// head is the next write to send; nil where there is none, or where it stays on the device.
+func (q *queue) head() *Entry {
+	for _, e := range q.entries {
+		if e.Local {
+			return nil
+		}
+		if !e.Accepted {
+			return e
+		}
+	}
+	return nil
+}
+
+type eventSums struct{ entries, bytes int }
+
+// New returns an empty Outbox.
+func New(limits Limits) *Outbox {
+	return &Outbox{limits: limits, contents: empty(), sentOver: map[uint64]string{}}
+}
+
+func empty() contents {
+	return contents{
+		queues: map[object.Ref]*queue{}, refs: map[uint64]object.Ref{}, inflight: map[uint64]bool{}, state: ready.New(), event: ready.New(),
+	}
+}
+
+// Stored is what the store has of an outbox.
+type Stored struct{ contents }
+
+// Read reads it. event is called for each event that waits, the oldest first; its body is
+// the callee's.
+func Read(tx *store.Tx, event func(ref object.Ref, body []byte)) (*Stored, error) {
+	o := &Stored{empty()}
+	var err error
+	if o.last, err = tx.Number(store.Entry); err != nil {
+		return nil, err
+	}
+	if o.dropped, err = tx.Number(store.Dropped); err != nil {
+		return nil, err
+	}
+	err = tx.Entries(func(id uint64, r *storepb.Entry) error { // by number
+		ref, e := entryOf(id, r)
+		q := o.queues[ref]
+		if q == nil {
+			q = &queue{}
+			o.queues[ref] = q
+		}
+		q.entries = append(q.entries, e)
+		o.refs[id], o.last = ref, max(o.last, id)
+		if e.event() {
+			o.events.entries++
+			o.events.bytes += e.Size
+			o.eventOrder = append(o.eventOrder, id)
+			event(ref, r.Body)
+		}
+		return nil
+	})
+	return o, err
+}
+
+// Restore forgets what waits and takes what was read. Nothing is under way.
+func (o *Outbox) Restore(s *Stored) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.contents = s.contents
+}
+
+// Entries lists the writes of an object, to look at.
+func (o *Outbox) Entries(ref object.Ref) []*Entry {
+	if q := o.queues[ref]; q != nil {
+		return q.entries
+	}
+	return nil
+}
+
+// Refs lists the objects that writes wait for or were accepted of.
+func (o *Outbox) Refs() []object.Ref { return slices.Collect(maps.Keys(o.queues)) }
+
+// Dropped counts the events that had to make room and of which no event tells yet.
+func (o *Outbox) Dropped() uint64 { return o.dropped }
+
+// under reports whether the entry is under way.
+func (o *Outbox) under(id uint64) bool {
+	_, under := o.inflight[id]
+	return under
+}
+
+// noteEvents keeps eventOrder in the order of age: the queues of a batch come in any order.
+func (o *Outbox) noteEvents(q *queue) {
+	for _, e := range q.entries {
+		if !e.event() {
+			continue
+		}
+		if i, found := slices.BinarySearch(o.eventOrder, e.ID); !found {
+			o.eventOrder = slices.Insert(o.eventOrder, i, e.ID)
+		}
+	}
+}
+
+// offer puts the head of a queue among those to send, unless one of the queue is under way.
+func (o *Outbox) offer(q *queue) {
+	if e := q.head(); e != nil && !o.under(e.ID) {
+		o.readyOf(e).Put(e.ID)
+	}
+}
+
+func (o *Outbox) readyOf(e *Entry) *ready.Set {
+	if e.event() {
+		return o.event
+	}
+	return o.state
+}
+
+// Restart makes all that was under way wait again: the link that it was on is gone.
+func (o *Outbox) Restart() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	clear(o.inflight)
+	o.inEvents = 0
+	o.sentMu.Lock()
+	clear(o.sentOver)
+	o.sentMu.Unlock()
+	o.state, o.event = ready.New(), ready.New()
+	for _, q := range o.queues {
+		o.offer(q)
+	}
+}
+
+// Finish lets the next write of the object go. Call it after the result of the one with this number
+// is on the disk.
+func (o *Outbox) Finish(id uint64) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if event, ok := o.inflight[id]; ok {
+		delete(o.inflight, id)
+		if event {
+			o.inEvents--
+		}
+	}
+	o.sentMu.Lock()
+	delete(o.sentOver, id)
+	o.sentMu.Unlock()
+	ref, known := o.refs[id]
+	if !known {
+		return
+	}
+	if q := o.queues[ref]; q != nil {
+		o.offer(q)
+	}
+}
+
+// Sending notes that a write goes up while its object is held as of this version of
+// kube-apiserver's. Call it before the write is sent.
+func (o *Outbox) Sending(id uint64, held string) {
+	o.sentMu.Lock()
+	defer o.sentMu.Unlock()
+	o.sentOver[id] = held
+}
+
+// SentOver is the version of which its object was held when a write that is under way was sent; ""
+// where none was.
+func (o *Outbox) SentOver(id uint64) string {
+	o.sentMu.Lock()
+	defer o.sentMu.Unlock()
+	return o.sentOver[id]
+}
+
+// Send hands over what may go, within the windows.
+func (o *Outbox) Send(put func(object.Ref, *Entry)) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for len(o.inflight) < o.limits.Window {
+		ref, e := o.next(o.state)
+		if e == nil {
+			break
+		}
+		o.inflight[e.ID] = false
+		e.sent = true
+		put(ref, e)
+	}
+	for len(o.inflight) < o.limits.Window && o.inEvents < o.limits.EventWindow {
+		ref, e := o.next(o.event)
+		if e == nil {
+			break
+		}
+		o.inflight[e.ID] = true
+		o.inEvents++
+		e.sent = true
+		put(ref, e)
+	}
+}
+
+// next takes the oldest of those that may be sent; nil where there is none.
+func (o *Outbox) next(r *ready.Set) (object.Ref, *Entry) {
+	id, ok := r.Take()
+	if !ok {
+		return object.Ref{}, nil
+	}
+	ref := o.refs[id]
+	return ref, o.queues[ref].head()
+}
+
+// Newest is the greatest of kube-apiserver's versions of accepted writes of an object that have not
+// come down yet; 0 where there is none.
+func (o *Outbox) Newest(ref object.Ref) (newest uint64) {
+	o.mu.RLock()
+	defer o.mu.RUnlock()
+	if q := o.queues[ref]; q != nil {
+		for _, e := range q.entries {
+			newest = max(newest, object.Number(e.AcceptedVersion))
+		}
+	}
+	return newest
+}
+
+// Written is, by resource, the greatest of kube-apiserver's versions of accepted writes that have
+// not come down yet; the greatest number where the version of one is not known.
+func (o *Outbox) Written() map[schema.GroupVersionResource]uint64 {
+	o.mu.RLock()
+	defer o.mu.RUnlock()
+	out := map[schema.GroupVersionResource]uint64{}
+	for ref, q := range o.queues {
+		for _, e := range q.entries {
+			if e.Accepted {
+				out[ref.Resource] = max(out[ref.Resource], cmp.Or(object.Number(e.AcceptedVersion), math.MaxUint64))
+			}
+		}
+	}
+	return out
+}
+
+// Status is what waits for the cloud.
+type Status struct {
+	Waiting    map[string]int `json:"waiting"` // by class
+	EventBytes int            `json:"eventBytes"`
+	InFlight   int            `json:"inFlight"`
+	Oldest     *time.Time     `json:"oldest,omitempty"` // by the clock of its time
+	Dropped    uint64         `json:"dropped"`          // events that made room and that the cloud does not know of yet
+}
+
+// Backlog counts the writes that wait, and returns the age of the oldest by now's clock: 0 where
+// that clock was set back.
+func (o *Outbox) Backlog(now time.Time) (count int, age time.Duration) {
+	o.mu.RLock()
+	defer o.mu.RUnlock()
+	oldest := now.UnixMilli()
+	for _, q := range o.queues {
+		for _, e := range q.entries {
+			if !e.Accepted && !e.Local {
+				count++
+				oldest = min(oldest, e.At)
+			}
+		}
+	}
+	return count, now.Sub(time.UnixMilli(oldest)).Truncate(time.Second)
+}
+
+// Status counts what waits.
+func (o *Outbox) Status() Status {
+	o.mu.RLock()
+	defer o.mu.RUnlock()
+	s := Status{Waiting: map[string]int{}, EventBytes: o.events.bytes, InFlight: len(o.inflight), Dropped: o.dropped}
+	oldest := int64(0)
+	waiting := map[storepb.Class]int{} // not by name: there may be thousands, and the goroutine that changes the outbox waits meanwhile
+	for _, q := range o.queues {
+		for _, e := range q.entries {
+			if e.Accepted || e.Local {
+				continue
+			}
+			waiting[e.Class]++
+			if oldest == 0 || e.At < oldest {
+				oldest = e.At
+			}
+		}
+	}
+	for class, n := range waiting {
+		s.Waiting[class.String()] = n
+	}
+	if oldest > 0 {
+		at := time.UnixMilli(oldest)
+		s.Oldest = &at
+	}
+	return s
+}

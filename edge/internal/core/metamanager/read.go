@@ -1,0 +1,33 @@
+package metamanager
+
+import (
+	"context"
+
+	"github.com/skerry-io/skerry/edge/internal/core/object"
+)
+
+// Get returns one object. NotFound is certain: it is only said where the set that the object
+// would be in was delivered. ErrPassThrough: ask the cloud. Anything else that can't be
+// answered here is a 503.
+func (m *Manager) Get(ctx context.Context, ref object.Ref, caller Caller) (object.Object, error) {
+	if o, ours, err := m.lease.Get(ref); ours {
+		return o, err
+	}
+	return m.view.Get(ctx, ref, caller)
+}
+
+// List returns what is selected, in the order of namespace and name, and the version that the list
+// is of. The objects' bytes are shared: don't change them. ErrPassThrough: ask the cloud.
+func (m *Manager) List(ctx context.Context, s object.Selection, options ListOptions) (items []object.Object, version uint64, err error) {
+	return m.view.List(ctx, s, options)
+}
+
+// Watch opens a watch, waiting until what it selects is held. It ends with ctx, with Stop, with the
+// Manager, or with an Error event: 410 for a watcher that is too slow. A version that is too old,
+// or none of ours, is a 410 at once.
+func (m *Manager) Watch(ctx context.Context, s object.Selection, options WatchOptions) (Watch, error) {
+	return m.view.Watch(ctx, s, options)
+}
+
+// Covered reports whether the selection can be answered here and now, link or no link.
+func (m *Manager) Covered(s object.Selection) bool { return m.view.Covered(s) }

@@ -1,0 +1,93 @@
+// Package request is what clients of the edge API ask metamanager, and what they get: reads,
+// watches and writes, with who asks. It keeps nothing; its values are not changed once they
+// were handed over.
+package request
+
+import (
+	"errors"
+	"net/url"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
+
+	"github.com/skerry-io/skerry/common/topic/topicpb"
+	"github.com/skerry-io/skerry/edge/internal/core/object"
+)
+
+// ErrPassThrough is the answer to a Get and a List of what is not held here and can be asked of the
+// cloud. It is only ever given while there is a link.
+var ErrPassThrough = errors.New("not held here: ask the cloud")
+
+// Caller is who asks the edge API. The zero value is the device's root, which acts as the node.
+type Caller struct {
+	Kubelet     bool
+	BearerToken string // of a ServiceAccount: what passes through is judged as that account
+}
+
+// ListOptions says who lists and how.
+type ListOptions struct {
+	// FromReflector: any version will do (resourceVersion=0), as reflectors ask: the set is worth
+	// holding. The list waits for it.
+	FromReflector bool
+	// Held asks for what is held of the selection, whatever the sets are that it belongs to; 503
+	// where no set of the resource was ever delivered. It makes no interest: it is for a person who
+	// looks at the device.
+	Held   bool
+	Caller Caller
+}
+
+// WatchOptions says from where to watch.
+type WatchOptions struct {
+	// From is the version after which changes are wanted. 0: any; the watch begins with all that is
+	// held, each as Added.
+	From uint64
+	// InitialEvents begins with all that is held, whatever From says, and says with a bookmark
+	// (Event.InitialEnd) where that ends.
+	InitialEvents bool
+	// Held: see ListOptions.
+	Held   bool
+	Caller Caller
+}
+
+// Event is one thing that a watch sees.
+type Event struct {
+	Type watch.EventType
+	// Object is as it is after the change; of Deleted: as it was, with the version of its deletion.
+	// Its bytes are shared: don't change them.
+	Object     object.Object
+	Version    uint64         // of the change; of a Bookmark: of what has been seen
+	InitialEnd bool           // the Bookmark that ends the initial events
+	Status     *metav1.Status // of Error; nothing comes after it
+}
+
+// Watch is a watch that was opened. The channel is closed when it has ended.
+type Watch interface {
+	Events() <-chan Event
+	Stop()
+}
+
+// Write is a write as a client of the edge API sent it.
+type Write struct {
+	Verb        string // create, update, patch, delete, deletecollection: as in apiserver's RequestInfo
+	Ref         object.Ref
+	Subresource string
+	PatchType   types.PatchType
+	ContentType string // of Body
+	Accept      string // for what passes through
+	Body        []byte // the object, the patch, or DeleteOptions, as it came
+	Path        string // of the URL, escaped; with Query, for what passes through
+	Query       url.Values
+	UID         types.UID // precondition, where it is known; else it is taken from Body
+	// FieldManager is known to kube-apiserver only; the objects held carry no managedFields.
+	FieldManager string
+	Caller       Caller
+}
+
+// Result is the answer to a Write.
+type Result struct {
+	Code     int
+	Object   *object.Object       // of a write that was applied here
+	Status   *metav1.Status       // of a deletion that was applied here
+	Response *topicpb.APIResponse // of a write that passed through, whatever its code
+}

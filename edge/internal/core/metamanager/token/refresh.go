@@ -1,0 +1,91 @@
+package token
+
+import (
+	"bytes"
+	"context"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	"github.com/skerry-io/skerry/edge/internal/core/metamanager/request"
+	"github.com/skerry-io/skerry/edge/internal/core/object"
+	"github.com/skerry-io/skerry/edge/internal/core/store"
+	"github.com/skerry-io/skerry/edge/internal/core/store/storepb"
+)
+
+// refreshers is how many tokens are asked for at one time when a link has come up.
+const refreshers = 4
+
+// Refresh asks for new tokens, each time that linked has a value, in the place of the kept ones
+// that are past or near their end: so that they are young again should the link go before the
+// kubelet comes to ask, which it does about once a minute. It then gets what was asked for here.
+// It ends with ctx.
+func (t *Keeper) Refresh(ctx context.Context, linked <-chan struct{}) error {
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-linked:
+		}
+		if n, err := t.refreshAll(ctx, time.Now()); err != nil && ctx.Err() == nil {
+			klog.FromContext(ctx).Info("Not all kept tokens could be renewed; the kubelet asks for them when it needs them", "renewed", n, "err", err)
+		} else if n > 0 {
+			klog.FromContext(ctx).V(2).Info("Kept tokens were renewed", "tokens", n)
+		}
+	}
+}
+
+// refreshAll renews those that are due, and says how many.
+func (t *Keeper) refreshAll(ctx context.Context, now time.Time) (int, error) {
+	type answer struct {
+		key  []byte
+		kept *storepb.Answer
+	}
+	var due []answer
+	if err := t.config.Store.View(func(tx *store.Tx) error {
+		return tx.Answers(func(k []byte, a *storepb.Answer) error {
+			if len(a.Request) > 0 && old(a, now) {
+				due = append(due, answer{bytes.Clone(k), a})
+			}
+			return nil
+		})
+	}); err != nil {
+		return 0, err
+	}
+	results := make([]bool, len(due))
+	g, ctx := errgroup.WithContext(ctx) // the first that the link does not answer ends it: the next link begins again
+	g.SetLimit(refreshers)
+	for i, a := range due {
+		g.Go(func() (err error) {
+			results[i], err = t.refresh(ctx, a.key, a.kept)
+			return err
+		})
+	}
+	err := g.Wait()
+	n := 0
+	for _, done := range results {
+		if done {
+			n++
+		}
+	}
+	return n, err
+}
+
+func (t *Keeper) refresh(ctx context.Context, k []byte, a *storepb.Answer) (bool, error) {
+	w := request.Write{
+		Verb: "create", Subresource: "token", Path: a.Path, Body: a.Request, ContentType: a.RequestType, Accept: runtime.ContentTypeJSON,
+		Ref: object.Ref{Resource: schema.GroupVersionResource{Version: "v1", Resource: "serviceaccounts"}},
+	}
+	result, err := t.config.Ask(ctx, w)
+	if err != nil {
+		return false, err
+	}
+	if result.Response.Code/100 != 2 {
+		return false, nil // the account or the pod is gone, or it may not any more: the kubelet hears so itself
+	}
+	return true, t.keep(ctx, k, types.UID(a.BoundUid), w, result.Response, true)
+}

@@ -1,0 +1,261 @@
+// Package token is the tokens of ServiceAccounts that a device keeps: the last answer to
+// each request, sealed, and served while the cloud can't be asked, past its expiry if need
+// be. A pod that starts without a link needs the file, and what runs without the cloud can't
+// be refused by it.
+//
+// It owns which answers are kept; the store has them. It refuses nothing: requests with a
+// ServiceAccount's own token are the cloud's to judge, each time. All methods may be called by many
+// goroutines at once; what it keeps changes with a Batch of its user's.
+package token
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"net/http"
+	"slices"
+	"sync"
+	"time"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	"github.com/skerry-io/skerry/common/topic/topicpb"
+	"github.com/skerry-io/skerry/edge/internal/core/metamanager/request"
+	"github.com/skerry-io/skerry/edge/internal/core/object"
+	"github.com/skerry-io/skerry/edge/internal/core/store"
+	"github.com/skerry-io/skerry/edge/internal/core/store/storepb"
+)
+
+// Batch is a set of changes that reaches the disk as a whole, or not at all.
+type Batch interface {
+	// Save adds what is written.
+	Save(func(*store.Tx) error)
+	// After adds what is done once all is on the disk.
+	After(func())
+}
+
+// Config says what a Keeper works with.
+type Config struct {
+	Store *store.Store
+	Limit int // answers that are kept; the oldest go first
+	// Commit works out a Batch, and returns when it is on the disk.
+	Commit func(context.Context, func(Batch) error) error
+	// Ask sends a request to the cloud.
+	Ask    func(context.Context, request.Write) (request.Result, error)
+	Linked func() bool
+}
+
+// Keeper is the kept answers.
+type Keeper struct {
+	config Config // set by New, never changed
+
+	mu      sync.Mutex // guards what follows
+	answers Stored
+}
+
+// Stored is what the store has of the answers, by the key of their request.
+type Stored map[string]info
+
+// info is what is known of a kept answer without opening it.
+type info struct {
+	at    int64 // unix milliseconds
+	bound types.UID
+	fresh bool // asked for by ourselves, and no client has had it yet
+}
+
+// New returns a Keeper that keeps nothing yet.
+func New(config Config) *Keeper { return &Keeper{config: config, answers: Stored{}} }
+
+// Read reads which answers are kept.
+func Read(tx *store.Tx) (Stored, error) {
+	s := Stored{}
+	return s, tx.Answers(func(k []byte, a *storepb.Answer) error {
+		s[string(k)] = info{at: a.UnixMillis, bound: types.UID(a.BoundUid)}
+		return nil
+	})
+}
+
+// Restore takes what was read in the place of what there is.
+func (t *Keeper) Restore(s Stored) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.answers = s
+}
+
+// Len counts the answers.
+func (t *Keeper) Len() int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return len(t.answers)
+}
+
+// Forget has the batch end the answers that were bound to an object.
+func (t *Keeper) Forget(b Batch, bound types.UID) {
+	if bound == "" {
+		return
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for k, a := range t.answers {
+		if a.bound == bound {
+			t.delete(b, k)
+		}
+	}
+}
+
+func (t *Keeper) delete(b Batch, k string) {
+	b.Save(func(tx *store.Tx) error { return tx.DeleteAnswer([]byte(k)) })
+	b.After(func() {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		delete(t.answers, k)
+	})
+}
+
+// Write answers a request for a token.
+func (t *Keeper) Write(ctx context.Context, w request.Write) (request.Result, error) {
+	k, bound, err := keyOf(w)
+	if err != nil {
+		return request.Result{}, apierrors.NewBadRequest(err.Error())
+	}
+	w.Accept = runtime.ContentTypeJSON // one answer for every client: a protobuf client reads JSON too
+	if w.Caller.BearerToken == "" {
+		if result, ok := t.fresh(k); ok {
+			return result, nil
+		}
+	}
+	result, err := t.config.Ask(ctx, w)
+	if w.Caller.BearerToken != "" {
+		return result, err // what an account may ask for is for the cloud to say, each time
+	}
+	switch {
+	case err == nil && result.Response.Code/100 == 2:
+		if keepErr := t.keep(ctx, k, bound, w, result.Response, false); keepErr != nil {
+			klog.FromContext(ctx).Error(keepErr, "A token could not be kept for times without a link",
+				"serviceAccount", klog.KRef(w.Ref.Namespace, w.Ref.Name))
+		}
+		return result, nil
+	case err == nil && !passing(int(result.Response.Code)):
+		return result, nil
+	}
+	if ctx.Err() != nil {
+		return result, err
+	}
+	kept, readErr := t.kept(k)
+	if readErr != nil || kept == nil {
+		return result, err
+	}
+	klog.FromContext(ctx).V(2).Info("Served a kept token", "serviceAccount", klog.KRef(w.Ref.Namespace, w.Ref.Name))
+	return resultOf(kept), nil
+}
+
+func resultOf(kept *storepb.Answer) request.Result {
+	return request.Result{Code: int(kept.Code), Response: &topicpb.APIResponse{Code: kept.Code, ContentType: kept.ContentType, Body: kept.Body}}
+}
+
+// passing: failures that say nothing about the request itself.
+func passing(code int) bool { return code == http.StatusTooManyRequests || code >= 500 }
+
+// keyOf names a request for a token by all that shapes its answer.
+func keyOf(w request.Write) (k []byte, bound types.UID, err error) {
+	obj, err := object.DecodeRaw(w.Body)
+	if err != nil {
+		return nil, "", err
+	}
+	r, ok := obj.(*authenticationv1.TokenRequest)
+	if !ok {
+		return nil, "", errors.New("the object is no TokenRequest")
+	}
+	text, err := json.Marshal([]any{w.Ref.Namespace, w.Ref.Name, r.Spec})
+	if err != nil {
+		return nil, "", err
+	}
+	sum := sha256.Sum256(text)
+	if r.Spec.BoundObjectRef != nil {
+		bound = r.Spec.BoundObjectRef.UID
+	}
+	return sum[:], bound, nil
+}
+
+// keep keeps the answer to a request with the request itself. fresh: no client has asked for it.
+func (t *Keeper) keep(ctx context.Context, k []byte, bound types.UID, w request.Write, r *topicpb.APIResponse, fresh bool) error {
+	record := &storepb.Answer{
+		Code: r.Code, ContentType: r.ContentType, Body: r.Body, UnixMillis: time.Now().UnixMilli(), BoundUid: string(bound),
+		Request: w.Body, RequestType: w.ContentType, Path: w.Path,
+	}
+	return t.config.Commit(ctx, func(b Batch) error {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		if _, replaces := t.answers[string(k)]; !replaces && len(t.answers) >= t.config.Limit {
+			t.delete(b, slices.MinFunc(slices.Collect(maps.Keys(t.answers)), func(x, y string) int {
+				return cmp.Compare(t.answers[x].at, t.answers[y].at)
+			}))
+		}
+		b.Save(func(tx *store.Tx) error { return tx.PutAnswer(k, record) })
+		b.After(func() {
+			t.mu.Lock()
+			defer t.mu.Unlock()
+			t.answers[string(k)] = info{at: record.UnixMillis, bound: bound, fresh: fresh}
+		})
+		return nil
+	})
+}
+
+func (t *Keeper) kept(k []byte) (*storepb.Answer, error) {
+	var kept *storepb.Answer
+	err := t.config.Store.View(func(tx *store.Tx) error {
+		var err error
+		kept, err = tx.Answer(k)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("reading a kept token: %w", err)
+	}
+	return kept, nil
+}
+
+// old reports whether a kubelet would ask again: when less than a fifth of the token's
+// life is left.
+func old(a *storepb.Answer, now time.Time) bool {
+	var r authenticationv1.TokenRequest
+	if err := json.Unmarshal(a.Body, &r); err != nil || r.Status.ExpirationTimestamp.IsZero() {
+		return false
+	}
+	life := time.Hour
+	if r.Spec.ExpirationSeconds != nil {
+		life = time.Duration(*r.Spec.ExpirationSeconds) * time.Second
+	}
+	return now.After(r.Status.ExpirationTimestamp.Add(-life / 5))
+}
+
+// fresh is an answer that was renewed and that no client has had yet. It is given out once.
+func (t *Keeper) fresh(k []byte) (request.Result, bool) {
+	if !t.config.Linked() || !t.takeFresh(string(k)) {
+		return request.Result{}, false
+	}
+	kept, err := t.kept(k)
+	if err != nil || kept == nil || old(kept, time.Now()) {
+		return request.Result{}, false
+	}
+	return resultOf(kept), true
+}
+
+func (t *Keeper) takeFresh(k string) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	a, ok := t.answers[k]
+	if !ok || !a.fresh {
+		return false
+	}
+	a.fresh = false
+	t.answers[k] = a
+	return true
+}

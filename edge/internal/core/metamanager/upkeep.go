@@ -1,0 +1,52 @@
+package metamanager
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"github.com/skerry-io/skerry/edge/internal/core/store"
+)
+
+// dropIdle drops what no client has watched or read for a while.
+func (m *Manager) dropIdle(ctx context.Context, passed time.Duration) {
+	idle := m.view.Idle(passed)
+	if len(idle) == 0 {
+		return
+	}
+	if err := m.do(ctx, func(b *batch) error {
+		for _, ref := range b.view.Drop(idle) {
+			b.forget(ref)
+		}
+		return nil
+	}); err != nil && ctx.Err() == nil {
+		klog.FromContext(ctx).Error(err, "Sets that no client uses could not be dropped; they are tried again")
+	}
+}
+
+// upkeep does what time asks for: it drops interests that no client uses and writes the events
+// down. An idle device has nothing to write.
+func (m *Manager) upkeep(ctx context.Context) error {
+	const period = time.Minute
+	tick := time.NewTicker(period)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			// The last events: ctx has ended, the store has not.
+			last, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+			defer cancel()
+			if err := m.events.Flush(last, m.config.Store); err != nil && !errors.Is(err, store.ErrClosed) {
+				klog.FromContext(ctx).Error(err, "The newest events were not kept")
+			}
+			return nil
+		case <-tick.C:
+			if err := m.events.Flush(ctx, m.config.Store); err != nil {
+				klog.FromContext(ctx).Error(err, "Events were not kept; they are tried again")
+			}
+			m.dropIdle(ctx, period)
+		}
+	}
+}

@@ -1,0 +1,29 @@
+package view
+
+import (
+	"context"
+	"time"
+
+	"github.com/skerry-io/skerry/edge/internal/core/object"
+)
+
+// Config says what a View works with.
+type Config struct {
+	Node   string
+	Limits Limits
+	// Want has a Batch want a selection that no interest covers yet, and returns when that is on
+	// the disk and shown.
+	Want func(ctx context.Context, selection object.Selection, pinned bool) error
+	// InterestsChanged is called, with the lock held, when there are other interests than before.
+	InterestsChanged func()
+}
+
+// Limits bound what is held in memory.
+type Limits struct {
+	Interests      int           // sets that can be held. At the bound a new one is refused with 429
+	InterestIdle   time.Duration // linked time after which a set without a watch is dropped
+	SyncWait       time.Duration // how long a list or watch waits for its set; then 503
+	HistoryChanges int           // changes of a resource that a watch can start from
+	HistoryBytes   int           // of those
+	WatchQueue     int           // events that wait for a slow watcher; then it gets 410
+}

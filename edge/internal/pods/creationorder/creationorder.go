@@ -1,0 +1,220 @@
+// Package creationorder keeps a clock that went backwards from stopping pods.
+//
+// The kubelet takes the container with the latest CreatedAt for the last of its name, and the
+// sandbox likewise. Where the clock is earlier than the last start was, as on a device without a
+// battery that boots in 1970, the dead one from before stays the last for ever: the kubelet wants
+// to start the one after it again and again, which is there, and the runtime refuses ("failed to
+// reserve container name"). The clock being put right does not mend that. So this package removes,
+// by CRI, the dead that hide what came after them: before the kubelet starts, and while the clock
+// is behind what is there.
+//
+// It owns nothing and sets no clock. It removes nothing that runs, and nothing that the kubelet
+// needs to know that a container must not run again. While the clock is right it asks the runtime
+// nothing. Module.Mend and Run may be called by different goroutines.
+package creationorder
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	runtimev1 "k8s.io/cri-api/pkg/apis/runtime/v1"
+	"k8s.io/klog/v2"
+
+	"github.com/skerry-io/skerry/beehive"
+	"github.com/skerry-io/skerry/beehive/message"
+	"github.com/skerry-io/skerry/edge/internal/pods/cri"
+)
+
+// Name is the module's address on the bus. It receives no messages.
+const Name message.Name = "creationorder"
+
+const (
+	// poll is how often the clock is looked at: no call of the system wakes us in the copy of a
+	// program that sees another clock, and a read costs nothing.
+	poll = 2 * time.Second
+	// slack is how far a clock may be set back without a look: NTP slews more than that seldom.
+	slack = time.Second
+	// mendTimeout bounds one look and what comes of it.
+	mendTimeout = time.Minute
+)
+
+// Config is what a Module needs.
+type Config struct {
+	NodeName string
+	// Runtime is the endpoint of the container runtime.
+	Runtime string
+	// API leads to the edge API, which lists the pods of the device.
+	API *rest.Config
+}
+
+// Module looks at the clock.
+type Module struct {
+	config Config
+	client kubernetes.Interface
+
+	mu     sync.Mutex
+	newest time.Time // nothing was created later, and no later time was seen
+}
+
+// New returns a Module. It starts nothing.
+func New(config Config) (*Module, error) {
+	client, err := kubernetes.NewForConfig(config.API)
+	if err != nil {
+		return nil, fmt.Errorf("making the client for the pods of this device: %w", err)
+	}
+	return &Module{config: config, client: client}, nil
+}
+
+// Name implements beehive.Module.
+func (*Module) Name() message.Name { return Name }
+
+// Run implements beehive.Module.
+func (m *Module) Run(ctx context.Context, port *beehive.Port) error {
+	port.Ready()
+	tick := time.NewTicker(poll)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+		if !m.behind(time.Now()) {
+			continue
+		}
+		if err := m.Mend(ctx); err != nil && ctx.Err() == nil {
+			klog.FromContext(ctx).V(1).Info("Failed to remove containers that were created later than now, retrying", "err", err)
+		}
+	}
+}
+
+// behind reports whether the clock is earlier than it was, or than something that exists.
+func (m *Module) behind(now time.Time) bool {
+	now = now.Round(0) // without the monotonic clock, which is never set
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.newest.Sub(now) > slack {
+		return true
+	}
+	if now.After(m.newest) {
+		m.newest = now
+	}
+	return false
+}
+
+// Mend removes the dead that hide what comes after them, whatever the clock says. It is for the
+// kubelet to wait for: what it sees at its start decides.
+func (m *Module) Mend(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, mendTimeout)
+	defer cancel()
+	conn, err := cri.Dial(m.config.Runtime)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	runtime := runtimev1.NewRuntimeServiceClient(conn)
+	state, err := m.read(ctx, runtime)
+	if err != nil {
+		return err
+	}
+	plan := Plan(state)
+	err = remove(ctx, runtime, plan)
+	if n := len(plan.Sandboxes) + len(plan.Containers); n > 0 {
+		klog.FromContext(ctx).Info("Removed dead containers that were created later than those after them: the clock was set back",
+			"sandboxes", len(plan.Sandboxes), "containers", len(plan.Containers), "now", state.Now, "err", err)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.newest = state.newest() // of what is gone too: then it is looked once more
+	if n := len(plan.Sandboxes) + len(plan.Containers); n == 0 && m.newest.Before(state.Now) {
+		m.newest = state.Now
+	}
+	return err
+}
+
+func remove(ctx context.Context, runtime runtimev1.RuntimeServiceClient, plan Removal) error {
+	var errs []error
+	for _, id := range plan.Containers {
+		if _, err := runtime.RemoveContainer(ctx, &runtimev1.RemoveContainerRequest{ContainerId: id}); err != nil {
+			errs = append(errs, fmt.Errorf("removing container %s: %w", id, err))
+		}
+	}
+	for _, id := range plan.Sandboxes {
+		// Stopped first: that gives back its addresses.
+		_, err := runtime.StopPodSandbox(ctx, &runtimev1.StopPodSandboxRequest{PodSandboxId: id})
+		if err == nil {
+			_, err = runtime.RemovePodSandbox(ctx, &runtimev1.RemovePodSandboxRequest{PodSandboxId: id})
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("removing sandbox %s: %w", id, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// read reads what there is.
+func (m *Module) read(ctx context.Context, runtime runtimev1.RuntimeServiceClient) (State, error) {
+	s := State{Now: time.Now().Round(0), Pods: map[types.UID]Pod{}}
+	pods, err := m.client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{
+		FieldSelector: fields.OneTermEqualSelector("spec.nodeName", m.config.NodeName).String(), ResourceVersion: "0",
+	})
+	if err != nil {
+		return s, fmt.Errorf("listing the pods of this device: %w", err)
+	}
+	for i := range pods.Items {
+		p := &pods.Items[i]
+		uid := p.UID
+		if hash := p.Annotations[corev1.MirrorPodAnnotationKey]; hash != "" {
+			uid = types.UID(hash) // the runtime knows a static pod by the hash of its file
+		}
+		s.Pods[uid] = podOf(p)
+	}
+	sandboxes, err := runtime.ListPodSandbox(ctx, &runtimev1.ListPodSandboxRequest{})
+	if err != nil {
+		return s, fmt.Errorf("listing sandboxes: %w", err)
+	}
+	podOfSandbox := map[string]types.UID{}
+	for _, b := range sandboxes.Items {
+		uid := types.UID(b.GetMetadata().GetUid())
+		podOfSandbox[b.Id] = uid
+		s.Sandboxes = append(s.Sandboxes, Sandbox{
+			ID: b.Id, Pod: uid, Attempt: b.GetMetadata().GetAttempt(), Created: time.Unix(0, b.CreatedAt), Ready: b.State == runtimev1.PodSandboxState_SANDBOX_READY,
+		})
+	}
+	containers, err := runtime.ListContainers(ctx, &runtimev1.ListContainersRequest{})
+	if err != nil {
+		return s, fmt.Errorf("listing containers: %w", err)
+	}
+	for _, c := range containers.Containers {
+		one := Container{
+			ID: c.Id, Sandbox: c.PodSandboxId, Pod: podOfSandbox[c.PodSandboxId], Name: c.GetMetadata().GetName(), Attempt: c.GetMetadata().GetAttempt(),
+			Created: time.Unix(0, c.CreatedAt), Dead: c.State == runtimev1.ContainerState_CONTAINER_EXITED,
+		}
+		if one.Dead && s.Pods[one.Pod].Policy == corev1.RestartPolicyOnFailure {
+			status, err := runtime.ContainerStatus(ctx, &runtimev1.ContainerStatusRequest{ContainerId: c.Id})
+			if err != nil {
+				return s, fmt.Errorf("asking for container %s: %w", c.Id, err)
+			}
+			one.ExitCode = status.GetStatus().GetExitCode()
+		}
+		s.Containers = append(s.Containers, one)
+	}
+	return s, nil
+}
+
+func podOf(p *corev1.Pod) Pod {
+	pod := Pod{Policy: p.Spec.RestartPolicy, Ended: p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed}
+	for _, c := range p.Spec.InitContainers {
+		pod.Init = append(pod.Init, c.Name)
+	}
+	return pod
+}

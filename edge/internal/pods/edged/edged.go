@@ -1,0 +1,294 @@
+// Package edged runs the kubelet: the upstream one, unmodified, inside edgecore, with the edge API
+// as its API server.
+//
+// It owns the kubelet's configuration, what must hold before a kubelet may start, and the kubelet's
+// global state (feature gates, metrics, logging): these are set here and nowhere else. So there is
+// one kubelet a process, run once: after a failure the process has to be restarted (Restart Never).
+// It refuses a configuration that the kubelet would refuse, before anything is started. Containers
+// go on when it stops. A Module is used by one goroutine, but for Waiting and Stop.
+package edged
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	utilfeature "k8s.io/apiserver/pkg/util/feature"
+	"k8s.io/client-go/kubernetes"
+	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/rest"
+	logsapi "k8s.io/component-base/logs/api/v1"
+	_ "k8s.io/component-base/metrics/prometheus/clientgo" // the kubelet's command registers the same metrics
+	_ "k8s.io/component-base/metrics/prometheus/version"
+	"k8s.io/klog/v2"
+	"k8s.io/kubernetes/cmd/kubelet/app"
+	"k8s.io/kubernetes/cmd/kubelet/app/options"
+
+	"github.com/skerry-io/skerry/beehive"
+	"github.com/skerry-io/skerry/beehive/message"
+)
+
+// Name is the module's address on the bus. It receives no messages.
+const Name message.Name = "edged"
+
+// Config is what the kubelet needs beside its KubeletConfiguration.
+type Config struct {
+	NodeName string
+	Labels   map[string]string // of the Node, when it registers
+	RootDir  string            // "": the kubelet's default
+	NodeIP   string            // "": the kubelet chooses
+	CertDir  string            // for the key and certificate of the kubelet's server; "": pki in RootDir
+	// Kubelet is a KubeletConfiguration, YAML or JSON; apiVersion and kind may be left out.
+	Kubelet []byte
+	// ClusterDNS and ClusterDomain are the name servers and the domain of pods, where the
+	// KubeletConfiguration doesn't say.
+	ClusterDNS    []string
+	ClusterDomain string
+	// ClientCAFile is who may call the kubelet's own server, where the
+	// KubeletConfiguration doesn't say.
+	ClientCAFile string
+	// Verbosity of klog, where the KubeletConfiguration doesn't say.
+	Verbosity int
+	// Host and Transport lead to the API, with the kubelet's identity.
+	Host      string
+	Transport http.RoundTripper
+	// Share gets each Service that the kubelet watches, and returns it or one that is equal for the
+	// kubelet, which others hold; nil: the kubelet holds its own.
+	Share func(*corev1.Service) *corev1.Service
+	// Hold gives the reason no kubelet may start now, nil where one may; nil: always. It is asked
+	// until one may.
+	Hold func(context.Context) error
+	// ImageService is the endpoint at which the kubelet finds the images of the container runtime
+	// (edge/internal/pods/images); "": the kubelet asks the runtime itself.
+	ImageService string
+	// Needs are what else must be so before the kubelet starts. Each is asked again until its error
+	// is nil; its error says what to do.
+	Needs []func(ctx context.Context) error
+	// ImageCredentialProviderConfig and ImageCredentialProviderBinDir are the kubelet's flags
+	// --image-credential-provider-config and --image-credential-provider-bin-dir.
+	ImageCredentialProviderConfig string
+	ImageCredentialProviderBinDir string
+}
+
+// Module is the kubelet as a module.
+type Module struct {
+	config  Config
+	server  *options.KubeletServer
+	local   *localClient
+	gate    *gate
+	periods []Period
+	images  string // the container runtime's own image service
+
+	mu      sync.Mutex
+	ran     bool
+	waiting error
+}
+
+// New checks the configuration. It starts nothing and changes no global state.
+func New(config Config) (*Module, error) {
+	server, err := newServer(config)
+	if err != nil {
+		return nil, err
+	}
+	local, err := newLocalClient()
+	if err != nil {
+		return nil, err
+	}
+	m := &Module{config: config, server: server, local: local, gate: newGate(config.Transport), periods: takePeriods(&server.KubeletConfiguration)}
+	m.config.Transport = m.gate
+	m.images = server.ImageServiceEndpoint
+	if m.images == "" {
+		m.images = server.ContainerRuntimeEndpoint
+	}
+	if config.ImageService != "" {
+		server.ImageServiceEndpoint = config.ImageService
+	}
+	return m, nil
+}
+
+// Name implements beehive.Module.
+func (m *Module) Name() message.Name { return Name }
+
+var errRanBefore = errors.New("the kubelet runs once in a process; restart edgecore")
+
+// Run implements beehive.Module. It is ready when the kubelet runs, and until then waits for what
+// the kubelet can't do without: Waiting says for what. Goroutines of the kubelet outlive Run by the
+// little that the process does: upstream has no way to end them all.
+func (m *Module) Run(ctx context.Context, port *beehive.Port) error { return m.run(ctx, port.Ready) }
+
+func (m *Module) run(parent context.Context, ready func()) error {
+	ctx, cancel := context.WithCancel(parent)
+	defer cancel()
+	defer context.AfterFunc(m.gate.stopped, cancel)()
+	err := m.serve(ctx, ready)
+	if m.gate.stopped.Err() != nil {
+		<-parent.Done() // a stop is no failure
+		return nil
+	}
+	return err
+}
+
+// Stop ends the kubelet for as long as this process lives; containers go on. From then on it learns
+// nothing of its API and can tell it nothing. Upstream's loops don't all end with their context,
+// but without it they can't ask the runtime for what runs (pleg), and a pod is not looked at again
+// before that was asked: how a container ends after Stop this kubelet does not know. To the next
+// one the pod is as after a power cut.
+func (m *Module) Stop() { m.gate.stop() }
+
+// Stopped reports whether Stop was called; nil has no kubelet, and was not.
+func (m *Module) Stopped() bool { return m != nil && m.gate.stopped.Err() != nil }
+
+// Periods are the shutdownGracePeriods of the KubeletConfiguration, in the order of their
+// priorities; none where a shutdown is not to wait for pods.
+func (m *Module) Periods() []Period { return m.periods }
+
+func (m *Module) serve(ctx context.Context, ready func()) error {
+	m.mu.Lock()
+	ran := m.ran
+	m.ran = true
+	m.mu.Unlock()
+	if ran {
+		return errRanBefore
+	}
+	m.advise(ctx, net.DefaultResolver.LookupHost)
+	if err := m.await(ctx); err != nil {
+		if ctx.Err() != nil {
+			return nil // stopped while waiting
+		}
+		return err
+	}
+
+	s := m.server
+	gates := utilfeature.DefaultMutableFeatureGate
+	if err := gates.SetFromMap(s.FeatureGates); err != nil {
+		return fmt.Errorf("setting the kubelet's feature gates: %w", err)
+	}
+	if err := logsapi.ValidateAndApply(&s.Logging, utilfeature.DefaultFeatureGate); err != nil {
+		return fmt.Errorf("setting the kubelet's logging: %w", err)
+	}
+	gates.AddMetrics()
+	deps, err := app.UnsecuredDependencies(ctx, s, utilfeature.DefaultFeatureGate)
+	if err != nil {
+		return fmt.Errorf("preparing the kubelet: %w", err)
+	}
+	clients, err := m.clients()
+	if err != nil {
+		return err
+	}
+	deps.KubeClient, deps.EventClient, deps.HeartbeatClient = clients.kube, clients.events, clients.heartbeat
+	auth, reload, err := app.BuildAuth(types.NodeName(m.config.NodeName), clients.kube, s.KubeletConfiguration)
+	if err != nil {
+		return fmt.Errorf("preparing the kubelet's judgement of its clients: %w", err)
+	}
+	reload(ctx.Done()) // returns at once
+	deps.Auth = &localAuth{AuthInterface: auth, local: m.local}
+	klog.FromContext(ctx).Info("Starting the kubelet", "node", m.config.NodeName, "runtime", s.ContainerRuntimeEndpoint)
+	ready()
+	if err := app.Run(ctx, s, deps, utilfeature.DefaultFeatureGate); err != nil && ctx.Err() == nil {
+		return fmt.Errorf("running the kubelet: %w", err)
+	}
+	return nil
+}
+
+// Waiting says what the kubelet waits for before it starts; nil when it runs, or hasn't
+// been asked to.
+func (m *Module) Waiting() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.waiting
+}
+
+func (m *Module) wait(err error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.waiting = err
+}
+
+type clients struct {
+	kube      kubernetes.Interface
+	events    typedcorev1.EventsGetter
+	heartbeat kubernetes.Interface
+}
+
+// clients makes the kubelet's three clients, as its own start-up does with a kubeconfig. Its
+// requests go to the store in this process, so there is nothing to be gained by slowing them down;
+// events alone keep the limit that the configuration sets.
+func (m *Module) clients() (clients, error) {
+	s := m.server
+	config := &rest.Config{
+		Host:      m.config.Host,
+		Transport: m.config.Transport,
+		UserAgent: "edged",
+		QPS:       -1,
+		ContentConfig: rest.ContentConfig{
+			ContentType:        runtime.ContentTypeProtobuf,
+			AcceptContentTypes: runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON,
+		},
+	}
+	var c clients
+	var err error
+	if c.kube, err = kubernetes.NewForConfig(config); err != nil {
+		return c, fmt.Errorf("making the kubelet's client: %w", err)
+	}
+	c.kube = &keeping{newSharing(c.kube, m.config.Share), func(ctx context.Context) []string { return runningDrivers(ctx, m.rootDir()) }}
+	events := rest.CopyConfig(config)
+	events.QPS, events.Burst = float32(s.EventRecordQPS), int(s.EventBurst)
+	if s.EventRecordQPS == 0 {
+		events.QPS = -1 // for the kubelet 0 is no limit, for a client it is the default limit
+	}
+	if c.events, err = typedcorev1.NewForConfig(events); err != nil {
+		return c, fmt.Errorf("making the kubelet's event client: %w", err)
+	}
+	heartbeat := rest.CopyConfig(config)
+	heartbeat.Timeout = min(s.NodeStatusUpdateFrequency.Duration, time.Duration(s.NodeLeaseDurationSeconds)*time.Second)
+	if c.heartbeat, err = kubernetes.NewForConfig(heartbeat); err != nil {
+		return c, fmt.Errorf("making the kubelet's heartbeat client: %w", err)
+	}
+	return c, nil
+}
+
+// rootDir is where the kubelet keeps its files.
+func (m *Module) rootDir() string { return filepath.Clean(m.server.RootDirectory) }
+
+// Runtime is the endpoint of the container runtime; "" where there is no kubelet.
+func (m *Module) Runtime() string {
+	if m == nil {
+		return ""
+	}
+	return m.server.ContainerRuntimeEndpoint
+}
+
+// Images is the endpoint of the container runtime's images; "" where there is no kubelet.
+func (m *Module) Images() string {
+	if m == nil {
+		return ""
+	}
+	return m.images
+}
+
+// Server is where the kubelet's own server is reached from this device; "" where it has none.
+func (m *Module) Server() string {
+	if !m.server.EnableServer {
+		return ""
+	}
+	host := m.server.Address
+	if ip := net.ParseIP(host); ip == nil || ip.IsUnspecified() {
+		host = "127.0.0.1"
+	}
+	return net.JoinHostPort(host, strconv.Itoa(int(m.server.Port)))
+}
+
+// DialLocal connects to this kubelet's server as edgecore itself, which may ask it for logs, exec,
+// attach and port-forward of pods. What goes through the connection is HTTP/1.1.
+func (m *Module) DialLocal(ctx context.Context) (net.Conn, error) {
+	return m.local.dial(ctx, m.server, m.Server())
+}

@@ -1,0 +1,228 @@
+// Package images serves the kubelet the images of the container runtime (CRI's ImageService), and
+// keeps the kubelet's garbage collection from the images that this device can't do without: the
+// image of pods' sandboxes, and those that it may have to start containers of again. A device that
+// is cut off can't pull them.
+//
+// It owns the socket that the kubelet finds images at, and which of them are shown as pinned: CRI's
+// word for what is never collected. containerd says it by itself from 1.7 on, and of the sandbox
+// image alone. It also puts the sandbox image back where containerd has none (Restore). Everything
+// else that the kubelet asks of images goes to the runtime, and its answers come back, unchanged;
+// it refuses nothing and removes nothing. While it is not known which images are wanted, all are
+// pinned. A Server may be used by many goroutines.
+package images
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"k8s.io/client-go/rest"
+	runtimev1 "k8s.io/cri-api/pkg/apis/runtime/v1"
+	"k8s.io/klog/v2"
+
+	"github.com/skerry-io/skerry/beehive"
+	"github.com/skerry-io/skerry/beehive/message"
+	"github.com/skerry-io/skerry/edge/internal/pods/cri"
+	"github.com/skerry-io/skerry/edge/internal/pods/images/archive"
+)
+
+// Name is the module's address on the bus. It receives no messages.
+const Name message.Name = "images"
+
+// Config is what a Server needs.
+type Config struct {
+	// Listen opens the socket at which the kubelet asks.
+	Listen func() (net.Listener, error)
+	// Runtime and Images are the endpoints of the container runtime ("unix:///run/..."), of pods
+	// and of images; mostly they are the same.
+	Runtime, Images string
+	// API leads to the edge API, which lists the pods of the device, and its applications
+	// where Apps is set.
+	API      *rest.Config
+	NodeName string
+	Apps     bool
+	// Archive is a file with the sandbox image (an OCI layout in a tar); "" for none.
+	Archive string
+}
+
+// Server is the image service of one container runtime.
+type Server struct {
+	runtimev1.UnimplementedImageServiceServer // what is not below: the kubelet asks otherwise then
+
+	config Config
+	wanted func(ctx context.Context) ([]string, error)
+
+	mu      sync.Mutex
+	sandbox string // "": not known yet
+	unknown bool   // the last question for the wanted images failed
+	failure string // of the last try to restore the sandbox image; "" where it went well
+}
+
+// New returns a Server. It starts nothing.
+func New(config Config) (*Server, error) {
+	wanted, err := wantedBy(config.API, config.NodeName, config.Apps)
+	if err != nil {
+		return nil, err
+	}
+	return &Server{config: config, wanted: wanted}, nil
+}
+
+// Name implements beehive.Module.
+func (*Server) Name() message.Name { return Name }
+
+// Run implements beehive.Module.
+func (s *Server) Run(ctx context.Context, port *beehive.Port) error { return s.Serve(ctx, port.Ready) }
+
+// Serve serves the kubelet until ctx ends; ready is called once it can ask.
+func (s *Server) Serve(ctx context.Context, ready func()) error {
+	l, err := s.config.Listen()
+	if err != nil {
+		return err
+	}
+	conn, err := cri.Dial(s.config.Images)
+	if err != nil {
+		return errors.Join(err, l.Close())
+	}
+	defer conn.Close()
+	server := grpc.NewServer(grpc.MaxRecvMsgSize(cri.MaxMessage), grpc.MaxSendMsgSize(cri.MaxMessage))
+	runtimev1.RegisterImageServiceServer(server, service{Server: s, runtime: runtimev1.NewImageServiceClient(conn)})
+	stop := context.AfterFunc(ctx, server.Stop) // a pull may take hours: it ends with its caller, the kubelet
+	defer stop()
+	ready()
+	if err := server.Serve(l); err != nil && ctx.Err() == nil {
+		return fmt.Errorf("serving the kubelet's requests for images: %w", err)
+	}
+	return nil
+}
+
+// service is a Server while it serves.
+type service struct {
+	*Server
+	runtime runtimev1.ImageServiceClient
+}
+
+// ListImages implements runtimev1.ImageServiceServer.
+func (s service) ListImages(ctx context.Context, r *runtimev1.ListImagesRequest) (*runtimev1.ListImagesResponse, error) {
+	answer, err := s.runtime.ListImages(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	s.pin(ctx, answer.Images)
+	// The kubelet asks every 30 s: what was removed behind its back is there before a sandbox needs
+	// it. What is restored is in the next answer.
+	if name := s.sandboxImage(ctx); r.GetFilter().GetImage() == nil && name != "" && !listed(answer.Images, name) {
+		s.TryRestore(ctx)
+	}
+	return answer, nil
+}
+
+// ImageStatus implements runtimev1.ImageServiceServer.
+func (s service) ImageStatus(ctx context.Context, r *runtimev1.ImageStatusRequest) (*runtimev1.ImageStatusResponse, error) {
+	return s.runtime.ImageStatus(ctx, r)
+}
+
+// PullImage implements runtimev1.ImageServiceServer.
+func (s service) PullImage(ctx context.Context, r *runtimev1.PullImageRequest) (*runtimev1.PullImageResponse, error) {
+	return s.runtime.PullImage(ctx, r)
+}
+
+// RemoveImage implements runtimev1.ImageServiceServer.
+func (s service) RemoveImage(ctx context.Context, r *runtimev1.RemoveImageRequest) (*runtimev1.RemoveImageResponse, error) {
+	return s.runtime.RemoveImage(ctx, r)
+}
+
+// ImageFsInfo implements runtimev1.ImageServiceServer.
+func (s service) ImageFsInfo(ctx context.Context, r *runtimev1.ImageFsInfoRequest) (*runtimev1.ImageFsInfoResponse, error) {
+	return s.runtime.ImageFsInfo(ctx, r)
+}
+
+// pin marks the images that must not be collected.
+func (s *Server) pin(ctx context.Context, images []*runtimev1.Image) {
+	wanted, err := s.wanted(ctx)
+	sandbox := s.sandboxImage(ctx)
+	s.note(ctx, err)
+	Pin(images, append(wanted, sandbox), err == nil)
+}
+
+// note logs when it is no longer known which images are wanted, and when it is again.
+func (s *Server) note(ctx context.Context, err error) {
+	s.mu.Lock()
+	before := s.unknown
+	s.unknown = err != nil
+	s.mu.Unlock()
+	switch {
+	case err != nil && !before:
+		klog.FromContext(ctx).Info("Failed to list the pods of this device, keeping all images from garbage collection", "err", err)
+	case err == nil && before:
+		klog.FromContext(ctx).Info("Listed the pods of this device, unused images may be collected again")
+	}
+}
+
+// askTimeout bounds a question to the runtime that nobody's deadline bounds.
+const askTimeout = 10 * time.Second
+
+// sandboxImage is the image of pods' sandboxes; "" where the runtime doesn't say.
+func (s *Server) sandboxImage(ctx context.Context) string {
+	s.mu.Lock()
+	known := s.sandbox
+	s.mu.Unlock()
+	if known != "" {
+		return known
+	}
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	name, err := SandboxImage(ctx, s.config.Runtime)
+	if err != nil {
+		klog.FromContext(ctx).V(2).Info("The container runtime does not tell its sandbox image", "err", err)
+		return ""
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.sandbox = name
+	return name
+}
+
+// TryRestore restores the sandbox image, and logs a failure once.
+func (s *Server) TryRestore(ctx context.Context) {
+	err := s.Restore(ctx)
+	text := ""
+	if err != nil {
+		text = err.Error()
+	}
+	s.mu.Lock()
+	before := s.failure
+	s.failure = text
+	s.mu.Unlock()
+	if err != nil && text != before {
+		klog.FromContext(ctx).Error(err, "Failed to restore the image of pods' sandboxes, retrying")
+	}
+}
+
+// Restore imports the sandbox image from the archive where the container runtime has none: without
+// it no pod can start, and a device without a link can't pull it. The image gets the name that the
+// runtime asks for. It may be called again and again.
+func (s *Server) Restore(ctx context.Context) error {
+	name := s.sandboxImage(ctx)
+	if name == "" || s.config.Archive == "" {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	if there, err := present(ctx, s.config.Images, name); err != nil || there {
+		return err
+	}
+	conn, err := cri.Dial(s.config.Runtime)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	if err := archive.Import(ctx, conn, s.config.Archive, name); err != nil {
+		return fmt.Errorf("importing the sandbox image %s from %s: %w", name, s.config.Archive, err)
+	}
+	klog.FromContext(ctx).Info("Restored the image of pods' sandboxes", "image", name, "from", s.config.Archive)
+	return nil
+}

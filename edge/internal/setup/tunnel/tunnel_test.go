@@ -1,0 +1,174 @@
+package tunnel_test
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus/testutil"
+
+	"github.com/skerry-io/skerry/common/link/linktest"
+	common "github.com/skerry-io/skerry/common/tunnel"
+	"github.com/skerry-io/skerry/edge/internal/core/linkstate"
+	"github.com/skerry-io/skerry/edge/internal/setup/tunnel"
+)
+
+// cloud is the other end of a link to a Tunnel.
+func cloud(t *testing.T, kubelet string) (*common.Mux, *tunnel.Tunnel) {
+	t.Helper()
+	return cloudOf(t, tunnel.Config{Kubelet: func() string { return kubelet }})
+}
+
+func cloudOf(t *testing.T, config tunnel.Config) (*common.Mux, *tunnel.Tunnel) {
+	t.Helper()
+	edgeConn, cloudConn := linktest.Pipe(t, linktest.PipeOptions{})
+	ctx, cancel := context.WithCancel(context.Background())
+	end := tunnel.New(config)
+	handle, run := end.Attach(linkstate.Link{Streams: true}, edgeConn.Send)
+	mux := common.New(cloudConn, common.Config{Peer: "edge1"})
+	var all sync.WaitGroup
+	all.Go(func() { run(ctx) })
+	all.Go(func() { _ = mux.Run(ctx) })
+	all.Go(func() {
+		for {
+			m, err := edgeConn.Receive(ctx)
+			if err != nil {
+				return
+			}
+			if err := handle(ctx, m); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	all.Go(func() {
+		for {
+			m, err := cloudConn.Receive(ctx)
+			if err != nil {
+				return
+			}
+			if err := mux.Handle(ctx, m); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	t.Cleanup(func() { cancel(); all.Wait() })
+	return mux, end
+}
+
+func TestAttach_LeadsToTheKubelet(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	go func() {
+		c, err := l.Accept()
+		if err != nil {
+			return
+		}
+		defer c.Close()
+		_, _ = io.WriteString(c, "kubelet here")
+	}()
+	mux, end := cloud(t, l.Addr().String())
+	s, err := mux.Open(t.Context(), tunnel.Kubelet)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := io.ReadAll(s); err != nil || string(got) != "kubelet here" {
+		t.Errorf("got %q, %v", got, err)
+	}
+	if err := s.Close(); err != nil {
+		t.Error(err)
+	}
+	for mux.Len() > 0 {
+		time.Sleep(time.Millisecond)
+	}
+	want := `# HELP skerry_tunnel_bytes_total Bytes to the kubelet (sent) and from it (received).
+# TYPE skerry_tunnel_bytes_total counter
+skerry_tunnel_bytes_total{direction="received"} 12
+skerry_tunnel_bytes_total{direction="sent"} 0
+# HELP skerry_tunnel_streams_total Streams that were led to the kubelet.
+# TYPE skerry_tunnel_streams_total counter
+skerry_tunnel_streams_total 1
+`
+	if err := testutil.CollectAndCompare(end, strings.NewReader(want), "skerry_tunnel_bytes_total", "skerry_tunnel_streams_total"); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestAttach_RefusesAllElse(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	closed := l.Addr().String()
+	l.Close()
+	for name, test := range map[string]struct{ kubelet, target, want string }{
+		"another target": {closed, "127.0.0.1:22", "not to \"127.0.0.1:22\""},
+		"no kubelet":     {"", tunnel.Kubelet, "no kubelet"},
+		"it is down":     {closed, tunnel.Kubelet, "the kubelet does not answer"},
+		"switched off":   {closed, tunnel.Subresources, "modules.tunnel.subresources is false"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			mux, end := cloud(t, test.kubelet)
+			_, err := mux.Open(t.Context(), test.target)
+			if n := testutil.CollectAndCount(end, "skerry_tunnel_refused_total"); n != 1 {
+				t.Errorf("%d refusals are counted", n)
+			}
+			if _, ok := errors.AsType[*common.Refused](err); !ok || !strings.Contains(err.Error(), test.want) {
+				t.Errorf("got %v, want %q", err, test.want)
+			}
+		})
+	}
+}
+
+// The device's own client is another way to the kubelet, and a stream that asks for it
+// gets nothing else.
+func TestAttach_Subresources(t *testing.T) {
+	near, far := net.Pipe()
+	mux, _ := cloudOf(t, tunnel.Config{
+		Kubelet:      func() string { return "127.0.0.1:1" },
+		Subresources: func(context.Context) (net.Conn, error) { return near, nil },
+	})
+	go func() {
+		_, _ = io.WriteString(far, "as the device")
+		_ = far.Close()
+	}()
+	s, err := mux.Open(t.Context(), tunnel.Subresources)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := io.ReadAll(s); err != nil || string(got) != "as the device" {
+		t.Errorf("got %q, %v", got, err)
+	}
+}
+
+// The cloud may read what `edgecore status` shows; there is no other path to ask for.
+func TestAttach_Status(t *testing.T) {
+	mux, _ := cloudOf(t, tunnel.Config{Status: func(accept string) ([]byte, string, error) {
+		return []byte("status as " + accept), accept, nil
+	}})
+	for range 2 {
+		s, err := mux.Open(t.Context(), tunnel.Status)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := io.WriteString(s, "PUT /skerry/v1/maintenance HTTP/1.1\r\nHost: edgecore\r\nAccept: text/plain\r\nContent-Length: 4\r\n\r\ntrue"); err != nil {
+			t.Fatal(err)
+		}
+		got, err := io.ReadAll(s)
+		if err != nil || !strings.HasPrefix(string(got), "HTTP/1.1 200 OK\r\n") || !strings.HasSuffix(string(got), "\r\n\r\nstatus as text/plain") {
+			t.Errorf("got %q, %v", got, err)
+		}
+		_ = s.Close()
+	}
+	// One that asks nothing and goes leaves nothing behind: the end of the session waits for it.
+	if _, err := mux.Open(t.Context(), tunnel.Status); err != nil {
+		t.Fatal(err)
+	}
+}

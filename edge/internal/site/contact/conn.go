@@ -1,0 +1,104 @@
+package contact
+
+import (
+	"context"
+	"crypto/x509"
+	"errors"
+	"net/netip"
+	"sync"
+	"time"
+
+	"github.com/quic-go/quic-go"
+	"golang.org/x/time/rate"
+
+	"github.com/skerry-io/skerry/common/link"
+	"github.com/skerry-io/skerry/edge/internal/site/peers"
+)
+
+// Bounds of connections. A device that goes above them has its connection ended, and is met again
+// when it keeps to them.
+const (
+	maxConns = 2 * peers.MaxMembers // with those in their handshake
+	// connectsEvery and connectBurst bound how often one device may connect.
+	connectsEvery = time.Second
+	connectBurst  = 8
+	// signs and words of a device in a second.
+	signRate, signBurst = 20, 60
+	wordRate, wordBurst = 12, 40
+	dialTimeout         = 1500 * time.Millisecond
+)
+
+func quicConfig() *quic.Config {
+	return &quic.Config{
+		HandshakeIdleTimeout: dialTimeout / 2, // the whole handshake may take twice this
+		MaxIdleTimeout:       idle, EnableDatagrams: true, DisablePathMTUDiscovery: true,
+		InitialStreamReceiveWindow: maxFrame, MaxStreamReceiveWindow: maxFrame, InitialConnectionReceiveWindow: maxFrame, MaxConnectionReceiveWindow: maxFrame,
+		MaxIncomingStreams: -1, MaxIncomingUniStreams: 1,
+	}
+}
+
+// session is one connection with a peer.
+type session struct {
+	id          uint64
+	node        string
+	conn        *quic.Conn
+	certificate *x509.Certificate
+}
+
+func (s *session) close(reason string) { _ = s.conn.CloseWithError(0, reason) }
+
+// admission bounds connections before any work is done for them.
+type admission struct {
+	shares *link.Shares[netip.Prefix]
+
+	mu       sync.Mutex
+	open     int
+	connects map[string]*rate.Limiter // by device; bounded by the site's members
+}
+
+func newAdmission() *admission {
+	return &admission{shares: link.NewShares[netip.Prefix](maxConns), connects: map[string]*rate.Limiter{}}
+}
+
+var errTooMany = errors.New("too many connections")
+
+func (x *admission) admit(ctx context.Context, client *quic.ClientInfo) (context.Context, error) {
+	leave, ok := x.shares.Enter(link.Source(client.RemoteAddr))
+	if !ok {
+		return nil, errTooMany
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.open >= maxConns {
+		leave()
+		return nil, errTooMany
+	}
+	x.open++
+	context.AfterFunc(ctx, func() {
+		leave()
+		x.mu.Lock()
+		defer x.mu.Unlock()
+		x.open--
+	})
+	return ctx, nil
+}
+
+// busy: from half of the bound on, who connects must prove the address first (RFC 9000, 8.1.2).
+func (x *admission) busy() bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.open >= maxConns/2
+}
+
+// allows reports whether a device may connect once more.
+func (x *admission) allows(node string) bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.connects[node] == nil {
+		if len(x.connects) > 4*peers.MaxMembers { // of devices that have left long ago
+			clear(x.connects)
+		}
+		x.connects[node] = rate.NewLimiter(rate.Every(connectsEvery), connectBurst)
+	}
+	return x.connects[node].Allow()
+}

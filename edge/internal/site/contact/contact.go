@@ -1,0 +1,407 @@
+// Package contact is how the devices of a site know each other on their LAN: who is alive, and what
+// each says of its own pods. It needs no cloud.
+//
+// It owns one QUIC connection with each other device of the site, on which both show their node's
+// certificate; the decision who is Met, Mute or Dead; and the words, which count from their own
+// device alone and are never passed on. It refuses who is not in the Site, revoked certificates,
+// addresses that are not of the sender's own pods, and all that is above the bounds of wire.go: a
+// peer may be a stolen device. It stores which devices were ever met, and, where a reboot clears
+// it, what they said last.
+//
+// The core (core.go) is pure and guarded by mu. Contact, Pod, SetPods, SetTunnel, Tunnel and Status
+// may be called from any goroutine; Changed is called by one of ours, without mu.
+package contact
+
+import (
+	"cmp"
+	"context"
+	"encoding/hex"
+	"encoding/json"
+	"maps"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/quic-go/quic-go"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	"github.com/skerry-io/skerry/beehive/message"
+	"github.com/skerry-io/skerry/edge/internal/kernel/lan"
+	"github.com/skerry-io/skerry/edge/internal/site/peers"
+)
+
+// Name is the module's address on the bus. It receives nothing.
+const Name message.Name = "contact"
+
+const (
+	// beaconEvery is the time between two beacons while a device of the site is missing, beaconSlow
+	// after some minutes of that.
+	beaconEvery = time.Second
+	beaconSlow  = 10 * time.Second
+	beaconEager = 5 * time.Minute
+	// wordEvery bounds how often this device says something new.
+	wordEvery = 100 * time.Millisecond
+	// found bounds the addresses that beacons have named for one device: the newest stay.
+	found = 4
+	// lookMin and lookMost bound the pause before networks are looked at again that could not be
+	// read.
+	lookMin  = 250 * time.Millisecond
+	lookMost = 30 * time.Second
+)
+
+// Network is the device's place on its networks: a *lan.LAN.
+type Network interface {
+	Listen(port int) (*net.UDPConn, error)
+	Join(conn *net.UDPConn) error
+	Beacon(packet []byte, port int) error
+	Answers(ctx context.Context, address netip.Addr, patience time.Duration) (bool, error)
+	Networks() ([]lan.Network, error)
+	Subscribe() (*lan.Changes, error)
+}
+
+// Memory keeps small values over restarts.
+type Memory interface {
+	Load() (map[string][]byte, error)
+	Save(ctx context.Context, changes map[string][]byte) error
+}
+
+// Config is what an Agent needs.
+type Config struct {
+	Node string
+	Boot string // of this boot of the device
+	Port int
+	Site *peers.Holder
+	Trust
+	Network Network
+	// Forget makes the kernel forget TCP connections to addresses.
+	Forget func([]netip.Prefix) (int, error)
+	Memory Memory
+	// RunFile is where what peers say outlives edgecore and not a reboot; "": it does neither.
+	RunFile string
+	// Changed is called with a device of which something else is known now.
+	Changed func(node string)
+}
+
+// Agent is the module.
+type Agent struct {
+	config Config
+
+	mu       sync.Mutex
+	core     *core
+	conns    map[uint64]*session
+	logged   map[string]Status // as the log has it
+	nextConn uint64
+	dialing  map[string]bool
+	found    map[string][]netip.AddrPort
+	own      []Pod
+	tunnel   Tunnel // of this device
+	lan      []netip.Prefix
+	sequence uint64
+	said     chan struct{} // closed and replaced when own changes
+	cut      map[string]bool
+
+	wake      chan struct{}
+	keep      chan struct{} // the set of those that were met has changed
+	transport *quic.Transport
+	admission *admission
+	lost      atomic.Uint64
+	dropped   atomic.Uint64
+	refused   atomic.Uint64
+	deaths    atomic.Uint64
+	forgotten atomic.Uint64
+}
+
+// New makes an Agent. It starts nothing.
+func New(c Config) *Agent {
+	if c.Changed == nil {
+		c.Changed = func(string) {}
+	}
+	return &Agent{
+		config: c, core: newCore(c.Node, map[string]bool{}), conns: map[uint64]*session{}, logged: map[string]Status{}, dialing: map[string]bool{}, found: map[string][]netip.AddrPort{},
+		said: make(chan struct{}), cut: map[string]bool{}, wake: make(chan struct{}, 1), keep: make(chan struct{}, 1), admission: newAdmission(),
+		// Later than that of an edgecore that ran before in this boot.
+		sequence: uint64(time.Now().UnixNano()),
+	}
+}
+
+const (
+	metKey    = "met"
+	ownersKey = "tunnels" // by key, in hexadecimal: the first device that had it
+)
+
+// runState is what outlives edgecore in RunFile.
+type runState struct {
+	Boot  string             `json:"boot"`
+	Peers map[string]runPeer `json:"peers"`
+}
+
+type runPeer struct {
+	At       netip.Addr `json:"at"`
+	Boot     string     `json:"boot"`
+	Sequence uint64     `json:"sequence"`
+	Pods     []Pod      `json:"pods"`
+	Tunnel   Tunnel     `json:"tunnel"`
+}
+
+// Load reads what was kept. It is called before Run, so that nothing is decided on less.
+func (a *Agent) Load(ctx context.Context) error {
+	kept, err := a.config.Memory.Load()
+	if err != nil {
+		return err
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	var names []string
+	if raw := kept[metKey]; raw != nil {
+		if err := json.Unmarshal(raw, &names); err != nil {
+			klog.FromContext(ctx).Error(err, "Failed to read which devices were met; the cloud's data is used for them until they are met again")
+		}
+	}
+	for _, n := range names {
+		a.core.met[n] = true
+	}
+	var owners map[string]string
+	if raw := kept[ownersKey]; raw != nil {
+		if err := json.Unmarshal(raw, &owners); err != nil {
+			klog.FromContext(ctx).Error(err, "Failed to load the owners of tunnel keys, accepting the first peer that reports each key")
+		}
+	}
+	for text, node := range owners {
+		if key, err := hex.DecodeString(text); err == nil && len(key) == 32 {
+			a.core.owners[[32]byte(key)] = node
+		}
+	}
+	a.takeSite(time.Now())
+	if a.config.RunFile == "" {
+		return nil
+	}
+	raw, err := os.ReadFile(a.config.RunFile)
+	if err != nil {
+		return nil //nolint:nilerr // a first start in this boot
+	}
+	var s runState
+	if json.Unmarshal(raw, &s) != nil || s.Boot != a.config.Boot {
+		return nil
+	}
+	for node, p := range s.Peers {
+		w := &Word{Boot: p.Boot, Sequence: p.Sequence, Pods: map[types.UID]Pod{}, Tunnel: p.Tunnel}
+		for _, pod := range p.Pods {
+			w.Pods[pod.UID] = pod
+		}
+		a.core.restore(time.Now(), node, w, p.At)
+	}
+	return nil
+}
+
+// takeSite gives the core the devices of the site, and closes connections of those that are not
+// welcome any more. mu is held.
+func (a *Agent) takeSite(now time.Time) {
+	s := a.config.Site.Current()
+	if s == nil {
+		return
+	}
+	all := map[string][]netip.Prefix{}
+	for _, m := range s.Members {
+		if m.Node != a.config.Node {
+			all[m.Node] = m.Ranges()
+		}
+	}
+	a.core.members(now, all)
+	for _, one := range a.conns {
+		if _, err := s.Admits(one.certificate); err != nil {
+			a.refused.Add(1)
+			one.close("not in this site any more")
+		}
+	}
+	for node := range a.found {
+		if _, in := all[node]; !in {
+			delete(a.found, node)
+		}
+	}
+}
+
+// SetPods is what this device's kubelet says of its pods now, the oldest first.
+func (a *Agent) SetPods(pods []Pod) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.sequence != 0 && slices.EqualFunc(a.own, pods, Pod.equal) {
+		return
+	}
+	a.own = slices.Clone(pods)
+	a.saidAgain()
+}
+
+// SetTunnel is where this device takes encrypted packets now.
+func (a *Agent) SetTunnel(t Tunnel) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.tunnel != t {
+		a.tunnel = t
+		a.saidAgain()
+	}
+}
+
+// SetLAN is this device's addresses on its networks now, by which others reach its pods.
+func (a *Agent) SetLAN(lan []netip.Prefix) {
+	a.mu.Lock()
+	if slices.Equal(a.lan, lan) {
+		a.mu.Unlock()
+		return
+	}
+	a.lan = slices.Clone(lan)
+	a.saidAgain()
+	peers := slices.Sorted(maps.Keys(a.core.peers))
+	a.mu.Unlock()
+	for _, node := range peers { // what is reached from here has changed too
+		a.config.Changed(node)
+	}
+}
+
+// LAN is the addresses that a device reports of itself; empty where its last report is missing or
+// outdated.
+func (a *Agent) LAN(node string) []netip.Addr {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if p := a.core.peers[node]; p != nil && p.holds() {
+		return slices.Clone(p.word.LAN)
+	}
+	return nil
+}
+
+// Reaches reports whether pods of a device that have addresses of a family are reached from here:
+// both devices have an address of it on one network, or a tunnel. What is not known is no reason to
+// doubt.
+func (a *Agent) Reaches(node string, v4 bool) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	p := a.core.peers[node]
+	if p == nil || !p.holds() || len(p.word.LAN) == 0 || len(a.lan) == 0 || a.tunnel != (Tunnel{}) && a.core.tunnel(node) != (Tunnel{}) {
+		return true
+	}
+	return slices.ContainsFunc(p.word.LAN, func(at netip.Addr) bool {
+		return at.Is4() == v4 && slices.ContainsFunc(a.lan, func(n netip.Prefix) bool { return n.Contains(at) })
+	})
+}
+
+// saidAgain has all peers hear what this device says. mu is held.
+func (a *Agent) saidAgain() {
+	a.sequence++
+	close(a.said)
+	a.said = make(chan struct{})
+}
+
+// Contact is what is known of a device. A mute one whose last word holds no longer is Absent.
+func (a *Agent) Contact(node string) Status {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	p := a.core.peers[node]
+	switch {
+	case p == nil:
+		return Unmet
+	case p.status == Mute && !p.holds(), p.status == Met && p.word == nil:
+		return Absent
+	}
+	return p.status
+}
+
+// State is the contact as `edgecore status` shows it.
+type State struct {
+	Peers []Peer `json:"peers"`
+	// Dropped are addresses that peers named and that are not theirs, Refused connections of those
+	// who are not in the site, Deaths devices that died, and Forgotten the TCP connections that
+	// were ended by that; all since edgecore started.
+	Dropped   uint64 `json:"dropped"`
+	Refused   uint64 `json:"refused"`
+	Deaths    uint64 `json:"deaths"`
+	Forgotten uint64 `json:"forgotten"`
+}
+
+// Peer is one other device of the site.
+type Peer struct {
+	Node    string     `json:"node"`
+	Status  string     `json:"status"`
+	Address netip.Addr `json:"address,omitzero"`
+	Pods    int        `json:"pods"`
+}
+
+// State is how the contact is now.
+func (a *Agent) State() State {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	s := State{Dropped: a.dropped.Load(), Refused: a.refused.Load(), Deaths: a.deaths.Load(), Forgotten: a.forgotten.Load()}
+	for node, p := range a.core.peers {
+		one := Peer{Node: node, Status: p.status.String(), Address: p.at}
+		if p.holds() {
+			one.Pods = len(p.word.Pods)
+		}
+		s.Peers = append(s.Peers, one)
+	}
+	slices.SortFunc(s.Peers, func(x, y Peer) int { return cmp.Compare(x.Node, y.Node) })
+	return s
+}
+
+// Address is where a device was connected last in this process; the zero value where it was not, or
+// where it is dead: then it may be elsewhere, and the cloud may know where.
+func (a *Agent) Address(node string) netip.Addr {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if p := a.core.peers[node]; p != nil && p.status != Dead {
+		return p.at
+	}
+	return netip.Addr{}
+}
+
+// Tunnel is where a device takes encrypted packets, as it said last in this boot; the zero
+// value where it has said nothing. It stays when the device is dead: what is sent to it is
+// lost by any way.
+func (a *Agent) Tunnel(node string) Tunnel {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.core.tunnel(node)
+}
+
+// Pod is what a device says of a pod of its own; false where it says nothing of it, or where its
+// word does not hold.
+func (a *Agent) Pod(node string, uid types.UID) (Pod, bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	p := a.core.peers[node]
+	if p == nil || !p.holds() {
+		return Pod{}, false
+	}
+	pod, ok := p.word.Pods[uid]
+	if !ok {
+		return pod, false
+	}
+	// The range of a device may have become another since its word came.
+	pod.Addresses = slices.DeleteFunc(slices.Clone(pod.Addresses), func(x netip.Addr) bool {
+		return !slices.ContainsFunc(p.ranges, func(r netip.Prefix) bool { return r.Contains(x) })
+	})
+	for i, x := range pod.Addresses {
+		pod.Addresses[i] = a.onLAN(p, x)
+	}
+	return pod, true
+}
+
+// onLAN is the address of a pod in its device's network by which it is reached from here: where its
+// own, the Node's, is on a network of the device's alone, such as its uplink, the device's address
+// on a common network is. mu must be held.
+func (a *Agent) onLAN(p *peer, at netip.Addr) netip.Addr {
+	here := func(x netip.Addr) bool { // this device's own address is no way to another one, whatever that reports
+		return slices.ContainsFunc(a.lan, func(n netip.Prefix) bool { return n.Contains(x) && n.Addr() != x })
+	}
+	if here(at) || slices.ContainsFunc(p.ranges, func(r netip.Prefix) bool { return !r.IsSingleIP() && r.Contains(at) }) {
+		return at
+	}
+	for _, x := range p.word.LAN {
+		if x.Is4() == at.Is4() && here(x) {
+			return x
+		}
+	}
+	return at
+}

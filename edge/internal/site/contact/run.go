@@ -1,0 +1,341 @@
+package contact
+
+import (
+	"cmp"
+	"context"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"net"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/quic-go/quic-go"
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/time/rate"
+	"k8s.io/klog/v2"
+
+	"github.com/skerry-io/skerry/beehive"
+	"github.com/skerry-io/skerry/beehive/message"
+	"github.com/skerry-io/skerry/common/link/quiclink"
+	"github.com/skerry-io/skerry/edge/internal/core/atomicfile"
+	"github.com/skerry-io/skerry/edge/internal/kernel/lan"
+)
+
+// Name implements beehive.Module.
+func (*Agent) Name() message.Name { return Name }
+
+// Run implements beehive.Module.
+func (a *Agent) Run(ctx context.Context, port *beehive.Port) error {
+	return a.Serve(ctx, port.Ready)
+}
+
+// Serve keeps the contact until ctx ends.
+func (a *Agent) Serve(ctx context.Context, ready func()) error {
+	udp, err := a.config.Network.Listen(a.config.Port)
+	if err != nil {
+		return err
+	}
+	changes, err := a.config.Network.Subscribe()
+	if err != nil {
+		_ = udp.Close()
+		return err
+	}
+	a.transport = &quic.Transport{
+		Conn: quiclink.Tolerant(udp, &a.lost), ConnContext: a.admission.admit,
+		VerifySourceAddress: func(net.Addr) bool { return a.admission.busy() },
+	}
+	listener, err := a.transport.Listen(a.config.Trust.config(a.config.Site.Current, a.mayDial, func(err error) { a.refuse(ctx, "a device that connects", err) }), quicConfig())
+	if err != nil {
+		_ = udp.Close()
+		return fmt.Errorf("listening for the devices of the site: %w", err)
+	}
+	g, ctx := errgroup.WithContext(ctx)
+	changed := make(chan struct{}, 1)
+	g.Go(func() error { return a.accept(ctx, listener) })
+	g.Go(func() error { return a.hearBeacons(ctx) })
+	g.Go(func() error { return changes.Run(ctx, func() { poke(changed) }) })
+	g.Go(func() error { return a.loop(ctx) })
+	g.Go(func() error { return a.beacons(ctx) })
+	g.Go(func() error { return a.keepMet(ctx) })
+	g.Go(func() error {
+		<-ctx.Done()
+		a.closeAll()
+		_ = listener.Close()
+		_ = a.transport.Close()
+		return udp.Close()
+	})
+	if !a.look(ctx, udp) {
+		poke(changed)
+	}
+	g.Go(func() error {
+		a.followNetworks(ctx, udp, changed)
+		return nil
+	})
+	ready()
+	err = g.Wait()
+	if ctx.Err() != nil {
+		return nil
+	}
+	return err
+}
+
+// loop does what the core wants when it is due.
+func (a *Agent) loop(ctx context.Context) error {
+	site := a.config.Site.Changed()
+	a.event(ctx, func(now time.Time, _ *core) { a.takeSite(now) }) // it may have changed since Load
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-timer.C:
+		case <-a.wake:
+		case <-site:
+			a.event(ctx, func(now time.Time, _ *core) { a.takeSite(now) })
+		}
+		a.event(ctx, func(now time.Time, c *core) { c.tick(now) })
+		a.mu.Lock()
+		next := a.core.next()
+		a.mu.Unlock()
+		wait := time.Minute
+		if !next.IsZero() {
+			wait = min(wait, max(time.Until(next), time.Millisecond))
+		}
+		timer.Reset(wait)
+	}
+}
+
+// followNetworks looks at the networks after each change, and again after a while where that
+// failed.
+func (a *Agent) followNetworks(ctx context.Context, udp *net.UDPConn, changed <-chan struct{}) {
+	pause := lookMin
+	var again <-chan time.Time
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-changed:
+		case <-again:
+		}
+		if a.look(ctx, udp) {
+			again, pause = nil, lookMin
+			continue
+		}
+		again = time.After(pause)
+		pause = min(2*pause, lookMost)
+	}
+}
+
+// look compares the networks with what is known of peers: on a network without carrier no peer is
+// alive. Networks that can't be read say nothing of any. false: it is to look again.
+func (a *Agent) look(ctx context.Context, udp *net.UDPConn) bool {
+	all, err := a.config.Network.Networks()
+	if err != nil {
+		klog.FromContext(ctx).V(2).Info("Failed to read the device's networks", "err", err)
+		return false
+	}
+	joined := a.config.Network.Join(udp)
+	if joined != nil {
+		klog.FromContext(ctx).V(2).Info("Failed to join the group of beacons on all networks", "err", joined)
+	}
+	s := a.config.Site.Current()
+	a.event(ctx, func(now time.Time, c *core) {
+		carrier := slices.ContainsFunc(all, func(n lan.Network) bool { return n.Carrier })
+		for node, p := range c.peers {
+			at := p.at
+			if m := s.Member(node); !at.IsValid() && m != nil && len(m.Addresses) > 0 {
+				at = m.Addresses[0]
+			}
+			gone := !carrier
+			on := func(n lan.Network) bool { return n.Prefix.Contains(at) }
+			if i := slices.IndexFunc(all, on); i >= 0 {
+				gone = !slices.ContainsFunc(all, func(n lan.Network) bool { return on(n) && n.Carrier })
+			}
+			switch {
+			case gone:
+				a.cut[node] = true
+				c.cut(node)
+			case a.cut[node]:
+				delete(a.cut, node)
+				c.uncut(now, node)
+			default:
+				c.seen(now, node) // a new address, say
+			}
+		}
+	})
+	poke(a.wake)
+	return joined == nil
+}
+
+// keepMet keeps what must outlive edgecore.
+func (a *Agent) keepMet(ctx context.Context) error {
+	var last string
+	for {
+		select {
+		case <-ctx.Done():
+			a.mu.Lock()
+			_, _, state := a.kept()
+			a.mu.Unlock()
+			a.keepRun(ctx, state) // what came in the last moment
+			return nil
+		case <-a.keep:
+		}
+		a.mu.Lock()
+		names, owners, state := a.kept()
+		a.mu.Unlock()
+		raw, err := json.Marshal(names)
+		keys, keysErr := json.Marshal(owners)
+		err = errors.Join(err, keysErr)
+		if all := string(raw) + string(keys); err == nil && all != last {
+			if err = a.config.Memory.Save(ctx, map[string][]byte{metKey: raw, ownersKey: keys}); err == nil {
+				last = all
+			}
+		}
+		if err != nil && ctx.Err() == nil {
+			klog.FromContext(ctx).Error(err, "Failed to save which devices were met")
+		}
+		a.keepRun(ctx, state)
+		select {
+		case <-ctx.Done():
+		case <-time.After(200 * time.Millisecond): // one write for a wave of changes
+		}
+	}
+}
+
+// kept is what outlives edgecore: over a reboot, and without one. mu is held.
+func (a *Agent) kept() ([]string, map[string]string, runState) {
+	names := slices.Sorted(maps.Keys(a.core.met))
+	if names == nil {
+		names = []string{}
+	}
+	owners := map[string]string{}
+	for key, node := range a.core.owners {
+		owners[hex.EncodeToString(key[:])] = node
+	}
+	state := runState{Boot: a.config.Boot, Peers: map[string]runPeer{}}
+	for node, p := range a.core.peers {
+		if !p.holds() {
+			continue
+		}
+		one := runPeer{At: p.at, Boot: p.word.Boot, Sequence: p.word.Sequence, Tunnel: p.word.Tunnel}
+		for _, pod := range p.word.Pods {
+			one.Pods = append(one.Pods, pod)
+		}
+		slices.SortFunc(one.Pods, func(x, y Pod) int { return cmp.Compare(x.UID, y.UID) })
+		state.Peers[node] = one
+	}
+	return names, owners, state
+}
+
+func (a *Agent) keepRun(ctx context.Context, s runState) {
+	if a.config.RunFile == "" {
+		return
+	}
+	raw, err := json.Marshal(s)
+	if err == nil {
+		err = atomicfile.Write(a.config.RunFile, raw, 0o600)
+	}
+	if err != nil && ctx.Err() == nil {
+		klog.FromContext(ctx).V(2).Info("Failed to save what the devices of the site reported, for a restart", "err", err)
+	}
+}
+
+// beacons says that this device is here for as long as another one is missing.
+func (a *Agent) beacons(ctx context.Context) error {
+	packet, err := encodeBeacon(a.config.Node, a.config.Port)
+	if err != nil {
+		return err
+	}
+	since := time.Now()
+	for {
+		wait := beaconEvery
+		a.mu.Lock()
+		missing := a.core.missing()
+		a.mu.Unlock()
+		switch {
+		case !missing:
+			since = time.Now()
+		default:
+			if time.Since(since) > beaconEager {
+				wait = beaconSlow
+			}
+			if err := a.config.Network.Beacon(packet, a.config.Port); err != nil {
+				klog.FromContext(ctx).V(4).Info("A beacon could not be sent everywhere", "err", err)
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(wait):
+		}
+	}
+}
+
+// hearBeacons notes where devices may be. A beacon proves nothing: the certificate does.
+func (a *Agent) hearBeacons(ctx context.Context) error {
+	limit := rate.NewLimiter(100, 200) // of a whole site that comes up at once; beyond, beacons are not looked at
+	replies := map[string]time.Time{}  // bounded by the site's members
+	buffer := make([]byte, 2048)
+	for {
+		n, from, err := a.transport.ReadNonQUICPacket(ctx, buffer)
+		if err != nil {
+			if ctx.Err() != nil {
+				return nil
+			}
+			return fmt.Errorf("reading beacons: %w", err)
+		}
+		if !limit.Allow() {
+			continue
+		}
+		node, port, err := readBeacon(buffer[:n])
+		source, ok := from.(*net.UDPAddr)
+		if err != nil || !ok || node == a.config.Node {
+			continue
+		}
+		at := netip.AddrPortFrom(source.AddrPort().Addr().Unmap(), port)
+		known, answer := false, false
+		a.event(ctx, func(now time.Time, c *core) {
+			p := c.peers[node]
+			if known = p != nil; !known || p.conn != 0 {
+				return
+			}
+			a.note(node, at)
+			c.seen(now, node)
+			answer = !c.dials(node)
+		})
+		if known {
+			poke(a.wake)
+		}
+		// Who must dial us may not know where we are.
+		if answer && time.Since(replies[node]) > beaconEvery {
+			replies[node] = time.Now()
+			if packet, err := encodeBeacon(a.config.Node, a.config.Port); err == nil {
+				_, _ = a.transport.WriteTo(packet, net.UDPAddrFromAddrPort(at)) // lost, as any packet may be
+			}
+		}
+	}
+}
+
+// note keeps an address of a device. mu is held.
+func (a *Agent) note(node string, at netip.AddrPort) {
+	all := slices.DeleteFunc(a.found[node], func(x netip.AddrPort) bool { return x == at })
+	all = append([]netip.AddrPort{at}, all...)
+	a.found[node] = all[:min(len(all), found)]
+}
+func (a *Agent) accept(ctx context.Context, l *quic.Listener) error {
+	for {
+		conn, err := l.Accept(ctx)
+		if err != nil {
+			if ctx.Err() != nil {
+				return nil
+			}
+			return fmt.Errorf("accepting a device of the site: %w", err)
+		}
+		go a.serve(ctx, conn)
+	}
+}

@@ -1,0 +1,340 @@
+package contact
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/quic-go/quic-go"
+	"golang.org/x/time/rate"
+	"k8s.io/klog/v2"
+
+	"github.com/skerry-io/skerry/common/recovery"
+	"github.com/skerry-io/skerry/edge/internal/site/peers"
+)
+
+// event lets f change the core, and does what follows from that.
+func (a *Agent) event(ctx context.Context, f func(now time.Time, c *core)) {
+	a.mu.Lock()
+	f(time.Now(), a.core)
+	do, changed := a.core.take()
+	var closes []*session
+	for _, x := range do {
+		if one := a.conns[x.conn]; x.verb == doClose && one != nil {
+			closes = append(closes, one)
+		}
+	}
+	for _, node := range changed {
+		p := a.core.peers[node]
+		if p == nil {
+			delete(a.logged, node)
+		} else if p.status != a.logged[node] {
+			a.logged[node] = p.status
+			klog.FromContext(ctx).V(2).Info("Contact status changed", "device", node, "status", p.status.String(), "address", p.at.String())
+		}
+	}
+	a.mu.Unlock()
+	for _, one := range closes {
+		one.close("replaced, or given up")
+	}
+	for _, x := range do {
+		switch x.verb {
+		case doAsk:
+			go a.ask(ctx, x)
+		case doDial:
+			go a.dial(ctx, x.node)
+		case doReset:
+			a.deaths.Add(1)
+			go a.forget(ctx, x.node)
+		case doKeep:
+			poke(a.keep)
+		case doClose:
+		}
+	}
+	for _, node := range changed {
+		a.config.Changed(node)
+	}
+	if len(changed) > 0 {
+		poke(a.keep)
+	}
+	if len(do)+len(changed) > 0 {
+		poke(a.wake)
+	}
+}
+
+func poke(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
+// ask asks a peer's kernel; at most one question a peer is under way.
+func (a *Agent) ask(ctx context.Context, x action) {
+	yes, err := a.config.Network.Answers(ctx, x.at, window)
+	if ctx.Err() != nil {
+		return
+	}
+	if err != nil {
+		klog.FromContext(ctx).V(2).Info("A silent device could not be asked", "device", x.node, "err", err)
+		a.event(ctx, func(now time.Time, c *core) { c.unasked(now, x.node) })
+	} else {
+		a.event(ctx, func(now time.Time, c *core) { c.answered(now, x.node, yes) })
+	}
+	poke(a.wake)
+}
+
+// forget has TCP connections to a device's pods end with a reset.
+func (a *Agent) forget(ctx context.Context, node string) {
+	a.mu.Lock()
+	var ranges []netip.Prefix
+	if p := a.core.peers[node]; p != nil {
+		ranges = slices.Clone(p.ranges)
+	}
+	a.mu.Unlock()
+	if a.config.Forget == nil || len(ranges) == 0 {
+		return
+	}
+	n, err := a.config.Forget(ranges)
+	a.forgotten.Add(uint64(n))
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "Connections to the pods of a dead device could not all be ended", "device", node)
+	}
+}
+
+// mayDial judges a device of the site that connects to this one.
+func (a *Agent) mayDial(m *peers.Member) error {
+	switch {
+	case m.Node == a.config.Node:
+		return errors.New("this is my own certificate")
+	case m.Node > a.config.Node:
+		return fmt.Errorf("%s is to wait for my connection", m.Node)
+	case !a.admission.allows(m.Node):
+		return fmt.Errorf("%s connects too often", m.Node)
+	}
+	return nil
+}
+
+// dial tries all addresses that a device may have at once; the first that shows its
+// certificate counts.
+func (a *Agent) dial(ctx context.Context, node string) {
+	a.mu.Lock()
+	if a.dialing[node] || a.core.peers[node] == nil || a.core.peers[node].conn != 0 {
+		a.mu.Unlock()
+		return
+	}
+	a.dialing[node] = true
+	to := a.candidates(node)
+	a.mu.Unlock()
+	defer func() {
+		a.mu.Lock()
+		delete(a.dialing, node)
+		a.mu.Unlock()
+	}()
+	secure := a.config.Trust.config(a.config.Site.Current, func(m *peers.Member) error {
+		if m.Node != node {
+			return fmt.Errorf("this is %s, not %s", m.Node, node)
+		}
+		return nil
+	}, func(err error) { a.refuse(ctx, node, err) })
+	dialling, cancel := context.WithTimeout(ctx, dialTimeout)
+	defer cancel()
+	got := make(chan *quic.Conn, len(to))
+	var all sync.WaitGroup
+	for _, at := range to {
+		all.Go(func() {
+			conn, err := a.transport.Dial(dialling, net.UDPAddrFromAddrPort(at), secure, quicConfig())
+			if err != nil {
+				klog.FromContext(ctx).V(4).Info("A device of the site can't be reached", "device", node, "address", at.String(), "err", err)
+				return
+			}
+			cancel() // the others are not needed
+			got <- conn
+		})
+	}
+	all.Wait()
+	close(got)
+	first := true
+	for conn := range got {
+		if !first {
+			_ = conn.CloseWithError(0, "another way was faster")
+			continue
+		}
+		first = false
+		go a.serve(ctx, conn)
+	}
+}
+
+// candidates are where a device may be: where it was, where its beacon comes from, where the cloud
+// has seen it. mu is held.
+func (a *Agent) candidates(node string) (all []netip.AddrPort) {
+	add := func(at netip.AddrPort) {
+		if at.Addr().IsValid() && !slices.Contains(all, at) {
+			all = append(all, at)
+		}
+	}
+	if p := a.core.peers[node]; p != nil {
+		add(netip.AddrPortFrom(p.at, uint16(a.config.Port)))
+	}
+	for _, at := range a.found[node] {
+		add(at)
+	}
+	if m := a.config.Site.Current().Member(node); m != nil {
+		for _, address := range m.Addresses {
+			add(netip.AddrPortFrom(address, uint16(a.config.Port)))
+		}
+	}
+	return all
+}
+
+// refuse counts a connection that was refused for the certificate of its other end.
+func (a *Agent) refuse(ctx context.Context, peer string, why error) {
+	a.refused.Add(1)
+	klog.FromContext(ctx).V(2).Info("A connection was refused", "peer", peer, "err", why)
+}
+
+// serve speaks with a peer until the connection ends.
+func (a *Agent) serve(ctx context.Context, conn *quic.Conn) {
+	log := klog.FromContext(ctx)
+	certs := conn.ConnectionState().TLS.PeerCertificates
+	m, err := a.config.Trust.admit(certs, a.config.Site.Current())
+	if err != nil {
+		a.refuse(ctx, conn.RemoteAddr().String(), err)
+		_ = conn.CloseWithError(0, "refused")
+		return
+	}
+	remote, _ := conn.RemoteAddr().(*net.UDPAddr)
+	a.mu.Lock()
+	a.nextConn++
+	s := &session{id: a.nextConn, node: m.Node, conn: conn, certificate: certs[0]}
+	a.conns[s.id] = s
+	a.mu.Unlock()
+	a.event(ctx, func(now time.Time, c *core) { c.connected(now, s.node, s.id, remote.AddrPort().Addr().Unmap()) })
+	ended, stop := context.WithCancel(conn.Context())
+	var parts sync.WaitGroup
+	for _, part := range []func(context.Context, *session) error{a.sendSigns, a.hearSigns, a.sendWords, a.hearWords} {
+		parts.Go(func() {
+			if err := recovery.Do(ended, "contact", func() error { return part(ended, s) }); err != nil && ended.Err() == nil {
+				log.V(2).Info("Closing the connection with a device of the site", "device", s.node, "err", err)
+			}
+			s.close("ended")
+		})
+	}
+	select {
+	case <-conn.Context().Done():
+	case <-ctx.Done():
+		s.close("edgecore stops")
+	}
+	stop()
+	parts.Wait()
+	a.mu.Lock()
+	delete(a.conns, s.id)
+	a.mu.Unlock()
+	a.event(ctx, func(now time.Time, c *core) { c.closed(now, s.node, s.id) })
+	poke(a.wake)
+}
+
+func (a *Agent) closeAll() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, s := range a.conns {
+		s.close("edgecore stops")
+	}
+}
+
+// sendSigns says that this device lives. A datagram is not sent again: what was lost is old.
+func (a *Agent) sendSigns(ctx context.Context, s *session) error {
+	tick := time.NewTicker(Keepalive)
+	defer tick.Stop()
+	for {
+		if err := s.conn.SendDatagram([]byte{0}); err != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+	}
+}
+
+// hearSigns counts what the connection has verified, not what has come to the socket.
+func (a *Agent) hearSigns(ctx context.Context, s *session) error {
+	limit := rate.NewLimiter(signRate, signBurst)
+	for {
+		if _, err := s.conn.ReceiveDatagram(ctx); err != nil {
+			return err
+		}
+		if !limit.Allow() {
+			return fmt.Errorf("more than %d signs of life in a second: %w", signRate, errBounds)
+		}
+		a.mu.Lock() // nothing follows from it that could not wait for the next tick
+		a.core.heardOf(time.Now(), s.node, s.id)
+		a.mu.Unlock()
+	}
+}
+
+// sendWords says what this device's kubelet says of its pods, now and at each change.
+func (a *Agent) sendWords(ctx context.Context, s *session) error {
+	stream, err := s.conn.OpenUniStreamSync(ctx)
+	if err != nil {
+		return err
+	}
+	for {
+		a.mu.Lock()
+		word, changed := encodeWord(a.config.Boot, a.sequence, a.own, a.tunnel, a.lan), a.said
+		a.mu.Unlock()
+		// Who does not read is as good as gone.
+		if err := stream.SetWriteDeadline(time.Now().Add(idle)); err != nil {
+			return err
+		}
+		if err := writeFrame(stream, word); err != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(wordEvery):
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-changed:
+		}
+	}
+}
+
+func (a *Agent) hearWords(ctx context.Context, s *session) error {
+	stream, err := s.conn.AcceptUniStream(ctx)
+	if err != nil {
+		return err
+	}
+	limit := rate.NewLimiter(wordRate, wordBurst)
+	for {
+		m, err := readFrame(stream)
+		if err != nil {
+			return err
+		}
+		if !limit.Allow() {
+			return fmt.Errorf("more than %d words in a second: %w", wordRate, errBounds)
+		}
+		var ranges []netip.Prefix
+		if member := a.config.Site.Current().Member(s.node); member != nil {
+			ranges = member.Ranges()
+		}
+		w, dropped, err := readWord(m, ranges)
+		if err != nil {
+			return err
+		}
+		a.dropped.Add(uint64(dropped))
+		a.event(ctx, func(now time.Time, c *core) {
+			c.heardOf(now, s.node, s.id)
+			c.said(s.node, s.id, w)
+		})
+	}
+}

@@ -1,0 +1,308 @@
+// Package services has ClusterIPs and NodePorts lead to endpoints by the kernel of this device,
+// from what the device holds: with the cloud, without it, and before the kubelet starts.
+//
+// It owns when Kubernetes' proxy runs in this process, and what it receives: all Services and
+// corrected EndpointSlices of the edge API up to a bound, and the site as the device's zone. It
+// refuses to work beside a kube-proxy pod of the device: then it stays off and says so. The rules
+// stay in the kernel while edgecore is down.
+//
+// How it works: it is an agent (edge/internal/agents/agent) whose Sync decides whether the proxy
+// may run. Kubernetes' proxy has no way to stop, so one that has to make room for a kube-proxy pod
+// ends edgecore, which is started again and stays off then; containers go on.
+package services
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"path"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
+
+	"github.com/skerry-io/skerry/beehive/message"
+	"github.com/skerry-io/skerry/edge/internal/agents/agent"
+	"github.com/skerry-io/skerry/edge/internal/core/store"
+	"github.com/skerry-io/skerry/edge/internal/kernel/kubeproxy"
+)
+
+// Name is the module's address on the bus.
+const Name message.Name = "services"
+
+const (
+	// readyAfter is how long the kubelet waits for the first rules.
+	readyAfter = 10 * time.Second
+	resync     = time.Minute
+	// ownKey is set while rules in the kernel are ours.
+	ownKey = "rules"
+)
+
+// Driver is the kernel's side: a *kubeproxy.Driver.
+type Driver interface {
+	Open(ctx context.Context) (p kubeproxy.Proxy, mode string, err error)
+	Clear(ctx context.Context) error
+}
+
+// Config is what the module works with.
+type Config struct {
+	NodeName string
+	// Enable off: what an earlier run has left in the kernel is removed, and nothing else is done.
+	Enable bool
+	API    *rest.Config
+	View   View
+	Driver Driver
+	Memory agent.Memory
+	// Site is the zone that the device is in for topology hints; "" where its Node's label counts.
+	Site func() string
+	// Rules judges addresses of Services that are outside of the cluster; remote is where the link
+	// leads now. nil: no externalIP counts, and every address of a load balancer.
+	Rules func(remote netip.Addr) Rules
+	// Bounds that are zero are the standard ones.
+	Bounds Bounds
+	Events func(ctx context.Context) (agent.Recorder, error)
+}
+
+// New makes the module. It must not be started again: see the package comment.
+func New(c Config) *agent.Module {
+	if c.Bounds == (Bounds{}) {
+		c.Bounds = Bounds{maxServices, maxEndpoints}
+	}
+	kit := agent.Config{Name: Name, NodeName: c.NodeName, API: c.API, ReadyAfter: readyAfter, Resync: resync, Events: c.Events}
+	kit.Start = func(_ context.Context, r *agent.Run) (agent.Sync, error) {
+		if !c.Enable {
+			return func(ctx context.Context) (time.Duration, error) { return 0, c.clear(ctx) }, nil
+		}
+		pods, err := agent.Watch(r, corev1.SchemeGroupVersion.WithResource("pods"), &corev1.Pod{}, agent.Selection{Fields: "spec.nodeName=" + c.NodeName})
+		if err != nil {
+			return nil, err
+		}
+		nodes, err := agent.Watch(r, corev1.SchemeGroupVersion.WithResource("nodes"), &corev1.Node{}, agent.Selection{Fields: "metadata.name=" + c.NodeName})
+		if err != nil {
+			return nil, err
+		}
+		s := &switcher{Config: c, run: r, over: make(chan error, 1)}
+		r.Go(func(ctx context.Context) error {
+			select {
+			case err := <-s.over:
+				return err
+			case <-ctx.Done():
+				return nil
+			}
+		})
+		return func(ctx context.Context) (time.Duration, error) {
+			n, _ := nodes.Get(c.NodeName)
+			return 0, s.sync(ctx, pods.List(), n)
+		}, nil
+	}
+	return agent.New(kit)
+}
+
+// Owns reports whether rules in the kernel are an edgecore's, by what it has kept: a kube-proxy's
+// have the same names.
+func Owns(m agent.Memory) (bool, error) {
+	kept, err := m.Load()
+	return len(kept[ownKey]) > 0, err
+}
+
+// clear removes rules of an earlier run.
+func (c *Config) clear(ctx context.Context) error {
+	if ours, err := Owns(c.Memory); err != nil || !ours {
+		return err
+	}
+	if err := c.Driver.Clear(ctx); err != nil {
+		return err
+	}
+	return c.Memory.Save(ctx, map[string][]byte{ownKey: nil})
+}
+
+// switcher decides whether the proxy runs.
+type switcher struct {
+	Config
+	run  *agent.Run
+	over chan error // one slot: ends edgecore
+
+	proxy    kubeproxy.Proxy // nil: off
+	unknown  bool            // the store has not taken yet that rules may be ours
+	feed     *feed
+	topology map[string]string
+	judged   []string // addresses of Services that don't count
+	aside    string   // the kube-proxy pod that it stays off for
+	out      int
+}
+
+// errRoom ends edgecore.
+var errRoom = errors.New("a kube-proxy pod has come to this device: edgecore starts again without rules of its own for Services")
+
+func (s *switcher) sync(ctx context.Context, pods []*corev1.Pod, node *corev1.Node) error {
+	if other := KubeProxy(pods); other != "" {
+		return s.standAside(ctx, other)
+	}
+	if s.aside != "" {
+		s.aside = ""
+		s.run.Note("")
+		klog.FromContext(ctx).Info("No kube-proxy pod is on this device any more")
+	}
+	if s.proxy == nil {
+		if err := s.begin(ctx, node); err != nil {
+			return err
+		}
+	} else if s.unknown {
+		_ = s.own(ctx) // a full disk; again the next time
+	}
+	s.setTopology(node)
+	why := s.feed.judgeAgain(s.View)
+	news := !slices.Equal(why, s.judged)
+	s.judged = why
+	if news && len(why) > 0 {
+		s.run.Event(corev1.EventTypeWarning, "ServiceAddressRefused", "addresses of Services that do nothing on this device: %s", listed(why))
+		klog.FromContext(ctx).Info("Refused addresses of Services", "refused", listed(why))
+	}
+	if out := s.feed.services.out() + s.feed.slices.out(); out != s.out || news {
+		s.out = out
+		s.run.Note("")
+		if len(why) > 0 {
+			s.run.Note("addresses of Services that do nothing on this device: " + listed(why))
+		}
+		if out > 0 {
+			s.run.Note(fmt.Sprintf("%d Services and EndpointSlices are above what a device serves (%d Services, %d endpoints): the newest stay out",
+				out, s.Bounds.Services, s.Bounds.Endpoints))
+			s.run.Event(corev1.EventTypeWarning, "TooManyServices", "%d Services and EndpointSlices are above what a device serves; the newest stay out", out)
+		}
+	}
+	return nil
+}
+
+// rules are the present ones.
+func (s *switcher) rules() Rules {
+	if s.Rules == nil {
+		return Rules{}
+	}
+	var remote netip.Addr
+	if l := s.run.Link(); l.Up {
+		if at, err := netip.ParseAddrPort(l.Link.Remote); err == nil {
+			remote = at.Addr().Unmap()
+		}
+	}
+	return s.Rules(remote)
+}
+
+// maxListed is how many refused addresses a text names.
+const maxListed = 8
+
+func listed(why []string) string {
+	if more := len(why) - maxListed; more > 0 {
+		why = append(slices.Clone(why[:maxListed]), fmt.Sprintf("%d more", more))
+	}
+	return strings.Join(why, "; ")
+}
+
+// begin starts the proxy and returns when its first rules are in the kernel.
+func (s *switcher) begin(ctx context.Context, node *corev1.Node) error {
+	if !cache.WaitForCacheSync(ctx.Done(), s.View.HasSynced) {
+		return ctx.Err()
+	}
+	// First: should we die behind it, the next run knows that rules may be there. A full disk must
+	// not keep Services away, and what is opened can't be closed: a later failure would open it
+	// again, each time.
+	switch err := s.own(ctx); {
+	case errors.Is(err, store.ErrFull):
+		klog.FromContext(ctx).Error(err, "That rules of Services may be ours can't be kept; it is tried again")
+	case err != nil:
+		return err
+	}
+	p, mode, err := s.Driver.Open(ctx)
+	if err != nil {
+		return fmt.Errorf("serving Services: %w", err)
+	}
+	s.feed = newFeed(p, s.Bounds, s.rules)
+	s.proxy = p
+	s.setTopology(node)
+	if err := s.feed.attach(ctx, s.View, p, s.run.Wake); err != nil {
+		return err
+	}
+	go p.SyncLoop() // has no end in Kubernetes' code; the module runs once in a process
+	klog.FromContext(ctx).Info("Services are served by this device", "mode", mode)
+	return nil
+}
+
+// own keeps that rules may be ours, if the store does not say so.
+func (s *switcher) own(ctx context.Context) error {
+	ours, err := Owns(s.Memory)
+	if err == nil && !ours {
+		err = s.Memory.Save(ctx, map[string][]byte{ownKey: []byte("true")})
+	}
+	s.unknown = err != nil
+	return err
+}
+
+// setTopology tells the proxy where it is, as hints name places.
+func (s *switcher) setTopology(node *corev1.Node) {
+	labels := map[string]string{corev1.LabelHostname: s.NodeName}
+	if node != nil {
+		for _, l := range []string{corev1.LabelHostname, corev1.LabelTopologyZone, corev1.LabelTopologyRegion} {
+			if v := node.Labels[l]; v != "" {
+				labels[l] = v
+			}
+		}
+	}
+	if site := s.Site(); site != "" {
+		labels[corev1.LabelTopologyZone] = site
+	}
+	if maps.Equal(labels, s.topology) {
+		return
+	}
+	s.topology = labels
+	s.proxy.OnTopologyChange(labels)
+}
+
+// standAside leaves Services to a kube-proxy pod.
+func (s *switcher) standAside(ctx context.Context, pod string) error {
+	if s.proxy != nil {
+		if err := s.clear(ctx); err != nil {
+			return err
+		}
+		select {
+		case s.over <- errRoom:
+		default:
+		}
+		return nil
+	}
+	if s.aside == pod {
+		return nil
+	}
+	s.aside = pod
+	text := fmt.Sprintf("off: the pod %s serves Services on this device", pod)
+	s.run.Note(text)
+	s.run.Event(corev1.EventTypeNormal, "ServicesOff", "edgecore's own proxy is %s", text)
+	klog.FromContext(ctx).Info("Services are left to a kube-proxy pod", "pod", pod)
+	// Rules of an earlier run are the pod's now: kube-proxy uses the same names, and removes those
+	// of its other modes.
+	return s.Memory.Save(ctx, map[string][]byte{ownKey: nil})
+}
+
+// KubeProxy finds the pod among those of a device that is a kube-proxy; "" where none is.
+func KubeProxy(pods []*corev1.Pod) string {
+	var found []string
+	for _, p := range pods {
+		if p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed || !p.Spec.HostNetwork {
+			continue
+		}
+		is := p.Labels["k8s-app"] == "kube-proxy" || slices.ContainsFunc(p.Spec.Containers, func(c corev1.Container) bool {
+			return c.Name == "kube-proxy" || len(c.Command) > 0 && path.Base(c.Command[0]) == "kube-proxy"
+		})
+		if is {
+			found = append(found, p.Namespace+"/"+p.Name)
+		}
+	}
+	if len(found) == 0 {
+		return ""
+	}
+	return slices.Min(found)
+}
