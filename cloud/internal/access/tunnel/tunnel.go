@@ -82,7 +82,7 @@ type Config struct {
 	MaxAccepted int
 }
 
-// Tunnel is a hub.Part and a server for CONNECT.
+// Tunnel is a cloudhub.Part and a server for CONNECT.
 type Tunnel struct {
 	// Set by New, never changed.
 	config  Config
@@ -117,7 +117,7 @@ func New(config Config) *Tunnel {
 	}
 }
 
-// Attach implements hub.Part.
+// Attach implements cloudhub.Part.
 func (t *Tunnel) Attach(s cloudhub.Session, mux *message.Mux) cloudhub.Service {
 	own := &session{tunnel: t, Session: s}
 	own.mux = tunnel.New(s, tunnel.Config{Peer: string(s.Node()), MaxStreams: t.config.MaxNodeStreams, Accept: own.accept, MaxAccepted: t.config.MaxAccepted})
@@ -136,13 +136,13 @@ func (s *session) accept(ctx context.Context, target string) (net.Conn, error) {
 	return s.tunnel.config.Accept(ctx, s.Node(), target)
 }
 
-// Start implements hub.Service.
+// Start implements cloudhub.Service.
 func (s *session) Start(context.Context, func(error)) {
 	s.tunnel.enter(s)
 	s.mux.Start()
 }
 
-// Stop implements hub.Service.
+// Stop implements cloudhub.Service.
 func (s *session) Stop() {
 	s.mux.Stop()
 	s.tunnel.leave(s)

@@ -139,7 +139,7 @@ func TestNodes_Find(t *testing.T) {
 	}
 }
 
-// session is a hub.Session on a link.
+// session is a cloudhub.Session on a link.
 type session struct {
 	cloudhub.Session
 	link.Conn

@@ -157,7 +157,7 @@ func (a *Aggregator) Collect(ch chan<- prometheus.Metric) {
 	a.confirmed.reads.Collect(ch)
 }
 
-// Attach implements hub.Part.
+// Attach implements cloudhub.Part.
 func (a *Aggregator) Attach(s cloudhub.Session, mux *message.Mux) cloudhub.Service {
 	r := newReporter(s, a.forget)
 	message.Handle(mux, topic.ReportWrite, func(_ context.Context, _ message.Message, w *topicpb.Write) error {
@@ -179,7 +179,7 @@ func (a *Aggregator) forget(r *reporter) {
 	}
 }
 
-// What a refused report is charged with (hub.Session).
+// What a refused report is charged with (cloudhub.Session).
 const (
 	perRefusal = 20 * time.Millisecond
 	// perUnknown is for one about an object that cloudcore doesn't know. A device has a few of

@@ -58,7 +58,7 @@ func newReporter(s cloudhub.Session, gone func(*reporter)) *reporter {
 	return r
 }
 
-// Start implements hub.Service.
+// Start implements cloudhub.Service.
 func (r *reporter) Start(ctx context.Context, fail func(error)) {
 	r.mu.Lock()
 	r.fail = fail
@@ -66,7 +66,7 @@ func (r *reporter) Start(ctx context.Context, fail func(error)) {
 	r.sending.Start(ctx, fail)
 }
 
-// Stop implements hub.Service.
+// Stop implements cloudhub.Service.
 func (r *reporter) Stop() {
 	r.mu.Lock()
 	r.ended = true

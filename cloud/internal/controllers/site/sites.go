@@ -20,7 +20,7 @@ import (
 // leave in waves.
 const settle = 300 * time.Millisecond
 
-// Sites sends each session its device's site. It is a hub.Part.
+// Sites sends each session its device's site. It is a cloudhub.Part.
 type Sites struct {
 	revoked func() Revocations
 	devices *kube.Mirror[Device]
@@ -115,7 +115,7 @@ type session struct {
 	has   []byte // digest of what the device has
 }
 
-// Attach implements hub.Part.
+// Attach implements cloudhub.Part.
 func (s *Sites) Attach(l cloudhub.Session, mux *message.Mux) cloudhub.Service {
 	one := &session{sites: s, link: l}
 	one.loop = cloudhub.NewLoop(one.tell)
@@ -129,7 +129,7 @@ func (s *Sites) Attach(l cloudhub.Session, mux *message.Mux) cloudhub.Service {
 	return one
 }
 
-// Start implements hub.Service.
+// Start implements cloudhub.Service.
 func (one *session) Start(ctx context.Context, fail func(error)) {
 	one.sites.mu.Lock()
 	one.sites.sessions[one] = struct{}{}
@@ -137,7 +137,7 @@ func (one *session) Start(ctx context.Context, fail func(error)) {
 	one.loop.Start(ctx, fail)
 }
 
-// Stop implements hub.Service.
+// Stop implements cloudhub.Service.
 func (one *session) Stop() {
 	one.sites.mu.Lock()
 	delete(one.sites.sessions, one)

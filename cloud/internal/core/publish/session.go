@@ -63,7 +63,7 @@ func (s *session) onAck(sequence uint64) {
 
 // ---- the loop ----
 
-// Start implements hub.Service.
+// Start implements cloudhub.Service.
 func (s *session) Start(ctx context.Context, fail func(error)) {
 	s.ctx, s.log, s.began = ctx, klog.FromContext(ctx), time.Now()
 	s.part.metrics.sessions.Add(1)
@@ -74,7 +74,7 @@ func (s *session) Start(ctx context.Context, fail func(error)) {
 	s.loop.Start(ctx, fail)
 }
 
-// Stop implements hub.Service.
+// Stop implements cloudhub.Service.
 func (s *session) Stop() {
 	s.timer.Stop()
 	s.loop.Stop()

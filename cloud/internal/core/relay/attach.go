@@ -43,7 +43,7 @@ func (s *session) handle(mux *message.Mux, write message.Topic[*topicpb.Write], 
 	})
 }
 
-// Start implements hub.Service.
+// Start implements cloudhub.Service.
 func (s *session) Start(ctx context.Context, fail func(error)) {
 	s.relay.metrics.sessions.Add(1)
 	s.relay.nodes.enter(s.node, s.lease)
@@ -57,7 +57,7 @@ func (s *session) Start(ctx context.Context, fail func(error)) {
 	})
 }
 
-// Stop implements hub.Service.
+// Stop implements cloudhub.Service.
 func (s *session) Stop() {
 	s.relay.nodes.leave(s.node, s.lease)
 	s.lease.stop()

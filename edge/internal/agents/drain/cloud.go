@@ -17,7 +17,7 @@ import (
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 )
 
-// Requester asks kube-apiserver through the link, as the node; a *meta.Manager. It keeps nothing
+// Requester asks kube-apiserver through the link, as the node; a *metamanager.Manager. It keeps nothing
 // for later: without a link its answer is a 503.
 type Requester interface {
 	Request(ctx context.Context, r *topicpb.APIRequest) (*topicpb.APIResponse, error)

@@ -41,7 +41,7 @@ const (
 	writeTimeout = 10 * time.Second
 )
 
-// Backend is what is held here; a *meta.Manager.
+// Backend is what is held here; a *metamanager.Manager.
 type Backend interface {
 	metamanager.Watcher
 	Write(ctx context.Context, w metamanager.Write) (metamanager.Result, error)

@@ -10,8 +10,8 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/core/object"
 )
 
-// Backend is what stands behind the API: a *meta.Manager, whose methods say what they promise. Its
-// errors are Kubernetes Status errors, or meta.ErrPassThrough from Get and List for what only
+// Backend is what stands behind the API: a *metamanager.Manager, whose methods say what they promise. Its
+// errors are Kubernetes Status errors, or metamanager.ErrPassThrough from Get and List for what only
 // kube-apiserver can answer.
 type Backend interface {
 	Get(ctx context.Context, ref object.Ref, caller metamanager.Caller) (object.Object, error)

@@ -82,7 +82,7 @@ func (n *network) take() []dial {
 // epoch is when every synctest bubble begins.
 var epoch = time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)
 
-// epochs is a hub.Epochs in memory.
+// epochs is a edgehub.Epochs in memory.
 type epochs struct {
 	mu   sync.Mutex
 	last uint64

@@ -12,7 +12,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/core/edgehub"
 )
 
-// trust is a hub.Trust in memory.
+// trust is a edgehub.Trust in memory.
 type trust struct {
 	mu   sync.Mutex
 	ca   string

@@ -31,7 +31,7 @@ import (
 
 // What the child receives beside its directory.
 const (
-	islandPoint = "META_TEST_POINT" // the meta.Point to die at
+	islandPoint = "META_TEST_POINT" // the metamanager.Point to die at
 	islandCount = "META_TEST_COUNT" // the how many-th time; or, with the point "drain", write nothing and end when nothing waits
 	islandDrain = "drain"
 )

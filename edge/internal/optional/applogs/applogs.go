@@ -48,7 +48,7 @@ const Name message.Name = "applogs"
 // pending is how many batches of one stream are sent before the next one has its turn.
 const pending = 16
 
-// Requester asks the cloud, through the link; a *meta.Manager.
+// Requester asks the cloud, through the link; a *metamanager.Manager.
 type Requester interface {
 	Request(ctx context.Context, r *topicpb.APIRequest) (*topicpb.APIResponse, error)
 }

@@ -67,7 +67,7 @@ type Config struct {
 	// API leads to the edge API.
 	API    *rest.Config
 	Events func(ctx context.Context) (agent.Recorder, error)
-	// Recorrect has the gate asked again for pods; meta.Manager's.
+	// Recorrect has the gate asked again for pods; metamanager.Manager's.
 	Recorrect func(ctx context.Context, refs ...object.Ref) error
 	// Timeout is how long pods wait after the kubelet's start.
 	Timeout time.Duration

@@ -13,7 +13,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/core/object"
 )
 
-// Source is what the device holds; a *meta.Manager.
+// Source is what the device holds; a *metamanager.Manager.
 type Source interface {
 	List(ctx context.Context, s object.Selection, options metamanager.ListOptions) (items []object.Object, version uint64, err error)
 	Status() metamanager.Status

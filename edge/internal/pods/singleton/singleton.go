@@ -41,7 +41,7 @@ const (
 	saveAgain = 5 * time.Second
 )
 
-// Manager shows pods; a *meta.Manager.
+// Manager shows pods; a *metamanager.Manager.
 type Manager interface {
 	Withheld() []podgate.Withheld
 	Recorrect(ctx context.Context, refs ...object.Ref) error

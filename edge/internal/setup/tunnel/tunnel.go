@@ -48,7 +48,7 @@ type Config struct {
 	MaxStreams int
 }
 
-// Tunnel is a hub.Part.
+// Tunnel is a edgehub.Part.
 type Tunnel struct {
 	config  Config
 	metrics *metrics

@@ -35,7 +35,7 @@ const (
 	bootKey = "boot"
 )
 
-// Recorrector shows slices again: a *meta.Manager.
+// Recorrector shows slices again: a *metamanager.Manager.
 type Recorrector interface {
 	Recorrect(ctx context.Context, refs ...object.Ref) error
 }

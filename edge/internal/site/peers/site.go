@@ -154,7 +154,7 @@ const (
 	keepAgain = 30 * time.Second
 )
 
-// Holder keeps the Site. It is a hub.Part.
+// Holder keeps the Site. It is a edgehub.Part.
 type Holder struct {
 	node   string
 	memory Memory
@@ -248,7 +248,7 @@ func (h *Holder) keep(ctx context.Context) {
 	h.tell()
 }
 
-// Attach implements hub.Part: it asks once, and keeps what comes.
+// Attach implements edgehub.Part: it asks once, and keeps what comes.
 func (h *Holder) Attach(_ linkstate.Link, send func(context.Context, message.Message) error) (
 	handle func(context.Context, message.Message) error, run func(context.Context)) {
 	latest := make(chan *topicpb.Site, 1) // the newest; one that was not taken yet is replaced

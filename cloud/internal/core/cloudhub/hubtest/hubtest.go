@@ -1,5 +1,5 @@
 // Package hubtest plays the sessions of nodes for the tests of what is attached to them: a part
-// sees a hub.Session, and there is no link.
+// sees a cloudhub.Session, and there is no link.
 //
 // A test embeds Session in what it calls the other end, and answers by a Send of its own; without
 // one, the results of writes are kept. It owns those and what was charged, and refuses nothing.
