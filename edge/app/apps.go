@@ -7,7 +7,7 @@ import (
 
 	"k8s.io/client-go/rest"
 
-	"github.com/skerry-io/skerry/edge/internal/agents/agent"
+	"github.com/skerry-io/skerry/edge/internal/core/agent"
 	"github.com/skerry-io/skerry/edge/internal/core/metamanager"
 	"github.com/skerry-io/skerry/edge/internal/core/store"
 	edgeapp "github.com/skerry-io/skerry/edge/internal/optional/app"

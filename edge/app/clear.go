@@ -9,7 +9,7 @@ import (
 
 	"k8s.io/klog/v2"
 
-	"github.com/skerry-io/skerry/edge/internal/agents/agent"
+	"github.com/skerry-io/skerry/edge/internal/core/agent"
 	"github.com/skerry-io/skerry/edge/internal/kernel/hostaddress"
 	"github.com/skerry-io/skerry/edge/internal/kernel/keepalived"
 	"github.com/skerry-io/skerry/edge/internal/kernel/kubeproxy"

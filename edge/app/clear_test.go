@@ -11,7 +11,7 @@ import (
 	"testing"
 
 	"github.com/skerry-io/skerry/edge/app"
-	"github.com/skerry-io/skerry/edge/internal/agents/agent"
+	"github.com/skerry-io/skerry/edge/internal/core/agent"
 	"github.com/skerry-io/skerry/edge/internal/core/store"
 	"github.com/skerry-io/skerry/edge/internal/kernel/balance"
 	"github.com/skerry-io/skerry/edge/internal/kernel/hostaddress"

@@ -4,8 +4,8 @@ import (
 	"path/filepath"
 
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
-	"github.com/skerry-io/skerry/edge/internal/agents/agent"
 	"github.com/skerry-io/skerry/edge/internal/agents/drain"
+	"github.com/skerry-io/skerry/edge/internal/core/agent"
 	"github.com/skerry-io/skerry/edge/internal/core/edgeapi"
 	"github.com/skerry-io/skerry/edge/internal/kernel/hook"
 )

@@ -6,7 +6,7 @@ import (
 
 	"k8s.io/client-go/rest"
 
-	"github.com/skerry-io/skerry/edge/internal/agents/agent"
+	"github.com/skerry-io/skerry/edge/internal/core/agent"
 	"github.com/skerry-io/skerry/edge/internal/core/edgeapi"
 	"github.com/skerry-io/skerry/edge/internal/kernel/mangle"
 	"github.com/skerry-io/skerry/edge/internal/kernel/netport"

@@ -17,8 +17,8 @@ import (
 
 	"github.com/skerry-io/skerry/beehive"
 	"github.com/skerry-io/skerry/beehive/message"
+	"github.com/skerry-io/skerry/common/atomicfile"
 	"github.com/skerry-io/skerry/common/health"
-	"github.com/skerry-io/skerry/edge/internal/core/atomicfile"
 	"github.com/skerry-io/skerry/edge/internal/core/edgeapi"
 	"github.com/skerry-io/skerry/edge/internal/core/edgehub"
 	"github.com/skerry-io/skerry/edge/internal/core/linkstate"

@@ -12,8 +12,8 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/skerry-io/skerry/beehive"
-	"github.com/skerry-io/skerry/edge/internal/agents/agent"
 	"github.com/skerry-io/skerry/edge/internal/agents/route"
+	"github.com/skerry-io/skerry/edge/internal/core/agent"
 	"github.com/skerry-io/skerry/edge/internal/core/linkstate"
 	"github.com/skerry-io/skerry/edge/internal/site/podnet"
 )

@@ -9,8 +9,8 @@ import (
 	"time"
 
 	"github.com/skerry-io/skerry/common/link"
-	"github.com/skerry-io/skerry/edge/internal/agents/agent"
 	"github.com/skerry-io/skerry/edge/internal/agents/route"
+	"github.com/skerry-io/skerry/edge/internal/core/agent"
 	"github.com/skerry-io/skerry/edge/internal/core/edgeapi"
 	"github.com/skerry-io/skerry/edge/internal/core/edgehub"
 	"github.com/skerry-io/skerry/edge/internal/kernel/netif"

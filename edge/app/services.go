@@ -13,12 +13,11 @@ import (
 
 	"github.com/skerry-io/skerry/beehive"
 	"github.com/skerry-io/skerry/beehive/message"
-	"github.com/skerry-io/skerry/edge/internal/agents/agent"
 	"github.com/skerry-io/skerry/edge/internal/agents/apiredirect"
+	"github.com/skerry-io/skerry/edge/internal/core/agent"
 	"github.com/skerry-io/skerry/edge/internal/core/edgeapi"
 	"github.com/skerry-io/skerry/edge/internal/core/linkstate"
 	"github.com/skerry-io/skerry/edge/internal/core/object"
-	"github.com/skerry-io/skerry/edge/internal/core/protect"
 	"github.com/skerry-io/skerry/edge/internal/kernel/conntrack"
 	"github.com/skerry-io/skerry/edge/internal/kernel/hostaddress"
 	"github.com/skerry-io/skerry/edge/internal/kernel/kubeproxy"
@@ -34,6 +33,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/site/names"
 	"github.com/skerry-io/skerry/edge/internal/site/peers"
 	"github.com/skerry-io/skerry/edge/internal/site/podnet"
+	"github.com/skerry-io/skerry/edge/internal/site/protect"
 	"github.com/skerry-io/skerry/edge/internal/site/services"
 	"github.com/skerry-io/skerry/edge/internal/site/serviceview"
 )

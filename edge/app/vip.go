@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/skerry-io/skerry/beehive/message"
-	"github.com/skerry-io/skerry/edge/internal/agents/agent"
 	"github.com/skerry-io/skerry/edge/internal/agents/vip"
+	"github.com/skerry-io/skerry/edge/internal/core/agent"
 	"github.com/skerry-io/skerry/edge/internal/core/edgeapi"
 	"github.com/skerry-io/skerry/edge/internal/core/edgehub"
 	"github.com/skerry-io/skerry/edge/internal/kernel/balance"

@@ -25,7 +25,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/pager"
 
-	"github.com/skerry-io/skerry/cloud/internal/access/fleet"
+	"github.com/skerry-io/skerry/cloud/internal/core/fleet"
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
 

@@ -18,7 +18,7 @@ import (
 	"k8s.io/cli-runtime/pkg/printers"
 	cmdutil "k8s.io/kubectl/pkg/cmd/util"
 
-	"github.com/skerry-io/skerry/cloud/internal/access/fleet"
+	"github.com/skerry-io/skerry/cloud/internal/core/fleet"
 )
 
 // fleetStatus is what -o json prints.

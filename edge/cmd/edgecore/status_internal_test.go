@@ -7,7 +7,7 @@ import (
 
 	"github.com/skerry-io/skerry/beehive"
 	"github.com/skerry-io/skerry/edge/app"
-	"github.com/skerry-io/skerry/edge/internal/agents/agent"
+	"github.com/skerry-io/skerry/edge/internal/core/agent"
 	"github.com/skerry-io/skerry/edge/internal/core/edgehub"
 	"github.com/skerry-io/skerry/edge/internal/core/metamanager"
 	"github.com/skerry-io/skerry/edge/internal/core/metamanager/outbox"

@@ -16,9 +16,9 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/klog/v2"
 
-	"github.com/skerry-io/skerry/cloud/internal/access/fleet"
 	"github.com/skerry-io/skerry/cloud/internal/core/cloudhub"
 	"github.com/skerry-io/skerry/cloud/internal/core/fence"
+	"github.com/skerry-io/skerry/cloud/internal/core/fleet"
 	"github.com/skerry-io/skerry/cloud/internal/core/kube"
 	"github.com/skerry-io/skerry/common/link"
 	"github.com/skerry-io/skerry/common/topic/topicpb"

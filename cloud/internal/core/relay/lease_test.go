@@ -12,7 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"github.com/skerry-io/skerry/beehive/message"
-	"github.com/skerry-io/skerry/cloud/internal/access/fleet"
+	"github.com/skerry-io/skerry/cloud/internal/core/fleet"
 	"github.com/skerry-io/skerry/cloud/internal/core/kube"
 	"github.com/skerry-io/skerry/common/topic"
 	"github.com/skerry-io/skerry/common/topic/topicpb"

@@ -9,7 +9,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/skerry-io/skerry/cloud/internal/access/fleet"
+	"github.com/skerry-io/skerry/cloud/internal/core/fleet"
 )
 
 // report is the state of a node with a link.

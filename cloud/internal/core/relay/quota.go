@@ -30,8 +30,8 @@ const certificateRequests = "/apis/certificates.k8s.io/v1/certificatesigningrequ
 // perWrite is what a write takes beside its body, about: the decoded message, its job, its lane.
 const perWrite = 1 << 10
 
-// What a refusal is charged with (cloudhub.Session): an edge that waits as long as it is asked to is
-// refused at most what it may have on the way, 64 writes of a class.
+// What a refusal is charged with (cloudhub.Session): an edge that waits as long as it is asked to
+// is refused at most what it may have on the way, 64 writes of a class.
 const (
 	perRefusal     = 20 * time.Millisecond
 	perRefusedByte = time.Second / (1 << 20)

@@ -17,8 +17,8 @@ import (
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 )
 
-// Requester asks kube-apiserver through the link, as the node; a *metamanager.Manager. It keeps nothing
-// for later: without a link its answer is a 503.
+// Requester asks kube-apiserver through the link, as the node; a *metamanager.Manager. It keeps
+// nothing for later: without a link its answer is a 503.
 type Requester interface {
 	Request(ctx context.Context, r *topicpb.APIRequest) (*topicpb.APIResponse, error)
 }

@@ -29,7 +29,7 @@ import (
 	"k8s.io/client-go/tools/record"
 
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
-	"github.com/skerry-io/skerry/edge/internal/agents/agent"
+	"github.com/skerry-io/skerry/edge/internal/core/agent"
 )
 
 // stateKey is under which the state is kept.

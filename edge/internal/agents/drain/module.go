@@ -13,7 +13,7 @@ import (
 
 	"github.com/skerry-io/skerry/beehive/message"
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
-	"github.com/skerry-io/skerry/edge/internal/agents/agent"
+	"github.com/skerry-io/skerry/edge/internal/core/agent"
 )
 
 // Name is the module's address on the bus.

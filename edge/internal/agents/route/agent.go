@@ -10,7 +10,7 @@
 // it, without a clock or a lock. Everything else prepares its input (claim: one StaticRoute; facts:
 // what the node knows of itself; kernelview: what the kernel has; records: what is kept over
 // restarts) or carries its changes out (apply, and safety, which takes back what cuts the node off;
-// report). One goroutine, Sync's of edge/internal/agents/agent, does all of it; only keys and
+// report). One goroutine, Sync's of edge/internal/core/agent, does all of it; only keys and
 // objects that changed are looked at, so that one change costs the same on a node with two thousand
 // routes.
 //
@@ -40,7 +40,7 @@ import (
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 	"github.com/skerry-io/skerry/common/topic"
 	"github.com/skerry-io/skerry/common/topic/topicpb"
-	"github.com/skerry-io/skerry/edge/internal/agents/agent"
+	"github.com/skerry-io/skerry/edge/internal/core/agent"
 	"github.com/skerry-io/skerry/edge/internal/kernel/netroute"
 )
 

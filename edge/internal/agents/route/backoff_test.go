@@ -17,8 +17,8 @@ import (
 	"github.com/skerry-io/skerry/beehive"
 	"github.com/skerry-io/skerry/beehive/beehivetest"
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
-	"github.com/skerry-io/skerry/edge/internal/agents/agent/agenttest"
 	"github.com/skerry-io/skerry/edge/internal/agents/route"
+	"github.com/skerry-io/skerry/edge/internal/core/agent/agenttest"
 	"github.com/skerry-io/skerry/edge/internal/kernel/netroute"
 )
 

@@ -7,7 +7,7 @@ import (
 	"maps"
 	"time"
 
-	"github.com/skerry-io/skerry/edge/internal/agents/agent"
+	"github.com/skerry-io/skerry/edge/internal/core/agent"
 )
 
 // Off makes the agent of a device on which the module is switched off. It calls clear, which

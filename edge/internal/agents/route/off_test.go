@@ -13,8 +13,8 @@ import (
 
 	"github.com/skerry-io/skerry/beehive"
 	"github.com/skerry-io/skerry/beehive/beehivetest"
-	"github.com/skerry-io/skerry/edge/internal/agents/agent/agenttest"
 	"github.com/skerry-io/skerry/edge/internal/agents/route"
+	"github.com/skerry-io/skerry/edge/internal/core/agent/agenttest"
 )
 
 // Switched off, the module takes its routes away first, then what it said of them, once; both are

@@ -11,8 +11,8 @@ import (
 	"time"
 
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
-	"github.com/skerry-io/skerry/edge/internal/agents/agent"
 	"github.com/skerry-io/skerry/edge/internal/agents/route"
+	"github.com/skerry-io/skerry/edge/internal/core/agent"
 	"github.com/skerry-io/skerry/edge/internal/core/store"
 	"github.com/skerry-io/skerry/edge/internal/kernel/netroute"
 )

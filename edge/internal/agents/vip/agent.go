@@ -18,7 +18,7 @@ import (
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 	"github.com/skerry-io/skerry/common/topic"
 	"github.com/skerry-io/skerry/common/topic/topicpb"
-	"github.com/skerry-io/skerry/edge/internal/agents/agent"
+	"github.com/skerry-io/skerry/edge/internal/core/agent"
 	"github.com/skerry-io/skerry/edge/internal/kernel/acd"
 	"github.com/skerry-io/skerry/edge/internal/kernel/balance"
 	"github.com/skerry-io/skerry/edge/internal/kernel/keepalived"

@@ -10,9 +10,9 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/core/object"
 )
 
-// Backend is what stands behind the API: a *metamanager.Manager, whose methods say what they promise. Its
-// errors are Kubernetes Status errors, or metamanager.ErrPassThrough from Get and List for what only
-// kube-apiserver can answer.
+// Backend is what stands behind the API: a *metamanager.Manager, whose methods say what they
+// promise. Its errors are Kubernetes Status errors, or metamanager.ErrPassThrough from Get and List
+// for what only kube-apiserver can answer.
 type Backend interface {
 	Get(ctx context.Context, ref object.Ref, caller metamanager.Caller) (object.Object, error)
 	List(ctx context.Context, selection object.Selection, options metamanager.ListOptions) (items []object.Object, version uint64, err error)

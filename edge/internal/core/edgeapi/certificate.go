@@ -11,8 +11,8 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 
+	"github.com/skerry-io/skerry/common/atomicfile"
 	"github.com/skerry-io/skerry/common/pki"
-	"github.com/skerry-io/skerry/edge/internal/core/atomicfile"
 )
 
 // KubeconfigFile is the name of the admin's kubeconfig in the data directory.

@@ -14,7 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/skerry-io/skerry/edge/internal/core/atomicfile"
+	"github.com/skerry-io/skerry/common/atomicfile"
 )
 
 // The files of the hook that runs, or ran last.

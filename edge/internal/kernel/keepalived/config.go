@@ -16,7 +16,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/skerry-io/skerry/edge/internal/core/atomicfile"
+	"github.com/skerry-io/skerry/common/atomicfile"
 )
 
 // retest is how long an instance that keepalived refused is left out before it is tried again: an

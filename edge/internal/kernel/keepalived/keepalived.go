@@ -21,7 +21,7 @@ import (
 	"os"
 	"path/filepath"
 
-	"github.com/skerry-io/skerry/edge/internal/core/atomicfile"
+	"github.com/skerry-io/skerry/common/atomicfile"
 )
 
 // Changed signals that States may differ from what it was. It is level-triggered: several changes

@@ -13,7 +13,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/skerry-io/skerry/edge/internal/core/atomicfile"
+	"github.com/skerry-io/skerry/common/atomicfile"
 	"github.com/skerry-io/skerry/edge/internal/kernel/dump"
 )
 

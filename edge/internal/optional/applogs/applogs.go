@@ -39,7 +39,7 @@ import (
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 	"github.com/skerry-io/skerry/common/applog"
 	"github.com/skerry-io/skerry/common/topic/topicpb"
-	"github.com/skerry-io/skerry/edge/internal/agents/agent"
+	"github.com/skerry-io/skerry/edge/internal/core/agent"
 )
 
 // Name is the module's.

@@ -5,7 +5,7 @@ import (
 	"strings"
 
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
-	"github.com/skerry-io/skerry/edge/internal/agents/agent"
+	"github.com/skerry-io/skerry/edge/internal/core/agent"
 	"github.com/skerry-io/skerry/edge/internal/core/object"
 	"github.com/skerry-io/skerry/edge/internal/kernel/mangle"
 )

@@ -25,7 +25,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/skerry-io/skerry/edge/internal/agents/agent/agenttest"
+	"github.com/skerry-io/skerry/edge/internal/core/agent/agenttest"
 	"github.com/skerry-io/skerry/edge/internal/optional/statusserver"
 )
 

@@ -34,7 +34,7 @@ import (
 
 	"github.com/skerry-io/skerry/beehive"
 	"github.com/skerry-io/skerry/beehive/message"
-	"github.com/skerry-io/skerry/edge/internal/agents/agent"
+	"github.com/skerry-io/skerry/edge/internal/core/agent"
 	"github.com/skerry-io/skerry/edge/internal/core/metamanager/podgate"
 	"github.com/skerry-io/skerry/edge/internal/core/metamanager/view"
 	"github.com/skerry-io/skerry/edge/internal/core/object"

@@ -14,8 +14,8 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/skerry-io/skerry/common/atomicfile"
 	"github.com/skerry-io/skerry/common/pki"
-	"github.com/skerry-io/skerry/edge/internal/core/atomicfile"
 )
 
 // The files of the identity directory. node.pem is written last and removed first: an identity is

@@ -20,8 +20,8 @@ import (
 
 	"github.com/skerry-io/skerry/beehive"
 	"github.com/skerry-io/skerry/beehive/message"
+	"github.com/skerry-io/skerry/common/atomicfile"
 	"github.com/skerry-io/skerry/common/link/quiclink"
-	"github.com/skerry-io/skerry/edge/internal/core/atomicfile"
 	"github.com/skerry-io/skerry/edge/internal/kernel/lan"
 )
 

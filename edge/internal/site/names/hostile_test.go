@@ -12,7 +12,7 @@ import (
 	"github.com/miekg/dns"
 
 	"github.com/skerry-io/skerry/common/rerun"
-	"github.com/skerry-io/skerry/edge/internal/agents/agent/agenttest"
+	"github.com/skerry-io/skerry/edge/internal/core/agent/agenttest"
 	"github.com/skerry-io/skerry/edge/internal/site/names"
 )
 

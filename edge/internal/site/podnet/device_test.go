@@ -22,7 +22,7 @@ import (
 	"github.com/skerry-io/skerry/beehive/message"
 	"github.com/skerry-io/skerry/common/topic"
 	"github.com/skerry-io/skerry/common/topic/topicpb"
-	"github.com/skerry-io/skerry/edge/internal/agents/agent/agenttest"
+	"github.com/skerry-io/skerry/edge/internal/core/agent/agenttest"
 	"github.com/skerry-io/skerry/edge/internal/core/linkstate"
 	"github.com/skerry-io/skerry/edge/internal/kernel/lan"
 	"github.com/skerry-io/skerry/edge/internal/kernel/masquerade"

@@ -18,7 +18,7 @@ import (
 	"github.com/skerry-io/skerry/beehive/beehivetest"
 	"github.com/skerry-io/skerry/beehive/message"
 	"github.com/skerry-io/skerry/common/claim"
-	"github.com/skerry-io/skerry/edge/internal/agents/agent/agenttest"
+	"github.com/skerry-io/skerry/edge/internal/core/agent/agenttest"
 	"github.com/skerry-io/skerry/edge/internal/core/linkstate"
 	"github.com/skerry-io/skerry/edge/internal/kernel/kubeproxy"
 	"github.com/skerry-io/skerry/edge/internal/site/services"

@@ -6,7 +6,7 @@
 // refuses to work beside a kube-proxy pod of the device: then it stays off and says so. The rules
 // stay in the kernel while edgecore is down.
 //
-// How it works: it is an agent (edge/internal/agents/agent) whose Sync decides whether the proxy
+// How it works: it is an agent (edge/internal/core/agent) whose Sync decides whether the proxy
 // may run. Kubernetes' proxy has no way to stop, so one that has to make room for a kube-proxy pod
 // ends edgecore, which is started again and stays off then; containers go on.
 package services
@@ -28,7 +28,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/skerry-io/skerry/beehive/message"
-	"github.com/skerry-io/skerry/edge/internal/agents/agent"
+	"github.com/skerry-io/skerry/edge/internal/core/agent"
 	"github.com/skerry-io/skerry/edge/internal/core/store"
 	"github.com/skerry-io/skerry/edge/internal/kernel/kubeproxy"
 )

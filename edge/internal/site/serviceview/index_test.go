@@ -8,7 +8,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 
-	"github.com/skerry-io/skerry/edge/internal/agents/agent/agenttest"
+	"github.com/skerry-io/skerry/edge/internal/core/agent/agenttest"
 )
 
 // A Service's slices are found by it, and it by its cluster IPs, among more than an index has sets.

@@ -8,8 +8,8 @@ import (
 	"testing"
 
 	"github.com/skerry-io/skerry/common/claim"
-	"github.com/skerry-io/skerry/edge/internal/core/protect"
 	"github.com/skerry-io/skerry/edge/internal/kernel/netif"
+	"github.com/skerry-io/skerry/edge/internal/site/protect"
 )
 
 // store keeps what a device keeps.

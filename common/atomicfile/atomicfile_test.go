@@ -9,7 +9,7 @@ import (
 	"syscall"
 	"testing"
 
-	"github.com/skerry-io/skerry/edge/internal/core/atomicfile"
+	"github.com/skerry-io/skerry/common/atomicfile"
 	"github.com/skerry-io/skerry/tests/smalldisk"
 )
 

@@ -23,7 +23,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/skerry-io/skerry/common/rerun"
-	"github.com/skerry-io/skerry/edge/internal/agents/agent"
+	"github.com/skerry-io/skerry/edge/internal/core/agent"
 )
 
 const (

@@ -10,8 +10,8 @@ import (
 	"github.com/skerry-io/skerry/beehive"
 	"github.com/skerry-io/skerry/beehive/beehivetest"
 	"github.com/skerry-io/skerry/beehive/message"
-	"github.com/skerry-io/skerry/edge/internal/agents/agent"
-	"github.com/skerry-io/skerry/edge/internal/agents/agent/agenttest"
+	"github.com/skerry-io/skerry/edge/internal/core/agent"
+	"github.com/skerry-io/skerry/edge/internal/core/agent/agenttest"
 	"github.com/skerry-io/skerry/edge/internal/core/linkstate"
 )
 

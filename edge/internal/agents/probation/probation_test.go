@@ -10,7 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/skerry-io/skerry/edge/internal/core/probation"
+	"github.com/skerry-io/skerry/edge/internal/agents/probation"
 )
 
 // store keeps what a device keeps.

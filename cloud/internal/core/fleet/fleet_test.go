@@ -11,7 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/skerry-io/skerry/cloud/internal/access/fleet"
+	"github.com/skerry-io/skerry/cloud/internal/core/fleet"
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
 
