@@ -652,7 +652,7 @@ const file_record_proto_rawDesc = "" +
 	"\vNODE_STATUS\x10\x03\x12\a\n" +
 	"\x03POD\x10\x04\x12\n" +
 	"\n" +
-	"\x06REPORT\x10\x05B9Z7github.com/skerry-io/skerry/edge/internal/core/store/storepbb\x06proto3"
+	"\x06REPORT\x10\x05B>Z<github.com/skerry-io/skerry/edge/internal/core/store/storepbb\x06proto3"
 
 var (
 	file_record_proto_rawDescOnce sync.Once

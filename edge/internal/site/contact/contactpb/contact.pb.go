@@ -262,7 +262,7 @@ const file_contact_proto_rawDesc = "" +
 	"\x03uid\x18\x01 \x01(\tR\x03uid\x12\x10\n" +
 	"\x03ips\x18\x02 \x03(\tR\x03ips\x12\x14\n" +
 	"\x05ready\x18\x03 \x01(\bR\x05ready\x12 \n" +
-	"\vterminating\x18\x04 \x01(\bR\vterminatingB=Z;github.com/skerry-io/skerry/edge/internal/site/contact/contactpbb\x06proto3"
+	"\vterminating\x18\x04 \x01(\bR\vterminatingBBZ@github.com/skerry-io/skerry/edge/internal/site/contact/contactpbb\x06proto3"
 
 var (
 	file_contact_proto_rawDescOnce sync.Once
