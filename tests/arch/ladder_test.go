@@ -27,7 +27,7 @@ var ladder = [][]string{
 		"cloud/internal/controllers/vrid",
 		"cloud/internal/core/config", "cloud/internal/core/kube", "cloud/internal/core/quota",
 		"common/atomicfile",
-		"edge/internal/core/connshare", "edge/internal/core/linkstate", "edge/internal/core/object", "edge/internal/core/table",
+		"edge/internal/core/connshare", "edge/internal/core/launch", "edge/internal/core/linkstate", "edge/internal/core/object", "edge/internal/core/table",
 		"edge/internal/setup/config",
 	},
 	{
