@@ -54,7 +54,7 @@ func virtualIPTable(t *testing.T) *metav1.Table {
 // is called: the page's own example gives the page's own line. And the page says that VRRP version
 // 3 has no authentication, and what limits that.
 func TestTraps_10_DocsColumnsAndObjectsAgree(t *testing.T) {
-	raw, err := os.ReadFile("../../../docs/vips.md")
+	raw, err := os.ReadFile("../../../../docs/vips.md")
 	if err != nil {
 		t.Fatal(err)
 	}

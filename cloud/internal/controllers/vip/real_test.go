@@ -131,7 +131,7 @@ func (r *real) start() {
 // file applies an example as `kubectl apply` does, with unknown fields refused.
 func (r *real) file(name string) {
 	r.t.Helper()
-	raw, err := os.ReadFile(filepath.Join("../../../manifests/examples/vip", name))
+	raw, err := os.ReadFile(filepath.Join("../../../../manifests/examples/vip", name))
 	if err != nil {
 		r.t.Fatal(err)
 	}

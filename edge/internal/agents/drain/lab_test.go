@@ -123,7 +123,7 @@ func (l *lab) rights() {
 	l.t.Helper()
 	plane := cluster.Shared(l.t)
 	for _, name := range []string{"nodes.yaml", "drain.yaml"} {
-		raw, err := os.ReadFile("../../../manifests/cloudcore/" + name)
+		raw, err := os.ReadFile("../../../../manifests/cloudcore/" + name)
 		l.must(raw, err)
 		decoder := yaml.NewYAMLOrJSONDecoder(bytes.NewReader(raw), 4096)
 		for {

@@ -188,7 +188,7 @@ func TestRun(t *testing.T) {
 
 // What the answer names is in the packages, and is a configuration.
 func TestExampleCNIIsPackaged(t *testing.T) {
-	root := "../../../"
+	root := "../../../../"
 	raw, err := os.ReadFile(root + "build/package/edgecore.yaml")
 	if err != nil {
 		t.Fatal(err)
