@@ -100,7 +100,8 @@ type session struct {
 	tunnel *Tunnel
 	mux    *tunnel.Mux
 
-	silent atomic.Pointer[time.Time] // when the edge gave no sign of life; nil: never
+	silent     atomic.Pointer[time.Time] // when the edge gave no sign of life; nil: never
+	superseded atomic.Bool               // by a newer session on another replica
 }
 
 var _ cloudhub.Part = (*Tunnel)(nil)
@@ -276,18 +277,48 @@ func (t *Tunnel) dial(ctx context.Context, node types.NodeName, target string) (
 	ctx, cancel := context.WithTimeout(ctx, t.config.AnswerTimeout)
 	defer cancel()
 	own, _ := t.held(node)
-	if own == nil {
+	if own == nil || own.superseded.Load() {
 		return t.elsewhere(ctx, node, target)
 	}
-	conn, err := own.open(ctx, target)
-	select {
-	case <-own.Done(): // meanwhile it may have come back, here or on another replica
-		if err != nil && ctx.Err() == nil {
-			return t.elsewhere(ctx, node, target)
+	began := time.Now()
+	try, cancelTry := context.WithCancel(ctx)
+	defer cancelTry()
+	defer time.AfterFunc(lookAfter, func() {
+		if !own.heardSince(began) && own.newer(try) {
+			cancelTry()
 		}
+	}).Stop()
+	conn, err := own.open(try, target)
+	if err == nil || ctx.Err() != nil {
+		return conn, err
+	}
+	select {
+	case <-own.Done(): // it may have come back by now, here or on another replica
+		return t.elsewhere(ctx, node, target)
 	default:
 	}
-	return conn, err
+	if !own.heardSince(began) && own.newer(ctx) {
+		return t.elsewhere(ctx, node, target)
+	}
+	return nil, err
+}
+
+// newer reports whether the node has a newer session on another replica, as its Lease has it. A
+// device whose edgecore was killed is linked there long before this one's link has been idle for
+// too long.
+func (s *session) newer(ctx context.Context) bool {
+	if s.superseded.Load() {
+		return true
+	}
+	lease, err := s.tunnel.config.Leases(ctx, s.Node())
+	if err != nil {
+		return false
+	}
+	if _, ok := errors.AsType[*fence.Superseded](fence.Compare(lease.Annotations, s.Epoch())); !ok {
+		return false
+	}
+	s.superseded.Store(true)
+	return true
 }
 
 // DialKubelet connects to the kubelet of any node: through its link, or directly where it

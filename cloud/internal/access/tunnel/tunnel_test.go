@@ -144,12 +144,14 @@ type session struct {
 	cloudhub.Session
 	link.Conn
 	node  types.NodeName
+	epoch uint64
 	heard atomic.Int64
 }
 
 func (s *session) LastHeard() time.Time { return time.Unix(0, s.heard.Load()) }
 
 func (s *session) Node() types.NodeName                              { return s.node }
+func (s *session) Epoch() uint64                                     { return s.epoch }
 func (s *session) Info() link.Info                                   { return s.Conn.Info() }
 func (s *session) Done() <-chan struct{}                             { return s.Conn.Done() }
 func (s *session) Send(ctx context.Context, m message.Message) error { return s.Conn.Send(ctx, m) }
@@ -169,7 +171,7 @@ func attachOver(t *testing.T, r *replica, name types.NodeName, accept func(conte
 	edgeConn, cloudConn := linktest.Pipe(t, pipe)
 	edge := common.New(edgeConn, common.Config{Peer: "the cloud", Edge: true, Accept: accept})
 	mux := message.NewMux()
-	own := &session{Conn: cloudConn, node: name}
+	own := &session{Conn: cloudConn, node: name, epoch: 1}
 	service := r.tunnel.Attach(own, mux)
 	ctx, cancel := context.WithCancel(context.Background())
 	var all sync.WaitGroup
@@ -458,6 +460,27 @@ func TestDial_TheLinkWentElsewhere(t *testing.T) {
 		t.Fatal(status)
 	}
 	w.talk(conn, "edge1")
+}
+
+// The edgecore of a device was killed, so that the network did not end its link, and a fresh one is
+// linked to another replica. The first replica has the older session until that has been idle for
+// too long, and must not answer by it that the device is silent.
+func TestDial_NewerSessionElsewhere(t *testing.T) {
+	w := newSystem(t)
+	a, b := w.replica("a"), w.replica("b")
+	uplink := new(mute)
+	attachOver(t, a, "edge1", hello("edge1"), linktest.PipeOptions{WrapEdge: func(c net.Conn) net.Conn { uplink.Conn = c; return uplink }})
+	attach(t, b, "edge1", hello("edge1"))
+	uplink.off.Store(true)
+	w.lease("edge1", b, "b", time.Now())
+	w.leases["edge1"].Annotations[fence.EpochAnnotation] = "2"
+	for range 2 { // by asking the silent session, and knowing better
+		status, conn := w.ask(a, apiserver, http.MethodConnect, "edge1:10250")
+		if !strings.HasPrefix(status, "200") {
+			t.Fatal(status)
+		}
+		w.talk(conn, "edge1")
+	}
 }
 
 // The Lease of a replica that has died, or lost the link: no replica sends the question round.
