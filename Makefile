@@ -42,7 +42,7 @@ TRIAL_FLAGS ?=# for up: --edges 3, --link quic, ...
 TESTFLAGS ?=#   for test, test-short and race: -run NAME, -count 1, ...
 PACKAGES ?= ./...
 SHARDS ?= 4
-LANES ?= 4
+LANES ?= 5
 export TESTFLAGS PACKAGES SHARDS LANES
 FUZZTIME ?= 30s
 BENCHTIME ?= 1s
@@ -122,7 +122,7 @@ release-test: ## what a release must show beyond make test, as root: two builds 
 	go test ./tests/release -count 1 -timeout 2h -ldflags "$(TEST_LDFLAGS)" $(TESTFLAGS)
 
 .PHONY: test
-test: deps build build-testrun ## all tests but the longest, as root: unit, cluster, integration, netns, campaign, e2e; in LANES=4 side by side
+test: deps build build-testrun ## all tests but the longest, as root: unit, cluster, integration, netns, campaign, e2e; in LANES=5 side by side
 	@SKERRY_BUILT="$(BINARIES)" bin/testrun all
 
 .PHONY: long-test

@@ -4,6 +4,7 @@
 //	testrun all|long|short     runs tests; make calls it with CGO_ENABLED, GOFLAGS and TEST_LDFLAGS set
 //	testrun total              prints the closing line of the last run: "N passed, N failed, N skipped"
 //	testrun costs              prints the tables of the last run, in Markdown
+//	testrun lengths            takes the lengths of jobs and tests from the last run (lengths.json)
 //	testrun exec BINARY ARG... runs a test binary and notes its costs; `go test -exec` calls it
 //
 // Its environment: TESTFLAGS is passed on to go test, PACKAGES (./...) selects packages, LANES is
@@ -38,7 +39,7 @@ func command(args []string) (code int, err error) {
 		return wrap(args[1:])
 	}
 	if len(args) != 1 {
-		return 2, errors.New("one of all, long, short, total, costs or exec BINARY ARG... must be given")
+		return 2, errors.New("one of all, long, short, total, costs, lengths or exec BINARY ARG... must be given")
 	}
 	switch args[0] {
 	case "total":
@@ -51,6 +52,8 @@ func command(args []string) (code int, err error) {
 			return 1, err
 		}
 		return 0, r.writeTables(os.Stdout)
+	case "lengths":
+		return 0, updateLengths()
 	case "all", "long", "short":
 		ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 		defer stop()
@@ -62,5 +65,5 @@ func command(args []string) (code int, err error) {
 		fmt.Println(r.Counts)
 		return r.exitCode(), err
 	}
-	return 2, fmt.Errorf("%q is none of all, long, short, total, costs", args[0])
+	return 2, fmt.Errorf("%q is none of all, long, short, total, costs, lengths", args[0])
 }

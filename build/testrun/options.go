@@ -25,7 +25,7 @@ type options struct {
 }
 
 func optionsFrom(what string, env func(string) string) (options, error) {
-	o := options{what: what, packages: strings.Fields(env("PACKAGES")), flags: strings.Fields(env("TESTFLAGS")), ldflags: env("TEST_LDFLAGS"), lanes: 4, shards: 4}
+	o := options{what: what, packages: strings.Fields(env("PACKAGES")), flags: strings.Fields(env("TESTFLAGS")), ldflags: env("TEST_LDFLAGS"), lanes: 5, shards: 4}
 	if len(o.packages) == 0 {
 		o.packages = []string{"./..."}
 	}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"regexp"
 	"slices"
 	"strconv"
@@ -26,7 +27,8 @@ func logName(name string) string { return strings.NewReplacer(" ", "-", "/", "-"
 const wholeShard = "1/1"
 
 // A job is phases in a row. Jobs run side by side: each has networks, control planes or a kernel of
-// its own. Phases that would meet, as control planes on the same ports do, are in one job.
+// its own. Packages that would meet, as those do whose programs listen on the same ports, are in one
+// job.
 type job struct {
 	name   string
 	phases []phase
@@ -42,12 +44,12 @@ var (
 	needsRoot = regexp.MustCompile(`^tests/((cluster|integration|hostile|netns|uml|vm|e2e|site|apps|services|incluster|bench|release)(/|$)|campaign$)`)
 	// realParts matches packages of the product whose tests have a control plane, keepalived or the
 	// kernel. Those of one side run one at a time, to not take the time from each other.
-	realParts = regexp.MustCompile(`^(edge/internal/(vip|route|drain|kernel/.*)|cloud/internal/(publish|relay|join|route|vip|aggregate))$`)
+	realParts = regexp.MustCompile(`^(edge/internal/(agents/(vip|route|drain)|kernel/.*)|cloud/internal/(core/(publish|relay)|trust/join|controllers/(route|vip|reports)))$`)
 )
 
 // plan divides packages, paths within the module, into jobs. Jobs and phases without packages are
 // left out.
-func plan(what string, packages []string, shards int) []job {
+func plan(what string, packages []string, shards int, lengths lengths) []job {
 	matching := func(ok func(string) bool) []string {
 		return slices.DeleteFunc(slices.Clone(packages), func(p string) bool { return !ok(p) })
 	}
@@ -69,26 +71,25 @@ func plan(what string, packages []string, shards int) []job {
 	unit := job{"unit", []phase{{name: "unit", parallel: 2, packages: matching(func(p string) bool {
 		return !needsRoot.MatchString(p) && !realParts.MatchString(p)
 	})}}}
-	campaign := phase{name: "campaign", parallel: 1, packages: matching(func(p string) bool { return p == "tests/campaign" })}
+	campaign := job{"campaign", []phase{{name: "campaign", parallel: 1, packages: matching(func(p string) bool { return p == "tests/campaign" })}}}
 
 	var jobs []job
 	switch what {
 	case "short":
 		jobs = []job{unit}
 	case "long":
-		jobs = []job{each("uml", "uml"), each("services", "services"), {"campaign", []phase{campaign}}}
+		jobs = []job{each("uml", "uml"), each("services", "services"), campaign}
 	default:
-		// The longest first, so that the lanes end together.
 		for n := 1; n <= shards; n++ {
 			part := strconv.Itoa(n) + "/" + strconv.Itoa(shards)
 			name := "e2e " + part
 			jobs = append(jobs, job{name, []phase{{name: name, packages: below("e2e"), parallel: 1, shard: part}}})
 		}
-		planes := each("planes", "cluster", "integration", "hostile")
-		planes.phases = append(planes.phases, campaign)
-		jobs = append(jobs, each("site", "site"), planes, realOf("cloud"), realOf("edge"), unit, each("apps", "apps"), each("kernels", "uml", "vm", "netns"),
-			each("incluster", "incluster"), each("services", "services"))
+		jobs = append(jobs, each("site", "site"), each("apps", "apps"), each("incluster", "incluster"), each("services", "services"), each("hostile", "hostile"),
+			each("integration", "integration"), each("cluster", "cluster"), campaign, realOf("cloud"), realOf("edge"), each("kernels", "uml", "vm", "netns"), unit)
 	}
+	// The longest first, so that the lanes end together.
+	slices.SortStableFunc(jobs, func(a, b job) int { return cmp.Compare(lengths.of(b, shards), lengths.of(a, shards)) })
 	for i := range jobs {
 		jobs[i].phases = slices.DeleteFunc(jobs[i].phases, func(p phase) bool { return len(p.packages) == 0 })
 	}

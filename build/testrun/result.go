@@ -24,6 +24,8 @@ type result struct {
 	Machine     machine     `json:"machine"` // all of it, with the kernel's own threads and whatever else runs there
 	Rows        []row       `json:"rows,omitempty"`
 	Slow        []timedTest `json:"slow,omitempty"`
+	// Jobs is how long each took.
+	Jobs map[string]seconds `json:"jobs,omitempty"`
 }
 
 // A row is what a package took in one phase.

@@ -27,10 +27,11 @@ const (
 // A runner carries out one run.
 type runner struct {
 	options
-	module string
-	self   string // this program
-	temp   string // a folder for the run
-	shards *shards
+	module  string
+	self    string // this program
+	temp    string // a folder for the run
+	shards  *shards
+	lengths lengths
 
 	mu     sync.Mutex // guards what follows, and out
 	out    io.Writer
@@ -67,6 +68,9 @@ func run(ctx context.Context, o options, out io.Writer) (result, error) {
 		return r.result, fmt.Errorf("making a temporary folder: %w", err)
 	}
 	defer os.RemoveAll(r.temp)
+	if r.lengths, err = readLengths(knownLengths); err != nil {
+		return r.result, err
+	}
 	packages, err := r.list(ctx)
 	if err != nil {
 		return r.result, err
@@ -93,7 +97,7 @@ func (r *runner) carryOut(ctx context.Context, packages []string) {
 		r.vet(ctx)
 		lanes = 1
 	}
-	r.inLanes(ctx, plan(r.what, packages, r.options.shards), lanes)
+	r.inLanes(ctx, plan(r.what, packages, r.options.shards, r.lengths), lanes)
 	r.secondTries(ctx)
 	if c := lent(); c.User > 0 {
 		r.result.row(row{Package: "control planes that were lent", Phase: "all", Tests: c})
@@ -188,7 +192,7 @@ func logOf(name string) string {
 }
 
 func (r *runner) job(ctx context.Context, j job, apart bool) {
-	out := r.out
+	out, began := r.out, time.Now()
 	if apart {
 		log, err := os.Create(logOf(j.name))
 		if err != nil {
@@ -214,6 +218,12 @@ func (r *runner) job(ctx context.Context, j job, apart bool) {
 		}
 		r.phase(ctx, p, out)
 	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.result.Jobs == nil {
+		r.result.Jobs = map[string]seconds{}
+	}
+	r.result.Jobs[j.name] = secondsOf(time.Since(began))
 }
 
 func (r *runner) fail() {
@@ -311,6 +321,13 @@ func (r *runner) goTest(ctx context.Context, p phase, selection []string, out io
 		cmd = r.goTestCommand(p, selection, graph)
 	}
 	cmd.Env = append(os.Environ(), costsVariable+"="+costs, ownerVariable+"="+strconv.Itoa(os.Getpid()), "SKERRY_E2E_SHARD="+p.shard)
+	if p.shard != "" {
+		file, err := r.lengths.ofTests(p.packages[0], r.temp)
+		if err != nil {
+			return newSummary(out, time.Now), c, err
+		}
+		cmd.Env = append(cmd.Env, lengthsVariable+"="+file)
+	}
 	// A group of its own, so that all of it can be told to end.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
 	read, write, err := os.Pipe()

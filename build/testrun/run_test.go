@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"errors"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -35,7 +36,7 @@ func TestPlan(t *testing.T) {
 		}
 	}
 	got := map[string][]string{}
-	for _, j := range plan("all", all, 2) {
+	for _, j := range plan("all", all, 2, lengths{}) {
 		if len(j.phases) == 0 {
 			t.Errorf("%s has no phases", j.name)
 		}
@@ -57,15 +58,65 @@ func TestPlan(t *testing.T) {
 			t.Errorf("%s (-want +got):\n%s", pkg, diff)
 		}
 	}
-	for _, j := range plan("short", all, 2) {
+	for _, pkg := range []string{
+		"edge/internal/agents/vip", "edge/internal/agents/route", "edge/internal/agents/drain", "edge/internal/kernel/keepalived", "cloud/internal/core/publish",
+		"cloud/internal/core/relay", "cloud/internal/trust/join", "cloud/internal/controllers/route", "cloud/internal/controllers/vip", "cloud/internal/controllers/reports",
+	} {
+		if !slices.Contains(all, pkg) || !realParts.MatchString(pkg) {
+			t.Errorf("%s does not run with those that have a control plane or the kernel", pkg)
+		}
+	}
+	for _, j := range plan("short", all, 2, lengths{}) {
 		for _, p := range j.phases {
 			if slices.ContainsFunc(p.packages, needsRoot.MatchString) {
 				t.Errorf("short needs root for %v", p.packages)
 			}
 		}
 	}
-	if jobs := plan("all", []string{"beehive"}, 2); len(jobs) != 1 || len(jobs[0].phases) != 1 {
+	if jobs := plan("all", []string{"beehive"}, 2, lengths{}); len(jobs) != 1 || len(jobs[0].phases) != 1 {
 		t.Errorf("one package makes %v", jobs)
+	}
+}
+
+// The longest job begins first, and what no length is known of before it.
+func TestPlan_LongestFirst(t *testing.T) {
+	known := lengths{Jobs: map[string]int{"site": 30, "apps": 70, "unit": 50}, Tests: map[string]map[string]int{"tests/e2e": {"TestA": 90, "TestB": 30}}}
+	var got []string
+	for _, j := range plan("all", []string{"beehive", "tests/apps", "tests/site", "tests/e2e", "tests/hostile"}, 2, known) {
+		got = append(got, j.name)
+	}
+	if diff := cmp.Diff([]string{"hostile", "apps", "e2e 1/2", "e2e 2/2", "unit", "site"}, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// Every job has a length, and the lengths follow the last run.
+func TestLengths(t *testing.T) {
+	known, err := readLengths(knownLengths)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all []string
+	for _, dir := range []string{"site", "apps", "incluster", "services", "hostile", "integration", "cluster", "campaign", "uml", "e2e"} {
+		all = append(all, "tests/"+dir)
+	}
+	jobs := plan("all", append(all, "beehive", "edge/internal/agents/vip", "cloud/internal/core/relay"), 4, known)
+	if len(jobs) != 16 {
+		t.Errorf("%d jobs", len(jobs))
+	}
+	for _, j := range jobs {
+		if n := known.of(j, 4); n < 10 || n > 7200 {
+			t.Errorf("%s takes %d s", j.name, n)
+		}
+	}
+	next := known.update(result{
+		Jobs: map[string]seconds{"site": 12.7, "of one run": 5},
+		Slow: []timedTest{{"tests/e2e", "TestA", 31.2}, {"tests/e2e", "TestA", 12}, {"tests/apps", "TestB", 20}},
+	})
+	want := lengths{Jobs: maps.Clone(known.Jobs), Tests: map[string]map[string]int{"tests/e2e": {"TestA": 31}}}
+	want.Jobs["site"] = 12
+	if diff := cmp.Diff(want, next); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
 

@@ -56,3 +56,11 @@ func TestParts(t *testing.T) {
 		}
 	}
 }
+
+// Parts take the same time as nearly as the lengths allow, also where most are unknown.
+func TestDivide(t *testing.T) {
+	got := divide([]string{"A", "B", "Long", "C", "Longer", "D", "E"}, map[string]int{"Long": 30, "Longer": 50}, 2)
+	if diff := cmp.Diff([][]string{{"Longer", "C", "E"}, {"Long", "A", "B", "D"}}, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}

@@ -7,7 +7,9 @@
 package suite
 
 import (
+	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -84,9 +86,8 @@ func (s Suite) folder(root string, n, of int) string {
 	return filepath.Join(root, name)
 }
 
-// choose narrows the arguments of a test binary to one part of the tests that they name, every
-// of-th test from the n-th on: neighbours, which often take a similar time, are in different parts.
-// It returns nil where the part is empty.
+// choose narrows the arguments of a test binary to one part of the tests that they name. It returns
+// nil where the part is empty.
 func choose(ctx context.Context, args []string, n, of int) ([]string, error) {
 	if of == 1 {
 		return args, nil
@@ -108,12 +109,11 @@ func choose(ctx context.Context, args []string, n, of int) ([]string, error) {
 	if err != nil {
 		return nil, fmt.Errorf("listing the tests: %w", err)
 	}
-	var ours []string
-	for i, name := range strings.Fields(string(out)) {
-		if i%of == n-1 {
-			ours = append(ours, name)
-		}
+	known, err := lengths()
+	if err != nil {
+		return nil, err
 	}
+	ours := divide(strings.Fields(string(out)), known, of)[n-1]
 	if len(ours) == 0 {
 		return nil, nil
 	}
@@ -122,6 +122,40 @@ func choose(ctx context.Context, args []string, n, of int) ([]string, error) {
 		run += "/" + below
 	}
 	return append(others, run), nil
+}
+
+// usual is the length of a test that the runner has no figure for.
+const usual = 10
+
+// lengths reads the seconds that tests took in an earlier run, where the runner knows them.
+func lengths() (known map[string]int, err error) {
+	file := os.Getenv("SKERRY_TEST_LENGTHS")
+	if file == "" {
+		return nil, nil
+	}
+	raw, err := os.ReadFile(file)
+	if err == nil {
+		err = json.Unmarshal(raw, &known)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("reading the lengths of tests: %w", err)
+	}
+	return known, nil
+}
+
+// divide divides tests into parts that take about the same time: each test, the longest first, goes
+// to the part that is the shortest so far. Every process that runs a part gets the same division.
+func divide(tests []string, known map[string]int, parts int) [][]string {
+	length := func(test string) int { return cmp.Or(known[test], usual) }
+	byLength := slices.Clone(tests)
+	slices.SortStableFunc(byLength, func(a, b string) int { return cmp.Compare(length(b), length(a)) })
+	divided, took := make([][]string, parts), make([]int, parts)
+	for _, test := range byLength {
+		n := slices.Index(took, slices.Min(took))
+		divided[n] = append(divided[n], test)
+		took[n] += length(test)
+	}
+	return divided
 }
 
 func (s Suite) outer() (code int, err error) {
