@@ -2,6 +2,7 @@ package apps_test
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 )
@@ -14,7 +15,8 @@ func TestClaims_25_CutOfTheSiteMovesNothing(t *testing.T) {
 	nodes := options().Nodes()
 	before := map[string]string{}
 	for _, n := range nodes {
-		s.create(ns, appYAML("app-"+n.Name, n.Name))
+		// Devices that are cut off at once are NotReady one after the other, some seconds apart.
+		s.create(ns, strings.Replace(appYAML("app-"+n.Name, n.Name), "after: 2s", "after: 10s", 1))
 	}
 	for _, n := range nodes {
 		before["app-"+n.Name] = string(s.waitOn(ns, "app-"+n.Name, n.Name).UID)
@@ -34,7 +36,7 @@ func TestClaims_25_CutOfTheSiteMovesNothing(t *testing.T) {
 	for _, n := range nodes {
 		s.WaitReady(n.Name, false)
 	}
-	s.lasts("the pods as they were, in the cut", 20*time.Second, same) // failover.after is 2s
+	s.lasts("the pods as they were, in the cut", 20*time.Second, same)
 	for _, n := range nodes {
 		s.Heal(n.Name)
 	}
