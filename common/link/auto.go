@@ -16,7 +16,7 @@ const (
 	// again: networks change.
 	remember = time.Hour
 	// shortLived is the age below which a QUIC link that fell silent counts as one that only seemed
-	// to work: some firewalls let a handshake through and nothing after it.
+	// to work: some firewalls let only a handshake through.
 	shortLived = 2 * time.Minute
 	// afterRefusal is how long the other choice has once one was refused by a machine, and
 	// refusals how many times as long as that took, if that is longer: where one round trip is
@@ -27,7 +27,7 @@ const (
 )
 
 // Auto returns a dialer that prefers quic, and takes ws where UDP is blocked. The second choice is
-// dialled when the first fails or takes its time, and the first link that opens wins; what won is
+// dialled when the first fails or takes its time, and the first link that opens wins; the winner is
 // the first choice for the next dial.
 func Auto(quic, ws Dialer) Dialer { return &auto{quic: quic, ws: ws} }
 

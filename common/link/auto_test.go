@@ -15,7 +15,7 @@ import (
 	"github.com/skerry-io/skerry/common/link"
 )
 
-// fakeConn is an open link of which only what Auto looks at is real.
+// fakeConn is an open link of which only the parts that Auto looks at are real.
 type fakeConn struct {
 	transport link.Transport
 	since     time.Time

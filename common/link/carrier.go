@@ -12,12 +12,12 @@ import (
 	"github.com/skerry-io/skerry/common/topic"
 )
 
-// Traits is what the core must know of a transport.
+// Traits describe a transport to the core.
 type Traits struct {
 	// Lanes: every class has an ordered stream of its own. Otherwise all classes share one.
 	Lanes bool
-	// Batch is how many bytes one Write may carry, at most MaxBatch. On a shared stream nothing
-	// passes what is already in a batch: a small one keeps heartbeats quick on a thin link.
+	// Batch is how many bytes one Write may carry, at most MaxBatch. On a shared stream no message
+	// passes those already in a batch: a small one keeps heartbeats quick on a thin link.
 	Batch int
 	// Dialed: this end opened the link.
 	Dialed bool
@@ -32,7 +32,7 @@ type Traits struct {
 type Carrier interface {
 	Traits() Traits
 	// Serve hands each incoming stream of frames to sink.Read, as whose errors it passes a
-	// *CloseError if the peer said why, else what the network said. It returns when the link has
+	// *CloseError if the peer gave a reason, else the network's error. It returns when the link has
 	// ended. A carrier with lanes may call Read for several streams at once.
 	Serve(sink Sink) error
 	// Write sends whole frames of a class. It fails when not one byte could be written for
@@ -54,12 +54,12 @@ type Carrier interface {
 type Attacher interface {
 	Carrier
 	// Attach is called once, instead of Serve, and does not block. When the link has ended and no
-	// call of sink runs, it calls ended with what Serve would have returned, once, in a goroutine
-	// that may block.
+	// call of sink runs, it calls ended with the error that Serve would have returned, once, in a
+	// goroutine that may block.
 	Attach(sink Sink, ended func(error))
 }
 
-// Sink is what a carrier calls in the core.
+// Sink is the core as a carrier calls it.
 type Sink interface {
 	// Read serves one stream until it fails, and ends the link then.
 	Read(io.Reader) error
@@ -68,9 +68,9 @@ type Sink interface {
 	// read a message keeps a stack of 8 to 16 KiB while it waits for the next; one that only
 	// waits has 4 KiB.
 	Begin(io.Reader) (next func() error, end func(error))
-	// Alive says that a keepalive has come.
+	// Alive reports a received keepalive.
 	Alive()
-	// End says that the link has ended, to those who wait for something else.
+	// End reports that the link has ended, to those who wait for something else.
 	End(err error)
 }
 
@@ -95,7 +95,7 @@ func cut(reason string, most int) string {
 	return reason
 }
 
-// closeError turns what ended a link into the CloseError that all callers get.
+// closeError turns an error that ended a link into the CloseError that all callers get.
 func closeError(err error) *CloseError {
 	if e, ok := errors.AsType[*CloseError](err); ok {
 		return e

@@ -29,7 +29,7 @@ type CloseError struct {
 	Code   CloseCode
 	Reason string
 	Remote bool  // the peer closed it
-	Err    error // what the network said, if anything
+	Err    error // the network's error, if any
 }
 
 func (e *CloseError) Error() string {

@@ -37,8 +37,8 @@ type Codec struct {
 	batches   sync.Pool // *[]byte of MaxBatch
 }
 
-// maxEncodings is how many messages are compressed at a time: each takes 1.3 MB meanwhile, or 0.7
-// MB with a dictionary, and links seldom compress at the same moment. Others wait.
+// maxEncodings is how many messages are compressed at a time: each takes 1.3 MB while it runs, or
+// 0.7 MB with a dictionary, and links seldom compress at the same moment. Others wait.
 const maxEncodings = 2
 
 // smallContent is the longest content that is compressed with a dictionary, which gains little in
@@ -74,8 +74,8 @@ func (c *Codec) Encode(m message.Message) (topic.Entry, []byte, error) {
 	return c.encode(m, 0, false)
 }
 
-// encode is Encode for a peer that reads a dictionary; 0: none. introduce tells the peer which ones
-// this end reads.
+// encode is Encode for a peer that reads a dictionary; 0: no dictionary. introduce tells the peer
+// which ones this end reads.
 func (c *Codec) encode(m message.Message, dictionary uint32, introduce bool) (topic.Entry, []byte, error) {
 	e := &linkpb.Envelope{
 		Id: uint64(m.Header.ID), Parent: uint64(m.Header.ParentID), Sync: m.Header.Sync,
@@ -127,7 +127,7 @@ func (c *Codec) encode(m message.Message, dictionary uint32, introduce bool) (to
 }
 
 // Decode returns the message in data, which it does not keep. Its error is a *CloseError: the peer
-// has said what it must not say.
+// broke the protocol.
 func (c *Codec) Decode(data []byte) (message.Message, error) {
 	s, err := c.open(data)
 	if err != nil {
@@ -141,10 +141,10 @@ type sealed struct {
 	message     message.Message
 	payload     []byte // as it came
 	compression linkpb.Compression
-	reads       uint32 // the best dictionary of which the peer says here that it reads it; 0: none
+	reads       uint32 // the best dictionary that the peer announces here; 0 without one
 }
 
-// open reads an envelope, and nothing of what is in it.
+// open reads an envelope without its content.
 func (c *Codec) open(data []byte) (sealed, error) {
 	if err := checkEnvelope(data); err != nil {
 		return sealed{}, err
@@ -178,7 +178,7 @@ func (c *Codec) open(data []byte) (sealed, error) {
 	return sealed{m, e.Payload, e.Compression, reads}, nil
 }
 
-// checkEnvelope counts in the bytes what is around the content, before it is read.
+// checkEnvelope counts the bytes around the content, before it is read.
 func checkEnvelope(data []byte) error {
 	around := 0
 	for rest := data; len(rest) > 0; {
@@ -204,7 +204,7 @@ func checkEnvelope(data []byte) error {
 // payloadField is the number of Envelope.payload.
 const payloadField = 12
 
-// content reads what is in an envelope.
+// content reads the content of an envelope.
 func (c *Codec) content(s sealed) (message.Message, error) {
 	m := s.message
 	if m.Content != nil {
@@ -254,14 +254,14 @@ func encoderOptions(dictionary uint32) []zstd.EOption {
 		zstd.WithEncoderCRC(false), // TLS has checked every byte
 	}
 	if d, ok := withID(dictionary); ok {
-		// The default level has twice the tables with a dictionary, of 1.3 MB each, restores what a
-		// message has changed in them, and finds hardly more.
+		// The default level has twice the tables with a dictionary, of 1.3 MB each, restores the
+		// state that a message has changed in them, and finds hardly more.
 		options = append(options, zstd.WithEncoderLevel(zstd.SpeedFastest), zstd.WithWindowSize(smallContent), zstd.WithEncoderDictRaw(d.id, d.text()))
 	}
 	return options
 }
 
-// size is how long the content will be, by what its head says.
+// size is how long the content will be, by its head.
 func (c *Codec) size(payload []byte, how linkpb.Compression) (int, error) {
 	size := uint64(len(payload))
 	switch how {

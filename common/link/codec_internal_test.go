@@ -120,7 +120,7 @@ func FuzzDecode(f *testing.F) {
 		topic.Heartbeat.New(message.Resource{}, &topicpb.Heartbeat{Sequence: 1}),
 		topic.EventWrite.New(message.Resource{Namespace: "a", Name: "b"}, &topicpb.Write{Body: bytes.Repeat([]byte("skerry "), 1000)}),
 		topic.APIRequest.New(message.Resource{}, &topicpb.APIRequest{}).Answer(errors.New("no")),
-		// An object as older edges get it, named beside it, and one that only names itself.
+		// An object as older edges get it, with its name, and one that only names itself.
 		topic.State.New(message.Resource{}, &topicpb.State{Sequence: 1, Changes: []*topicpb.Changes{{Resource: &topicpb.Resource{Version: "v1", Resource: "services"}, Items: []*topicpb.Change{
 			{Namespace: "default", Name: "a", Object: []byte("{}")}, {Object: []byte("{}")},
 		}}}}),
@@ -157,7 +157,7 @@ func FuzzDecode(f *testing.F) {
 		if p, ok := m.Content.(proto.Message); ok && proto.Size(p) > 2*config.MaxMessage {
 			t.Fatalf("content of %d bytes", proto.Size(p))
 		}
-		// What was taken can be said again, unless it only fits as it was.
+		// An accepted message can be encoded again, unless it only fits as it was.
 		if _, _, err := c.Encode(m); err != nil && !errors.Is(err, ErrTooLarge) {
 			t.Fatalf("encoding what was decoded: %v", err)
 		}

@@ -34,18 +34,20 @@ type Config struct {
 	// negative: never.
 	CompressAbove int
 
-	// SendQueue bounds what waits to be sent, for each class. A full queue holds Send back. Class
-	// Stream's queue is a sixteenth of it: streams take turns to enter it, so the shorter it is,
-	// the sooner a stream's turn comes.
+	// SendQueue bounds the messages that wait to be sent, for each class. A full queue holds Send
+	// back. Class Stream's queue is a sixteenth of it: streams take turns to enter it, so the
+	// shorter it is, the sooner a stream's turn comes.
 	SendQueue Bound
-	// ReceiveQueue bounds what has come and was not received yet, for each class. A full queue
-	// stops reading: the peer is held back, and ends the link when that lasts for its IdleTimeout.
+	// ReceiveQueue bounds the messages that were read and not received yet, for each class. A full
+	// queue stops reading: the peer is held back, and ends the link when that lasts for its
+	// IdleTimeout.
 	ReceiveQueue Bound
 
 	// Keepalive is the longest silence of the end that dialled, but for a sixteenth. The other end
 	// answers only as often as this end's IdleTimeout needs.
 	Keepalive time.Duration
-	// IdleTimeout ends the link when nothing was heard, or nothing could be written, for so long.
+	// IdleTimeout ends the link when no byte was received, or no byte could be written, for so
+	// long.
 	IdleTimeout time.Duration
 	// HandshakeTimeout bounds all that comes before the first message.
 	HandshakeTimeout time.Duration
@@ -53,16 +55,16 @@ type Config struct {
 	CloseTimeout time.Duration
 }
 
-// envelopeRoom is what header and route of a message may take on top of the content.
+// envelopeRoom bounds header and route of a message.
 const envelopeRoom = 4 << 10
 
-// maxUrgent is the longest message of class Urgent: those are not counted in MaxAssembly, so that
-// nothing holds them back.
+// maxUrgent is the longest message of class Urgent: those are not counted in MaxAssembly, and so
+// are never held back.
 const maxUrgent = 64 << 10
 
 // The longest content of an edge: an object at kube-apiserver is bounded by 1.5 MiB of etcd, a
-// request by 3 MiB, and there is a path beside it. What an edge can make cloudcore hold is bounded
-// far below what cloudcore may send: edges are many, and believed less.
+// request by 3 MiB, plus its path. The memory that an edge can make cloudcore hold is bounded
+// far below that of cloudcore's messages: edges are many, and believed less.
 const (
 	maxUp         = 3<<20 + 128<<10
 	maxUpAssembly = 4 << 20

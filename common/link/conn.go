@@ -15,7 +15,7 @@ import (
 // Start makes a Conn of a carrier whose handshake is complete, and owns the carrier from then on.
 // config must be valid and codec made with it.
 //
-// An idle Conn has one goroutine of its own, which reads, and none where the carrier is an
+// An idle Conn has one goroutine of its own, which reads, or no goroutine where the carrier is an
 // Attacher: at 10,000 links the stack of a writer that waits would count. A writer lives while
 // there is something to write.
 func Start(carrier Carrier, codec *Codec, config Config, info Info) Conn {
@@ -56,8 +56,8 @@ type conn struct {
 	done     chan struct{}
 	writers  sync.WaitGroup // Add only with mu held and before ended is set
 
-	introduced atomic.Bool   // this end has said which dictionaries it reads
-	peerReads  atomic.Uint32 // the best dictionary that the peer has said to read; 0: none
+	introduced atomic.Bool   // this end has announced its dictionaries
+	peerReads  atomic.Uint32 // the best dictionary that the peer has announced; 0 without one
 
 	mu         sync.Mutex
 	ended      *CloseError // set once
@@ -137,7 +137,7 @@ func (c *conn) wake(class topic.Class) {
 	go c.drain(class)
 }
 
-// drain writes what waits in a class, or in all on a shared stream, until nothing does.
+// drain writes the messages of a class, or of all on a shared stream, until the queue is empty.
 func (c *conn) drain(class topic.Class) {
 	defer c.writers.Done()
 	buffer := c.codec.batches.Get().(*[]byte)
@@ -204,8 +204,8 @@ func (c *conn) Receive(ctx context.Context) (message.Message, error) {
 	}
 }
 
-// Poll prefers the lowest class too. What came is decoded here and not before, one message at a
-// time: who has not been admitted makes this end decode nothing.
+// Poll prefers the lowest class too. Messages are decoded here and not before, one at a
+// time: who has not been admitted makes this end decode no message.
 func (c *conn) Poll() (message.Message, bool) {
 	c.mu.Lock()
 	if c.ended != nil {
@@ -248,7 +248,7 @@ func (c *conn) Notify(came, ended func()) {
 	came() // perhaps something has
 }
 
-// finish ends everything else when nothing is read any more.
+// finish ends everything else after the last read.
 func (c *conn) finish(err error) {
 	c.end(closeError(err))
 	c.writers.Wait()
@@ -335,8 +335,8 @@ func (c *conn) next(a *assembler, r io.Reader) error {
 	return nil
 }
 
-// keepaliveEvery is this end's longest silence. It is a little more than Keepalive: what is sent at
-// that interval anyway makes keepalives needless.
+// keepaliveEvery is this end's longest silence. It is a little more than Keepalive: a message sent
+// at that interval anyway replaces keepalives.
 func (c *conn) keepaliveEvery() time.Duration {
 	switch {
 	case c.traits.PeerIdle == 0:
@@ -365,7 +365,7 @@ func (c *conn) tick() {
 }
 
 // heard answers the end that dialled as soon as something of it comes and this end was silent
-// for half of what the peer can bear: so the answer travels with the acknowledgement that TCP
+// for half of the peer's idle timeout: so the answer travels with the acknowledgement that TCP
 // sends anyway, and an idle link costs little more than one keepalive and its
 // acknowledgement. mu is held.
 func (c *conn) heard(now time.Time) {

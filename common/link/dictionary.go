@@ -5,10 +5,10 @@ import (
 	"strings"
 )
 
-// dictionary is what a compressor has seen before a small message begins, so that what all such
-// messages have in common costs a few bytes in each. Its text is part of the wire contract: ends
-// that mean different texts by one id read garbage. So the text of an id never changes; a better
-// one gets another id, in front of those that older peers know.
+// dictionary is the text that a compressor has seen before a small message begins, so that the text
+// which all such messages have in common costs a few bytes in each. Its text is part of the wire
+// contract: ends that mean different texts by one id read garbage. So the text of an id never
+// changes; a better one gets another id, in front of those that older peers know.
 type dictionary struct {
 	id    uint32 // below 256, which takes one byte in each frame; RFC 8878, 3.1.1.1.3: where ends know each other, any will do
 	parts []string
@@ -19,7 +19,7 @@ func (d dictionary) text() []byte { return []byte(strings.Join(d.parts, "")) }
 // dictionaries are those that this end reads, the best first.
 var dictionaries = []dictionary{{1, dictionary1}}
 
-// dictionaryIDs is what this end says of them to its peer.
+// dictionaryIDs are those that this end announces to its peer.
 func dictionaryIDs() (ids []uint32) {
 	for _, d := range dictionaries {
 		ids = append(ids, d.id)
@@ -37,7 +37,7 @@ func withID(id uint32) (d dictionary, ok bool) {
 	return dictionary{}, false
 }
 
-// best is the id of the best dictionary that a peer reads as well; 0: there is none.
+// best is the id of the best dictionary that a peer reads as well; 0 without one.
 func best(ids []uint32) uint32 {
 	for _, d := range dictionaries {
 		if slices.Contains(ids, d.id) {
@@ -47,7 +47,7 @@ func best(ids []uint32) uint32 {
 	return 0
 }
 
-// dictionary1 is ordered from what is said seldom to what is said most: what is nearer to the
+// dictionary1 is ordered from the rarest text to the most frequent: text nearer to the
 // message costs less. A part in protobuf begins with a field's tag and length.
 var dictionary1 = []string{
 	// Refusals, as kube-apiserver words them.
@@ -69,7 +69,7 @@ var dictionary1 = []string{
 	// Requests of kubelets and their answers.
 	"application/vnd.kubernetes.protobuf,application/json", `{"kind":"TokenRequest","apiVersion":"authentication.k8s.io/v1","metadata":{`, `},"spec":{"audiences":null,"expirationSeconds":3607,"boundObjectRef":{"kind":"Pod","apiVersion":"v1","name":"`,
 	`","uid":"`, `"}},"status":{"token":"","expirationTimestamp":null}}`, "\n\x04POST\x12\x38/api/v1/namespaces/default/serviceaccounts/default/token", "/apis/", "\n\x03GET\x12\x1a/api/v1/namespaces/",
-	// What a device asks to be kept in step with.
+	// Interests of a device.
 	"\x12\x01*\x15spec.nodeName=", "metadata.name=", "\n\vnode.k8s.io\x12\x02v1\x1a\x0eruntimeclasses", "\n\x0estorage.k8s.io\x12\x02v1\x1a\ncsidrivers",
 	"\n\x11networking.k8s.io\x12\x02v1\x1a\fservicecidrs", "ingresses", "\n\x13coordination.k8s.io\x12\x02v1\x1a\x06leases", "\n\x10discovery.k8s.io\x12\x02v1\x1a\x0eendpointslices",
 	"\n\tskerry.io\x12\bv1alpha1\x1a\fstaticroutes", "\x12\bv1alpha1\x1a\x12servicecollections", "\x12\bv1alpha1\x1a\x0enodeoperations", "\x12\bv1alpha1\x1a\nvirtualips", "\x12\bv1alpha1\x1a\tnodepools",

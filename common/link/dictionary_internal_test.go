@@ -21,7 +21,7 @@ import (
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 )
 
-// How many bytes the typical messages have, beside what they are for, compressed alone.
+// How many bytes the typical messages have on top of their payload, compressed alone.
 func TestDictionary_Bytes(t *testing.T) {
 	most := map[string]int{
 		"a map": 188, "a service": 203, "event": 259, "interests": 626, "node status": 147, "pod status": 373, "ten maps": 462, "ten services": 626, "token request": 122,
@@ -58,8 +58,8 @@ func TestDictionary_Bytes(t *testing.T) {
 	}
 }
 
-// Peers of other releases know the text of an id: a change of it would make garbage of what they
-// say. A better text gets an id of its own.
+// Peers of other releases know the text of an id: a change of it would make garbage of their
+// messages. A better text gets an id of its own.
 func TestDictionaries_NeverChange(t *testing.T) {
 	want := map[uint32]string{1: "b7c0d4d593f67fc6b723fe082b620da148f1fa1aee09dfad9143716940fa7887"}
 	have := map[uint32]string{}
@@ -83,7 +83,7 @@ func TestDictionaries_NeverChange(t *testing.T) {
 	}
 }
 
-// Only short content takes a dictionary, and only what it makes shorter.
+// Only short content takes a dictionary, and only if it gets shorter.
 func TestDictionary_ShortContent(t *testing.T) {
 	c := NewCodec(topic.NewTable(), Default())
 	for name, test := range map[string]struct {
@@ -117,8 +117,8 @@ func TestDictionary_ShortContent(t *testing.T) {
 	}
 }
 
-// What a peer has not said to read, it is not sent. A release from before there were dictionaries
-// says nothing, and reads what it is sent as it always has.
+// A peer is sent no dictionary that it has not announced. A release from before there were
+// dictionaries announces none, and reads messages as it always has.
 func TestConn_Dictionary(t *testing.T) {
 	before, err := zstd.NewReader(nil) // has no dictionaries
 	if err != nil {
@@ -138,7 +138,7 @@ func TestConn_Dictionary(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := newByHand(t)
-			// Before it has said anything, nothing is known of it; and what a later message may
+			// Before its first message it is unknown; and a dictionary that a later message may
 			// take the place of does not introduce this end.
 			for range 2 {
 				p.send(topic.Heartbeat.New(message.Resource{}, &topicpb.Heartbeat{Sequence: 1}))
@@ -151,7 +151,7 @@ func TestConn_Dictionary(t *testing.T) {
 				t.Errorf("the first message says %v and is compressed with dictionary %d", e.Dictionaries, dictionaryOf(t, e))
 			}
 			p.say(func(e *linkpb.Envelope) { e.Dictionaries = test.says })
-			p.say(func(*linkpb.Envelope) {}) // which takes nothing back
+			p.say(func(*linkpb.Envelope) {}) // which withdraws no dictionary
 			for range 2 {
 				p.send(state)
 				e := p.next()
@@ -233,7 +233,7 @@ func envelopeOf(t *testing.T, data []byte) *linkpb.Envelope {
 	return &e
 }
 
-// dictionaryOf is the id of the dictionary that content is compressed with; 0: none.
+// dictionaryOf is the id of the dictionary that content is compressed with; 0 without one.
 func dictionaryOf(t *testing.T, e *linkpb.Envelope) uint32 {
 	t.Helper()
 	if e.Compression != linkpb.Compression_ZSTD {
@@ -252,7 +252,7 @@ type byHand struct {
 	conn  Conn
 	codec *Codec
 	out   *assembler
-	read  io.Reader // what the link sends
+	read  io.Reader // the link's messages
 	into  io.Writer
 }
 
@@ -274,7 +274,7 @@ func (p *byHand) send(m message.Message) {
 	}
 }
 
-// next is what the link sends next.
+// next is the link's next message.
 func (p *byHand) next() *linkpb.Envelope {
 	p.t.Helper()
 	_, data, _, err := p.out.next(p.t.Context(), p.read)
@@ -302,7 +302,7 @@ func (p *byHand) write(change func(*linkpb.Envelope)) {
 	}
 }
 
-// say is write, and the link takes it.
+// say is a write that the link accepts.
 func (p *byHand) say(change func(*linkpb.Envelope)) {
 	p.t.Helper()
 	p.write(change)

@@ -12,7 +12,7 @@ import (
 const keepOlder = time.Hour
 
 // Either returns a dialer that goes by now, and where that leads to no server by older: the ports
-// of a release before. What a server itself refuses is not tried again.
+// of a release before. A refusal by a server itself is not tried again.
 func Either(now, older Dialer) Dialer { return &either{now: now, older: older} }
 
 type either struct {

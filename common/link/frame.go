@@ -37,7 +37,7 @@ const (
 
 	// MaxFrame is the longest data of a frame.
 	MaxFrame = 16 << 10
-	// MaxBatch is what one Write of a Carrier can carry.
+	// MaxBatch is the most that one Write of a Carrier carries.
 	MaxBatch = firstHeadSize + MaxFrame
 )
 
@@ -65,7 +65,7 @@ func appendFrame(b []byte, class topic.Class, data []byte, sent, room int) ([]by
 type assembly struct {
 	room  *semaphore.Weighted
 	bound int
-	wait  bool // for what others have begun, instead of refusing: streams that don't wait for each other make progress without it
+	wait  bool // for messages that others have begun, instead of refusing: streams that don't wait for each other make progress without it
 
 	mu    sync.Mutex
 	begun int                 // bytes of those that have not ended
@@ -97,7 +97,7 @@ func (a *assembly) begin(ctx context.Context, n int) error {
 		a.end(n)
 		return refuse(CloseTooLarge, "too many messages have begun and not ended")
 	}
-	// What has begun fits, so what it waits for has come as a whole and will be received.
+	// Messages under way fit, so those that it waits for are complete and will be received.
 	if err := a.room.Acquire(ctx, int64(n)); err != nil {
 		a.end(n)
 		return err
@@ -105,7 +105,7 @@ func (a *assembly) begin(ctx context.Context, n int) error {
 	return nil
 }
 
-// end says that a message is no longer on its way. It has its room until release.
+// end reports that a message is no longer on its way. It has its room until release.
 func (a *assembly) end(n int) {
 	a.mu.Lock()
 	a.begun -= n
@@ -131,7 +131,7 @@ type partial struct {
 	total int // 0: no message has begun
 }
 
-// next reads frames up to the end of the next message. held is what it has of the assembly's room,
+// next reads frames up to the end of the next message. held is its share of the assembly's room,
 // the caller's to release.
 func (a *assembler) next(ctx context.Context, r io.Reader) (class topic.Class, data []byte, held int, err error) {
 	var head [firstHeadSize]byte
@@ -221,7 +221,7 @@ func (p *partial) read(r io.Reader, n int) error {
 	return err
 }
 
-// drop forgets what has come of a message.
+// drop forgets the received part of a message.
 func (a *assembler) drop(class topic.Class) {
 	p := &a.partial[class]
 	if p.total != 0 && class != topic.Urgent {

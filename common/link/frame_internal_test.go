@@ -23,7 +23,7 @@ func newAssembler(config Config, lanes bool) *assembler {
 	return &assembler{config: &config, lanes: lanes, assembly: newAssembly(config.MaxAssembly, lanes)}
 }
 
-// What fill cuts, next puts together, whatever the lengths, the batches and the classes are.
+// next reassembles the frames of fill, whatever the lengths, the batches and the classes are.
 func TestFrames_CutAndPutTogether(t *testing.T) {
 	config := testConfig()
 	for seed := range uint64(200) {

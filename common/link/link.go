@@ -16,7 +16,7 @@ import (
 	"github.com/skerry-io/skerry/beehive/message"
 )
 
-// Transport names what carries a Conn.
+// Transport names the protocol that carries a Conn.
 type Transport string
 
 const (
@@ -27,22 +27,22 @@ const (
 // Conn is one link. Its goroutines start with it and end with it: after Close, or after the peer or
 // the network ended it, every call returns an error that errors.As finds a *CloseError in.
 type Conn interface {
-	// Send queues m behind what waits in its topic's class, and returns when the queue has
+	// Send queues m in its topic's class, and returns when the queue has
 	// taken it. A full queue holds the caller back until there is room, ctx ends or the link
 	// does. Heartbeats never wait behind bulk: between two chunks of a large message the lower
 	// class goes first.
 	Send(ctx context.Context, m message.Message) error
 	// Receive returns the next message, in order within a class and a sender.
 	Receive(ctx context.Context) (message.Message, error)
-	// Poll is Receive without waiting: ok is false where nothing has come, or the link has ended.
+	// Poll is Receive without waiting: ok is false where no message waits, or the link has ended.
 	Poll() (m message.Message, ok bool)
 	// Notify is for who would rather be called than wait in Receive, which must not be used any
 	// more then. came is called after each message that came, and at once for those that have come
 	// already; it must not block. ended is called once, in a goroutine of its own, when the link
 	// begins to end. Notify is called once.
 	Notify(came, ended func())
-	// Close sends the peer the reason and ends the link; what waits to be sent or received is
-	// dropped. It returns when the link has ended. Only the first call counts.
+	// Close sends the peer the reason and ends the link; messages that wait to be sent or received
+	// are dropped. It returns when the link has ended. Only the first call counts.
 	Close(code CloseCode, reason string) error
 	// Done is closed when the link has ended; Err then gives the reason.
 	Done() <-chan struct{}
@@ -51,7 +51,7 @@ type Conn interface {
 	Info() Info
 }
 
-// Info is what is known of a link.
+// Info describes a link.
 type Info struct {
 	Transport Transport
 	Local     net.Addr
@@ -59,8 +59,8 @@ type Info struct {
 	Peer      *x509.Certificate // verified by the handshake
 	Since     time.Time
 	// Acks: the transport itself knows when the peer acknowledged anything last, LastHeard of the
-	// Stats counts that, and the link ends without it. What is sent for no other reason than to be
-	// answered needs no answer then.
+	// Stats counts that, and the link ends without it. A message sent for no other reason than to
+	// be answered needs no answer then.
 	Acks bool
 }
 

@@ -15,9 +15,9 @@ import (
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 )
 
-// What a link carries most, as kube-apiserver, the kubelet and cloudcore make it. Kubernetes' own
-// types are not used: their fields are written as their encoders write them, which leave out no
-// scalar that is empty.
+// The most frequent content of a link, as kube-apiserver, the kubelet and cloudcore make it.
+// Kubernetes' own types are not used: their fields are written as their encoders write them, which
+// leave out no scalar that is empty.
 
 // field encodes one field of a Kubernetes message: a string, bytes, a number, or fields.
 func field(number protowire.Number, values ...any) []byte {
@@ -40,7 +40,7 @@ func enveloped(kind string, raw []byte) []byte {
 	return slices.Concat([]byte("k8s\x00"), field(1, field(1, "v1"), field(2, kind)), field(2, raw), field(3), field(4))
 }
 
-// randomly makes what is different in each object.
+// randomly makes the parts that differ between objects.
 type randomly struct{ *rand.Rand }
 
 func newRand() *rand.Rand { return rand.New(rand.NewPCG(1, 2)) }
@@ -92,7 +92,7 @@ func (r randomly) state(resource, kind string, objects ...[]byte) *topicpb.State
 // typical is a message that links carry often.
 type typical struct {
 	message message.Message
-	core    []byte // what the message is for: the objects, the patch, the request
+	core    []byte // the payload: the objects, the patch, the request
 }
 
 const readyPatch = `{"metadata":{"uid":"%s"},"status":{"$setElementOrder/conditions":[{"type":"PodReadyToStartContainers"},{"type":"Initialized"},{"type":"Ready"},{"type":"ContainersReady"},{"type":"PodScheduled"}],` +

@@ -9,7 +9,7 @@ import (
 	"github.com/skerry-io/skerry/common/topic"
 )
 
-// room bounds what waits in one queue: a message takes what it weighs, and at least its share of
+// room bounds the messages of one queue: each takes its weight, and at least its share of
 // Messages, so that one number keeps both bounds.
 type room struct {
 	*semaphore.Weighted
@@ -27,7 +27,7 @@ type outgoing struct {
 	data   []byte
 	sent   int
 	weight int64
-	latest *latestKey // set where a newer message replaces this one while nothing of it has been sent
+	latest *latestKey // set where a newer message replaces this one before its first frame is sent
 }
 
 type latestKey struct {
@@ -35,7 +35,7 @@ type latestKey struct {
 	resource message.Resource
 }
 
-// sendQueue is what waits in one class. Guarded by conn.mu, but for room.
+// sendQueue has the waiting messages of one class. Guarded by conn.mu, but for room.
 type sendQueue struct {
 	room    room
 	waiting []*outgoing
@@ -77,11 +77,11 @@ func (q *sendQueue) pop() *outgoing {
 	return m
 }
 
-// fill appends frames of what waits in the classes, the lowest first, to batch, of at most
+// fill appends frames of waiting messages, the lowest first, to batch, of at most
 // size bytes. It returns how many bytes and messages of each class they complete, and how much
 // room there is in the queues once they are written. On a shared stream the messages that are
 // under way together must fit the peer's MaxAssembly: *assembling counts them, and bound is 0
-// where there is none.
+// without one.
 func fill(batch []byte, size int, queues []*sendQueue, first topic.Class, assembling *int, bound int) (_ []byte, done [topic.Classes]written) {
 	const least = firstHeadSize + 512 // shorter pieces of a message aren't worth their head
 	for i, q := range queues {
@@ -116,7 +116,7 @@ func fill(batch []byte, size int, queues []*sendQueue, first topic.Class, assemb
 	return batch, done
 }
 
-// written is what a batch carries of one class.
+// written is a batch's part of one class.
 type written struct {
 	bytes    int
 	messages int
@@ -130,7 +130,7 @@ type received struct {
 	held   int   // of the assembly's room
 }
 
-// receiveQueue is what has come of one class. Guarded by conn.mu, but for room.
+// receiveQueue has the received messages of one class. Guarded by conn.mu, but for room.
 type receiveQueue struct {
 	room    room
 	waiting []received

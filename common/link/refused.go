@@ -7,7 +7,7 @@ import (
 	"syscall"
 )
 
-// Refused says whether err is what a dial ends with where a machine answered and has no cloudcore
+// Refused reports whether err is the error of a dial where a machine answered and has no cloudcore
 // for us: the connection was refused, or ended before the link was open. An end with a code is the
 // link's own, of a cloudcore that was there: it had the work of a handshake with us.
 func Refused(err error) bool {

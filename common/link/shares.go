@@ -8,7 +8,7 @@ import (
 
 // Shares keeps one source from taking all the places for handshakes. Until half of them are taken a
 // source may have as many as it likes: a whole site comes back through one address. From then on it
-// may have an eighth of all. What a place is for is the caller's; a source that has no more is
+// may have an eighth of all. The use of a place is the caller's; a source that has no more is
 // turned away at once, and comes back. Its methods may be called by many goroutines at once.
 type Shares[K comparable] struct {
 	places int
@@ -43,7 +43,7 @@ func (s *Shares[K]) Enter(source K) (leave func(), ok bool) {
 	}), true
 }
 
-// Source is what a network address counts as: the whole of IPv4, and of IPv6 the 64 bits that one
+// Source is the key by which an address counts: the whole of IPv4, and of IPv6 the 64 bits that one
 // network has (RFC 4291, 2.5.1), in which a single machine may take any address.
 func Source(a net.Addr) netip.Prefix {
 	var ip netip.Addr

@@ -6,14 +6,14 @@ import (
 	"github.com/skerry-io/skerry/common/topic"
 )
 
-// Count counts messages and their bytes on the wire, without what the transport adds.
+// Count counts messages and their bytes on the wire, without the transport's overhead.
 type Count struct{ Messages, Bytes uint64 }
 
-// Stats is what has passed a link so far.
+// Stats count the messages of a link.
 type Stats struct {
 	Sent, Received [topic.Classes]Count
 	Waiting        [topic.Classes]int // messages that wait to be sent
-	LastHeard      time.Time          // when the peer sent, or where Info.Acks says so acknowledged, anything last
+	LastHeard      time.Time          // when the peer sent, or with Info.Acks acknowledged, anything last
 }
 
 // Meter is a Conn that counts. Those of this package are.

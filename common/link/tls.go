@@ -7,7 +7,7 @@ import (
 	"sync/atomic"
 )
 
-// Protocol is what a device offers by ALPN (RFC 7301) beside what a transport over TCP speaks:
+// Protocol is the name that a device offers by ALPN (RFC 7301) with that of a transport over TCP:
 // cloudcore's one port recognizes by it a client that wants a link.
 const Protocol = "skerry-link"
 
@@ -80,7 +80,7 @@ func ServerTLS(c *tls.Config, protocol string) (*tls.Config, error) {
 	return c, nil
 }
 
-// derived is what was made of a configuration.
+// derived is made from a configuration.
 type derived struct{ from, config *tls.Config }
 
 func serverTLS(c *tls.Config, protocol string) (*tls.Config, error) {

@@ -124,7 +124,7 @@ func BenchmarkFirstByte(b *testing.B) {
 	})
 }
 
-// BenchmarkTunnel_13_SlowLink measures a heartbeat over an uplink of 256 kbit/s, idle and beside a
+// BenchmarkTunnel_13_SlowLink measures a heartbeat over an uplink of 256 kbit/s, idle and with a
 // bulk copy. The difference is to be compared with the time of one chunk; the median of each is
 // reported.
 func BenchmarkTunnel_13_SlowLink(b *testing.B) {
@@ -154,7 +154,7 @@ func BenchmarkTunnel_13_SlowLink(b *testing.B) {
 			time.Sleep(130 * time.Millisecond)
 		}
 		_ = s.Close()
-		time.Sleep(2 * time.Second) // until nothing of it is under way
+		time.Sleep(2 * time.Second) // until all of it has arrived
 	}
 	middle := func(v []float64) float64 { slices.Sort(v); return v[len(v)/2] }
 	b.ReportMetric(middle(idle), "ms-idle")

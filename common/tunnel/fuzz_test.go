@@ -14,7 +14,7 @@ import (
 	"github.com/skerry-io/skerry/common/tunnel"
 )
 
-// said makes messages of bytes: what to say, of which stream, how much.
+// said makes messages of bytes: the kind, the stream, the length.
 func said(script []byte) (out []message.Message) {
 	for ; len(script) >= 3; script = script[3:] {
 		what, id, n := script[0], uint64(script[1]%128), int(script[2])<<(script[0]>>4)
@@ -39,13 +39,13 @@ func said(script []byte) (out []message.Message) {
 	return out
 }
 
-// Whatever a peer says, in whatever order: it is taken, or it ends the link as a breach of the
-// protocol; and the end leaves nothing.
+// Messages of any kind in any order are accepted, or end the link as a breach of the
+// protocol; and the end frees everything.
 func FuzzHandle(f *testing.F) {
 	f.Add([]byte{0, 1, 100, 2, 1, 5, 3, 1, 0, 4, 1, 0}, true)
 	f.Add([]byte{0, 1, 0, 4, 2, 0, 0, 2, 9, 0xf1, 2, 255}, true)
 	f.Add([]byte{1, 1, 9, 2, 1, 9, 3, 1, 0, 2, 1, 1}, false)
-	// More streams than may be, all at once, and bytes for none.
+	// More streams than the limit, all at once, and data for unknown ones.
 	f.Add(bytes.Repeat([]byte{0, 1, 255, 0, 2, 255, 0, 3, 255}, 20), true)
 	f.Add(bytes.Repeat([]byte{1, 9, 255}, 60), true)
 	f.Add([]byte{0, 129, 100, 2, 129, 5, 1, 1, 9, 0, 1, 9}, true)

@@ -30,23 +30,23 @@ type Stream struct {
 	accepted bool
 	reason   string // sent to the peer with the close
 
-	// What comes.
-	buffer  [][]byte      // what has come and was not read
-	window  int           // what may be on its way and unread together
-	room    int           // what the peer may send still
-	read    int           // what was read and not yet allowed again
-	granted int           // what the peer is to be allowed next
-	readErr error         // after the buffer; io.EOF where the peer has said all
+	// Received data.
+	buffer  [][]byte      // received and not read yet
+	window  int           // bound of the bytes in flight and unread
+	room    int           // how much more the peer may send
+	read    int           // read and not granted again yet
+	granted int           // to be granted to the peer next
+	readErr error         // after the buffer; io.EOF after the peer's CloseWrite
 	asked   time.Time     // when the peer was asked for, or allowed, the first
-	round   time.Duration // until it answered: a round trip, and what its end of the connection took; 0: it has not
+	round   time.Duration // until it answered: a round trip, and the time of its own dial; 0: it has not
 	since   time.Time     // of the last look at the rate
 	moved   int           // read since then
 	before  float64       // the rate, in bytes a nanosecond, before the window grew; 0: it did not, at the last look
 	again   time.Time     // it does not grow before
 
-	// What goes.
-	credit   int   // what may be sent
-	writeErr error // nothing can be written any more
+	// Data to send.
+	credit   int   // how much may be sent
+	writeErr error // of every later write
 	fin      bool
 	cancel   context.CancelFunc // of the Send that is under way
 
@@ -59,7 +59,7 @@ var (
 	errShut = fmt.Errorf("writing after the end: %w", syscall.EPIPE)
 )
 
-// wait returns what is closed at the next change. s.mu is held.
+// wait returns a channel that is closed at the next change. s.mu is held.
 func (s *Stream) wait() <-chan struct{} {
 	if s.changed == nil {
 		s.changed = make(chan struct{})
@@ -134,7 +134,7 @@ func (s *Stream) received(data []byte, fin bool) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.answered()
-	s.accepted = true // the window that says so may be behind
+	s.accepted = true // the window that accepts it may be behind
 	if len(data) > s.room {
 		return protocolError("%d bytes beyond the window of a stream", len(data)-s.room)
 	}
@@ -156,19 +156,19 @@ func (s *Stream) received(data []byte, fin bool) error {
 }
 
 // answered measures the way to the peer and back, once, before there is data that it could wait
-// behind: what comes first is short, the hello of TLS. s.mu is held.
+// behind: the first data is short, the hello of TLS. s.mu is held.
 func (s *Stream) answered() {
 	if s.round == 0 {
 		s.round, s.since = max(time.Since(s.asked), 1), s.asked
 	}
 }
 
-// resize makes the window as large as the path needs it, and returns by how much it grew. What a
-// window holds beyond that waits somewhere on the path, before the bottleneck, and everything else
+// resize makes the window as large as the path needs it, and returns by how much it grew. The bytes
+// of a window beyond that wait somewhere on the path, before the bottleneck, and everything else
 // that the link carries waits behind it. So it doubles only while a round trip at the rate of now
 // would take half of it, and halves again where that has brought no more. It is called when half a
-// window, or more, was read: what the peer was allowed never exceeds a window that has been
-// halved. s.mu is held.
+// window, or more, was read: the peer's credit never exceeds a window that has been halved. s.mu is
+// held.
 func (s *Stream) resize(read int) int {
 	const (
 		slack = 50 * time.Millisecond // for the readers and writers at the ends
@@ -223,7 +223,7 @@ func (s *Stream) closed(reason string) {
 	s.finish(errShut, "")
 }
 
-// end is called when the session has ended: what has come can still be read.
+// end is called when the session has ended: received data can still be read.
 func (s *Stream) end(why error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -274,7 +274,7 @@ func (s *Stream) leave(why error, reason string) {
 	m.poke(closes)
 }
 
-// Close ends the stream in both directions. What was written still goes.
+// Close ends the stream in both directions. Written data is still sent.
 func (s *Stream) Close() error {
 	s.leave(net.ErrClosed, "")
 	return nil
@@ -283,8 +283,8 @@ func (s *Stream) Close() error {
 // abort is a Close that gives the reason.
 func (s *Stream) abort(reason string) { s.leave(net.ErrClosed, reason) }
 
-// Read returns what has come. io.EOF is the peer's proper end; the end of a session is an
-// error that says so.
+// Read returns received data. io.EOF is the peer's proper end; the end of a session is an
+// error that names it.
 func (s *Stream) Read(b []byte) (int, error) {
 	for {
 		s.mu.Lock()
@@ -311,7 +311,7 @@ func (s *Stream) Read(b []byte) (int, error) {
 			}
 			s.read += n
 			due := 0
-			// Half a window at a time: the peer goes on while the other half is on its way.
+			// Half a window at a time: the peer sends while the other half is on its way.
 			if s.read >= s.window/2 && s.readErr == nil {
 				due, s.read = s.read+s.resize(s.read), 0
 			}
@@ -378,7 +378,7 @@ func (s *Stream) Write(b []byte) (int, error) {
 	return done, nil
 }
 
-// reserve waits until at least one byte may be sent, and takes up to most of what may.
+// reserve waits until at least one byte may be sent, and takes at most that many.
 func (s *Stream) reserve(most int) (int, error) {
 	for {
 		s.mu.Lock()
@@ -411,7 +411,7 @@ func (s *Stream) release(n int) {
 	s.credit += n
 }
 
-// errAgain says that a Send was interrupted: Write checks the deadline and the stream's state
+// errAgain means that a Send was interrupted: Write checks the deadline and the stream's state
 // again.
 var errAgain = errors.New("interrupted")
 
@@ -444,7 +444,7 @@ func (s *Stream) transmit(data *topicpb.StreamData) error {
 	return fmt.Errorf("the link to %s ended: %w", s.mux.config.Peer, err)
 }
 
-// CloseWrite says that nothing follows; what comes can still be read.
+// CloseWrite ends the data that this end sends; received data can still be read.
 func (s *Stream) CloseWrite() error {
 	s.writing.Lock()
 	defer s.writing.Unlock()

@@ -1,10 +1,10 @@
 // Package tunnel carries connections within a link: streams, each a net.Conn, side by side and
-// beside everything else that the link carries.
+// with everything else that the link carries.
 //
 // It owns the streams of one session: their windows, deadlines and ends. It refuses a peer that
 // opens more than was agreed, or sends more than it was allowed. It knows no transport: a Sender is
 // all it needs, and the receiver of messages calls the handlers. No handler ever waits: a reader
-// that stalls costs its own window and nothing else. A Mux and its Streams may be used by many
+// that stalls costs its own window alone. A Mux and its Streams may be used by many
 // goroutines at once; the handlers are called by one.
 package tunnel
 
@@ -32,32 +32,32 @@ const (
 	minWindow = 16 << 10
 	// chunk is the data of one message: with its envelope it fits into one frame of the link.
 	chunk = 15 << 10
-	// closeTimeout bounds how long the end of a stream waits for a link that takes nothing.
+	// closeTimeout bounds how long the end of a stream waits for a link whose queue is full.
 	closeTimeout = 10 * time.Second
 )
 
 // Sender is the way to the peer: a link.Conn, or a session with one. Send holds its caller back
 // while the queue of the class is full, and an error means that the message did not go. It keeps
-// nothing of the content once it has returned.
+// no part of the content once it has returned.
 type Sender interface {
 	Send(ctx context.Context, m message.Message) error
 }
 
-// Config is what a Mux needs to know. Every zero bound means its default.
+// Config configures a Mux. Every zero bound means its default.
 type Config struct {
 	// Peer names the other end in errors.
 	Peer string
-	// Accept dials what the peer asks for. Its error is sent to the peer. nil: this end
-	// accepts nothing.
+	// Accept dials the target of the peer's stream. Its error is sent to the peer. nil: this end
+	// accepts no stream.
 	Accept func(ctx context.Context, target string) (net.Conn, error)
 	// Edge is set at the edge's end of the link: each end opens streams with ids of its own.
 	Edge bool
 	// MaxStreams bounds the streams of the session: 640. At the bound an open is refused.
 	MaxStreams int
 	// MaxAccepted bounds those that the peer has opened: MaxStreams. At the bound the next is
-	// refused; a peer that goes on to twice as many loses the link.
+	// refused; a peer that opens twice as many loses the link.
 	MaxAccepted int
-	// Memory bounds what the streams' windows take together, roughly: 8 MiB. The more streams there
+	// Memory bounds the sum of the streams' windows, roughly: 8 MiB. The more streams there
 	// are, the smaller the window of the next.
 	Memory int
 	// AcceptTimeout bounds Accept: 10 s.
@@ -67,7 +67,7 @@ type Config struct {
 // ErrBusy is returned by Open when there are too many streams.
 var ErrBusy = errors.New("too many streams")
 
-// Refused is what a peer said instead of accepting a stream, or why it ended one.
+// Refused is a peer's reason for refusing a stream, or for ending one.
 type Refused struct{ Peer, Reason string }
 
 func (r *Refused) Error() string { return r.Peer + ": " + r.Reason }
@@ -90,7 +90,7 @@ type Mux struct {
 	closes  []*Stream
 
 	accepts sync.WaitGroup
-	ctx     context.Context // of what was accepted; ends with the Mux
+	ctx     context.Context // of accepted streams; ends with the Mux
 	cancel  context.CancelFunc
 
 	tellers sync.WaitGroup // Add only with telling held and before over is set
@@ -142,7 +142,7 @@ func (m *Mux) Run(ctx context.Context) error {
 }
 
 // Start notifies the peer of windows and ends from now on. It is called once. While there is
-// nothing to tell there is no goroutine: a cloud has a Mux for every link.
+// no notification there is no goroutine: a cloud has a Mux for every link.
 func (m *Mux) Start() {
 	m.telling.Lock()
 	defer m.telling.Unlock()
@@ -151,7 +151,7 @@ func (m *Mux) Start() {
 	m.begin(closes)
 }
 
-// Stop ends all streams and returns when nothing of them is left.
+// Stop ends all streams and returns when their goroutines have ended.
 func (m *Mux) Stop() {
 	m.telling.Lock()
 	m.over = true
@@ -305,8 +305,8 @@ func (m *Mux) find(id uint64) *Stream {
 	return m.streams[id]
 }
 
-// Handle takes in a message of kind stream. Its error is a *link.CloseError: the peer said what
-// it must not say.
+// Handle takes in a message of kind stream. Its error is a *link.CloseError: the peer broke
+// the protocol.
 func (m *Mux) Handle(_ context.Context, msg message.Message) error {
 	switch c := msg.Content.(type) {
 	case *topicpb.StreamOpen:
@@ -329,7 +329,7 @@ func (m *Mux) Handle(_ context.Context, msg message.Message) error {
 	default:
 		return protocolError("%s is no message of a stream", msg.Key())
 	}
-	return nil // what is on its way when a stream ends finds none
+	return nil // in flight when the stream ended
 }
 
 func protocolError(format string, args ...any) error {
@@ -399,7 +399,7 @@ func (m *Mux) refuse(s *Stream, reason string) {
 	m.poke(closes)
 }
 
-// serve connects a stream to what it was opened for.
+// serve connects a stream to its target.
 func (m *Mux) serve(s *Stream, target string) {
 	dial, cancel := context.WithTimeout(m.ctx, m.config.AcceptTimeout)
 	conn, err := m.config.Accept(dial, target)
@@ -415,7 +415,7 @@ func (m *Mux) serve(s *Stream, target string) {
 	Splice(m.ctx, s, conn)
 }
 
-// tellWindows sends what streams allow the peer.
+// tellWindows sends the windows of streams.
 func (m *Mux) tellWindows(ctx context.Context) {
 	m.mu.Lock()
 	due := make([]*Stream, 0, len(m.windows))

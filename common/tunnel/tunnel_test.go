@@ -31,7 +31,7 @@ type system struct {
 	t                   testing.TB
 	cloud, edge         *tunnel.Mux
 	cloudConn, edgeConn link.Conn
-	beats, changes      chan message.Message // what came to the cloud, and to the edge, beside the streams
+	beats, changes      chan message.Message // other messages that the cloud, and the edge, received
 }
 
 func newSystem(t testing.TB, config tunnel.Config, accept func(context.Context, string) (net.Conn, error), pipe linktest.PipeOptions) *system {
@@ -47,7 +47,7 @@ func newSystem(t testing.TB, config tunnel.Config, accept func(context.Context, 
 	return w
 }
 
-// serve does what a hub does.
+// serve dispatches messages, as a hub does.
 func (w *system) serve(conn link.Conn, mux *tunnel.Mux, others chan<- message.Message) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var all sync.WaitGroup
@@ -106,7 +106,7 @@ type half struct {
 func halves() (*half, *half) {
 	ar, bw := io.Pipe()
 	br, aw := io.Pipe()
-	c, d := net.Pipe() // for what a test does not use
+	c, d := net.Pipe() // for the end that a test does not use
 	return &half{c, ar, aw}, &half{d, br, bw}
 }
 
@@ -118,7 +118,7 @@ func (h *half) Close() error {
 	return nil
 }
 
-// echo returns what comes until it ends.
+// echo sends received data back until the end.
 func echo(context.Context, string) (net.Conn, error) {
 	a, b := halves()
 	go func() {
@@ -253,7 +253,7 @@ func TestStream_StalledReaderCostsItsOwnWindow(t *testing.T) {
 		accept, ends := server()
 		w := newSystem(t, tunnel.Config{}, accept, linktest.PipeOptions{})
 		stalled := w.open()
-		<-ends // reads nothing
+		<-ends // without a read
 		var wrote int
 		done := make(chan struct{})
 		go func() {
@@ -284,7 +284,7 @@ func TestStream_StalledReaderCostsItsOwnWindow(t *testing.T) {
 			t.Error(err)
 		}
 		<-done
-		if most := 256<<10 + 64<<10; wrote > most { // the window, and what Splice has in its hands
+		if most := 256<<10 + 64<<10; wrote > most { // the window, and the buffers of Splice
 			t.Errorf("the stalled stream took %d bytes, want at most %d", wrote, most)
 		}
 	})
@@ -326,7 +326,7 @@ func TestStream_Deadlines(t *testing.T) {
 	})
 }
 
-// The end of the link ends every stream at both ends, with an error that says so.
+// The end of the link ends every stream at both ends, with an error that names it.
 func TestStream_LinkEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		accept, ends := server()
@@ -357,12 +357,12 @@ func TestStream_LinkEnds(t *testing.T) {
 
 // While bulk copies run both ways over 256 kbit/s, a heartbeat and the change of a pod
 // overtake all of them but the piece that is being written. Bytes are counted, so the figure
-// is that of the protocol and of no machine; what the kernel and the network have taken
-// already nothing can overtake.
+// is that of the protocol and of no machine; data that the kernel and the network have taken
+// already can't be overtaken.
 func TestTunnel_13_BulkDelaysOthersByOneChunk(t *testing.T) {
 	const (
 		rate = 32 << 10 // bytes a second
-		most = 17 << 10 // a chunk of 15 KiB in a frame of 16, and what is measured
+		most = 17 << 10 // a chunk of 15 KiB in a frame of 16, and the measured message
 	)
 	synctest.Test(t, func(t *testing.T) {
 		up, down := &slow{rate: rate}, &slow{rate: rate}
@@ -429,7 +429,7 @@ func (s *slow) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// 500 streams side by side keep their bytes apart, and leave nothing behind.
+// 500 concurrent streams keep their bytes apart, and free everything.
 func TestTunnel_14_500StreamsKeepTheirBytesApart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newSystem(t, tunnel.Config{}, echo, linktest.PipeOptions{})
@@ -466,7 +466,7 @@ func TestTunnel_14_500StreamsKeepTheirBytesApart(t *testing.T) {
 	})
 }
 
-// What a peer must not say ends the link; what is only late does not.
+// Messages against the protocol end the link; late ones don't.
 func TestHandle_BadPeer(t *testing.T) {
 	open := topic.StreamOpen.New(message.Resource{}, &topicpb.StreamOpen{Id: 1, Window: 100})
 	data := func(id uint64, n int) message.Message {
@@ -522,7 +522,7 @@ type discard struct{}
 
 func (discard) Send(context.Context, message.Message) error { return nil }
 
-// What was accepted may say something before the acceptance itself has come: the two are of
+// Data of an accepted stream may arrive before the acceptance: the two are of
 // different classes.
 func TestOpen_DataIsAnAcceptanceToo(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

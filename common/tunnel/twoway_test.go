@@ -17,7 +17,7 @@ import (
 	"github.com/skerry-io/skerry/common/tunnel"
 )
 
-// naming accepts everything and answers with its own name, what it was asked for and what it got.
+// naming accepts everything and answers with its own name, the target and the data.
 func naming(name string) func(context.Context, string) (net.Conn, error) {
 	return func(_ context.Context, target string) (net.Conn, error) {
 		if target == "closed" {
@@ -33,7 +33,7 @@ func naming(name string) func(context.Context, string) (net.Conn, error) {
 	}
 }
 
-// Both ends open streams at the same time, and none is taken for one of the other side.
+// Both ends open streams at the same time, and their ids never collide.
 func TestOpen_BothWays(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &system{t: t, beats: make(chan message.Message, 1), changes: make(chan message.Message, 1)}

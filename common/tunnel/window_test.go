@@ -19,8 +19,8 @@ import (
 	"github.com/skerry-io/skerry/common/tunnel"
 )
 
-// A modem is a path with a queue of 64 KiB before its bottleneck, as cheap ones have: what a sender
-// has put in there, nothing overtakes. One goroutine writes to it.
+// A modem is a path with a queue of 64 KiB before its bottleneck, as cheap ones have: data in there
+// can't be overtaken. One goroutine writes to it.
 type modem struct {
 	net.Conn
 	rate    int // bytes a second
@@ -82,7 +82,7 @@ func TestTunnel_13_QueuesOnThePathStayShort(t *testing.T) {
 	for name, c := range map[string]struct {
 		rate  int           // bytes a second
 		delay time.Duration // one way
-		late  time.Duration // that others may be, beside the delay
+		late  time.Duration // that others may be, on top of the delay
 		full  float64       // how much of the rate the copy has, at least
 	}{
 		"256 kbit/s":                     {32_000, 10 * time.Millisecond, 17 << 10 * time.Second / 32_000, 0.9},

@@ -63,16 +63,16 @@ func BenchConn(b *testing.B, pair func(*testing.B) (edge, cloud link.Conn)) {
 	})
 }
 
-// The child of an idle measurement finds what it needs here.
+// The environment of an idle measurement's child.
 const (
 	idleAddress = "SKERRY_LINKTEST_ADDRESS"
 	idleFiles   = "SKERRY_LINKTEST_FILES"
 	idleLinks   = 500
 )
 
-// BenchIdle measures what an idle link costs the process that accepted it: heap and stacks, after
-// each link has carried a few messages. The other ends live in a process of their own, which is
-// this benchmark once more.
+// BenchIdle measures the cost of an idle link for the process that accepted it: heap and stacks,
+// after each link has carried a few messages. The other ends live in a process of their own, which
+// is this benchmark once more.
 func BenchIdle(b *testing.B,
 	listen func(testing.TB, *tls.Config) link.Listener, dialer func(testing.TB, *tls.Config) link.Dialer,
 ) {
@@ -136,12 +136,12 @@ func idle(t testing.TB, n int, messages []message.Message,
 			_ = c.Close(link.CloseShutdown, "the measurement ended")
 		}
 	}()
-	open() // what the first makes for all is not counted
+	open() // the first one's shared state is not counted
 	before, running := memory(), runtime.NumGoroutine()
 	for range n {
 		open()
 	}
-	after := memory() // those that still read end meanwhile
+	after := memory() // readers have ended by then
 	goroutines = (runtime.NumGoroutine() - running + n/2) / n
 	runtime.KeepAlive(links)
 	return int(after-before) / n, goroutines
@@ -206,7 +206,7 @@ func idleChild(b testing.TB, links, messages int, address string, dialer func(te
 	os.Exit(0)
 }
 
-// memory is what heap and stacks hold, after garbage.
+// memory is the size of heap and stacks, after collection.
 func memory() uint64 {
 	for range 3 {
 		runtime.GC()

@@ -16,7 +16,7 @@ import (
 // Authority signs certificates for a test.
 type Authority struct{ pki.Authority }
 
-// NewAuthority makes an authority with a key of its own. It outlives what it issues, as with
+// NewAuthority makes an authority with a key of its own. It outlives its certificates, as with
 // Kubernetes' signers, however long a busy machine takes between the two.
 func NewAuthority(t testing.TB) *Authority {
 	t.Helper()
@@ -86,12 +86,12 @@ func NewSite(t testing.TB) Site {
 	return Site{a, a.Node(t, "edge-1"), a.Server(t)}
 }
 
-// ServerTLS is what the cloud listens with.
+// ServerTLS is the cloud's configuration.
 func (s Site) ServerTLS() *tls.Config {
 	return &tls.Config{Certificates: []tls.Certificate{s.Cloud}, ClientAuth: tls.RequireAndVerifyClientCert, ClientCAs: s.Authority.Pool()}
 }
 
-// ClientTLS is what the edge dials with.
+// ClientTLS is the edge's configuration.
 func (s Site) ClientTLS() *tls.Config {
 	return &tls.Config{Certificates: []tls.Certificate{s.Edge}, RootCAs: s.Authority.Pool()}
 }

@@ -21,10 +21,10 @@ import (
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 )
 
-// patience bounds waits for what must come; no test measures it.
+// patience bounds waits for expected messages; no test measures it.
 const patience = 30 * time.Second
 
-// PairOptions is what a test wants of a pair of ends.
+// PairOptions are a test's wishes for a pair of ends.
 type PairOptions struct {
 	Edge, Cloud link.Config
 	Network     *Network // between them; may be nil
@@ -33,7 +33,7 @@ type PairOptions struct {
 // Ends are the two ends of one link.
 type Ends struct {
 	Edge, Cloud link.Conn
-	// What each end shows to the other.
+	// The certificate of each end.
 	EdgeCertificate, CloudCertificate *x509.Certificate
 }
 
@@ -129,7 +129,7 @@ func testWhole(t *testing.T, ends Ends) {
 			t.Errorf("header and route (-want +got):\n%s", diff)
 		}
 	}
-	// What compresses, and a refusal.
+	// Content that compresses, and a refusal.
 	send(t, ends.Cloud, topic.APIResponse.New(message.Resource{}, &topicpb.APIResponse{Code: 200, Body: bytes.Repeat([]byte("skerry "), 100_000)}))
 	if got := receive(t, ends.Edge).Content.(*topicpb.APIResponse); len(got.Body) != 700_000 {
 		t.Errorf("%d bytes came, want 700000", len(got.Body))
@@ -282,7 +282,7 @@ func testFullQueue(t *testing.T, pair func(*testing.T, PairOptions) Ends) {
 		}
 		full <- sent
 	}()
-	// The peer receives nothing: the buffers on the way fill up, then Send waits. It waits for
+	// The peer does not receive: the buffers on the way fill up, then Send waits. It waits for
 	// ever, so the test only has to see that it does at all.
 	waiting := func() int { return ends.Edge.(link.Meter).Stats().Waiting[topic.Bulk] }
 	for stable, last := 0, uint64(0); stable < 20; {
@@ -473,7 +473,7 @@ func testStats(t *testing.T, ends Ends) {
 	}
 }
 
-// Once an end has heard of the other, what it sends takes the dictionary that both have.
+// Once an end has heard of the other, its messages use the dictionary that both have.
 func testDictionary(t *testing.T, ends Ends) {
 	patch := []byte(`{"status":{"$setElementOrder/conditions":[{"type":"MemoryPressure"},{"type":"DiskPressure"},{"type":"PIDPressure"},{"type":"Ready"}],"conditions":[]}}` + strings.Repeat(" ", 200))
 	event := topic.EventWrite.New(message.Resource{}, &topicpb.Write{Id: 1, Body: patch})
@@ -489,7 +489,7 @@ func testDictionary(t *testing.T, ends Ends) {
 		}
 		send(t, e.to, heartbeat(1))
 		receive(t, e.from)
-		size() // says which dictionaries its sender reads
+		size() // announces its sender's dictionaries
 		with, without := size(), plainSize(t, event)
 		if with+50 > without {
 			t.Errorf("%s: %d bytes, without a dictionary it is %d", name, with, without)

@@ -23,7 +23,7 @@ type Transport struct {
 	// Listen opens a listener on loopback for at most so many links, 0 for no bound.
 	Listen func(t testing.TB, c *tls.Config, config link.Config, maxLinks int) CountingListener
 	Dialer func(t testing.TB, c *tls.Config, config link.Config) link.Dialer
-	// Silent opens a port that takes what comes and says nothing, and returns its address.
+	// Silent opens a port that reads and never answers, and returns its address.
 	Silent func(t testing.TB) string
 }
 

@@ -8,12 +8,12 @@ import (
 	"time"
 )
 
-// Network is what lies between the two ends: it wraps the edge's connection and injects faults on
+// Network is the path between the two ends: it wraps the edge's connection and injects faults on
 // request. Its methods may be called at any time.
 type Network struct {
 	mu   sync.Mutex
 	cut  bool
-	held chan struct{} // not nil: what is sent waits until it is closed
+	held chan struct{} // not nil: writes wait until it is closed
 }
 
 // Cut swallows everything from now on, in both directions, without a word to either end.
@@ -23,7 +23,7 @@ func (n *Network) Cut() {
 	n.cut = true
 }
 
-// Hold makes what the edge sends wait for Release, as a full socket does.
+// Hold makes the edge's writes wait for Release, as a full socket does.
 func (n *Network) Hold() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -48,7 +48,7 @@ func (n *Network) isCut() bool {
 	return n.cut
 }
 
-// pass waits while the network holds, and says whether what is sent arrives.
+// pass waits while the network holds, and reports whether a write arrives.
 func (n *Network) pass() bool {
 	n.mu.Lock()
 	held := n.held
@@ -131,7 +131,7 @@ func (c *networkConn) Write(b []byte) (int, error) {
 	return c.Conn.Write(b)
 }
 
-// Close lets the peer know nothing when the network is cut; what is open then, the peer's
+// Close does not reach the peer when the network is cut; open connections, the peer's
 // own end closes.
 func (c *networkConn) Close() error {
 	c.mu.Lock()

@@ -23,12 +23,12 @@ import (
 // Memory is the transport of Pipe.
 const Memory link.Transport = "memory"
 
-// PipeOptions says what the links of Pipe look like.
+// PipeOptions describe the links of Pipe.
 type PipeOptions struct {
 	Config link.Config       // the zero value: link.Default
 	Other  link.Config       // of the cloud's end; the zero value: as Config
-	Edge   *x509.Certificate // what the cloud sees as the edge's, see Authority.Node
-	Cloud  *x509.Certificate // what the edge sees as the cloud's
+	Edge   *x509.Certificate // of the edge, as the cloud sees it; see Authority.Node
+	Cloud  *x509.Certificate // of the cloud, as the edge sees it
 	// WrapEdge and WrapCloud, if set, wrap each end's connection, to slow it down or break it.
 	WrapEdge, WrapCloud func(net.Conn) net.Conn
 }
@@ -73,7 +73,7 @@ func startPipe(t testing.TB, c net.Conn, dialed bool, config, other link.Config,
 	return end
 }
 
-// A pipe carries records: a byte that says what it is, a length of two bytes, data.
+// A pipe carries records: a byte for the kind, a length of two bytes, data.
 const (
 	recordFrames    = 'f'
 	recordKeepalive = 'k'

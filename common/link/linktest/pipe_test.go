@@ -52,7 +52,7 @@ func TestPipe_IsALink(t *testing.T) {
 
 func TestPipe_RefusesWhatIsNoLink(t *testing.T) { linktest.TestWire(t, linktest.PipeWire) }
 
-// What an idle link says in an hour: one sign of life from the edge each interval, and half as many
+// An idle link sends in an hour: one sign of life from the edge each interval, and half as many
 // from the cloud.
 func TestPipe_IdleCost(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -26,7 +26,7 @@ type Wire struct {
 	Healthy Ends
 }
 
-// TestWire is the contract of what comes from a peer that is not ours: one wrong byte closes that
+// TestWire is the contract for bytes of a peer that is not ours: one wrong byte closes that
 // link, with the code that gives the reason, and no other.
 func TestWire(t *testing.T, open func(*testing.T, link.Config) Wire) {
 	config := link.Default()

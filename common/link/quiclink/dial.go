@@ -18,7 +18,7 @@ import (
 	"github.com/skerry-io/skerry/common/topic"
 )
 
-// DialConfig is what a Dialer is made of.
+// DialConfig configures a Dialer.
 type DialConfig struct {
 	Link  link.Config
 	TLS   *tls.Config // must verify the server and show a certificate
@@ -134,8 +134,8 @@ func (d *Dialer) dialTo(ctx context.Context, to netip.AddrPort, host string) (_ 
 		secure.ServerName = host
 	}
 	config := quicConfig(d.config.Link)
-	// The server's acknowledgement is its sign of life. A little later than what the link sends at
-	// that interval anyway: quic-go counts from what came last, and would send one of its own each
+	// The server's acknowledgement is its sign of life. A little later than the link sends at
+	// that interval anyway: quic-go counts from the last packet, and would send one of its own each
 	// time that an acknowledgement takes a moment longer than the one before.
 	config.KeepAlivePeriod = d.config.Link.Keepalive + d.config.Link.Keepalive/4
 	conn, err := transport.Dial(ctx, net.UDPAddrFromAddrPort(to), secure, config)

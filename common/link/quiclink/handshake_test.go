@@ -98,8 +98,8 @@ func TestListener_StartedAnew(t *testing.T) {
 	}
 }
 
-// A network that is away for a moment costs packets and no link. The kernel refuses what is sent
-// meanwhile, which ends a plain quic-go connection.
+// A network that is away for a moment costs packets and no link. The kernel refuses packets
+// during that time, which ends a plain quic-go connection.
 func TestLink_SurvivesAFlap(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root, for a network namespace of its own")
@@ -150,7 +150,7 @@ func TestLink_SurvivesAFlap(t *testing.T) {
 	}
 	defer l.Close()
 	c := s.ClientTLS()
-	c.ServerName = "127.0.0.1" // as the certificate says
+	c.ServerName = "127.0.0.1" // the name in the certificate
 	d := newDialer(t, quiclink.DialConfig{TLS: c})
 	edge, cloud := linktest.Connect(t, l, d)
 	if err := handle.AddrDel(lo, address); err != nil { // and with it goes the only route

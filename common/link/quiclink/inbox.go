@@ -14,7 +14,7 @@ import (
 	"github.com/skerry-io/skerry/common/topic"
 )
 
-// accepted is the carrier of a connection that was accepted. It has no goroutine while nothing
+// accepted is the carrier of a connection that was accepted. It has no goroutine while no data
 // comes, where Serve has one for each stream and one for the next of them.
 type accepted struct {
 	*carrier
@@ -23,9 +23,9 @@ type accepted struct {
 
 func (a accepted) Attach(sink link.Sink, ended func(error)) { a.in.attach(a.conn, sink, ended) }
 
-// inbox is what has come on the streams of a connection. The library has no call for that, but it
-// tells a recorder of events of each packet, when it has handled its frames: what is read then is
-// there. Nothing is recorded.
+// inbox has the received data of a connection's streams. The library has no call for that, but it
+// tells a recorder of events of each packet, when it has handled its frames: data read then is
+// there. No event is recorded.
 type inbox struct {
 	mu      sync.Mutex
 	conn    *quic.Conn // with sink, set by attach
@@ -42,7 +42,7 @@ type inbox struct {
 type incoming struct {
 	come    int64 // up to where bytes have come, perhaps with gaps
 	over    bool  // the peer has ended or reset it
-	reading bool  // a goroutine reads it, which owns the rest; or none ever will
+	reading bool  // a goroutine reads it, which owns the rest; or it will never be read
 
 	taken  int64               // how much has been read
 	stream *quic.ReceiveStream // set by accept
@@ -89,7 +89,7 @@ func (i *inbox) came(id quic.StreamID, come int64, over bool) {
 	i.wake(n)
 }
 
-// wake starts the reader of a stream if there is something to read and none runs. mu is held.
+// wake starts the reader of a stream if there is something to read and it does not run. mu is held.
 func (i *inbox) wake(n int) {
 	s := &i.streams[n]
 	if s.reading || !s.more() || i.sink == nil || i.ended {
@@ -124,7 +124,7 @@ func (i *inbox) attach(conn *quic.Conn, sink link.Sink, ended func(error)) {
 	})
 }
 
-// read reads a stream until nothing is left of what has come. Of a message that has begun it waits
+// read reads all received data of a stream. Of a message that has begun it waits
 // for the rest.
 func (i *inbox) read(n int) {
 	defer i.readers.Done()
@@ -189,7 +189,7 @@ func (s *incoming) Read(b []byte) (int, error) {
 }
 
 // release gives the buffer of the last packet that was read back to the library, which does so
-// when it looks for the next. If the link has ended, the next read says so.
+// when it looks for the next. If the link has ended, the next read returns the reason.
 func (s *incoming) release() error {
 	_ = s.stream.SetReadDeadline(time.Now())
 	n, _ := s.stream.Read(make([]byte, 1))

@@ -18,7 +18,7 @@ import (
 	"github.com/skerry-io/skerry/common/topic"
 )
 
-// ListenConfig is what a Listener is made of.
+// ListenConfig configures a Listener.
 type ListenConfig struct {
 	Link  link.Config
 	TLS   *tls.Config // must verify the clients
@@ -104,7 +104,7 @@ func (l *Listener) leave() {
 	}
 }
 
-// place is what a connection takes from the bounds, from its first packet on.
+// place is a connection's share of the bounds, from its first packet on.
 type place struct{ shaken, left func() }
 
 type placeKey struct{} // of the *place in a connection's context

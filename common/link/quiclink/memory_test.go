@@ -11,8 +11,8 @@ import (
 	"github.com/skerry-io/skerry/common/link/quiclink"
 )
 
-// An idle link that was accepted has the goroutines that the library needs for it, and none of
-// ours: its run loop and its queue of packets to send.
+// An idle link that was accepted has the goroutines that the library needs for it, and no further
+// one of ours: its run loop and its queue of packets to send.
 func TestListener_IdleCost(t *testing.T) {
 	bytes, goroutines := linktest.Idle(t,
 		func(t testing.TB, c *tls.Config) link.Listener { return listen(t, quiclink.ListenConfig{TLS: c}) },
@@ -26,7 +26,7 @@ func TestListener_IdleCost(t *testing.T) {
 	}
 }
 
-// idleBytes is some more than what was measured (docs/dev/decisions/0016).
+// idleBytes is some more than was measured (docs/dev/decisions/0016).
 const idleBytes = 58_000
 
 // raced reports whether the race detector is built in, whose stacks are larger.

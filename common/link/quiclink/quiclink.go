@@ -21,13 +21,13 @@ import (
 	"github.com/skerry-io/skerry/common/topic"
 )
 
-// protocol is what both ends agree on by ALPN (RFC 7301).
+// protocol is the ALPN protocol (RFC 7301).
 func protocol() string { return "skerry/" + strconv.Itoa(link.Framing) }
 
 // A stream's window begins small and grows with the path's need: 512 KiB carry 40 Mbit/s over 100
-// ms. That of the connection is always the sum of what its streams' may become: unread data of one
-// class must never take the window from the others, one of which may be what all wait for. A window
-// costs memory only while what has come waits.
+// ms. That of the connection is always the sum of its streams' largest windows: unread data of one
+// class must never take the window from the others, for one of which all may wait. A window
+// costs memory only while received data waits.
 const (
 	streamWindow    = 64 << 10
 	maxStreamWindow = 512 << 10
@@ -68,7 +68,7 @@ func newCarrier(conn *quic.Conn, config link.Config, dialed bool, released func(
 	return &carrier{conn: conn, config: config, dialed: dialed, released: released, heard: time.Now()}
 }
 
-// start makes a link of c, by way of whole, which is c or what has it inside.
+// start makes a link of c, by way of whole, which is c or wraps it.
 func (c *carrier) start(whole link.Carrier, codec *link.Codec) (link.Conn, error) {
 	state := c.conn.ConnectionState().TLS
 	if len(state.PeerCertificates) == 0 || len(state.VerifiedChains) == 0 {
@@ -144,7 +144,7 @@ func (s stream) Read(b []byte) (int, error) {
 	return n, readError(err)
 }
 
-// readError distinguishes what the peer said from what happened to the network.
+// readError distinguishes the peer's close from a network error.
 func readError(err error) error {
 	if err == nil {
 		return nil
@@ -175,7 +175,7 @@ const alertNoApplicationProtocol = 120
 func cryptoError(alert quic.TransportErrorCode) quic.TransportErrorCode { return 0x100 + alert }
 
 // Write opens the stream of a class when it is first used: an idle link keeps few. Strict
-// priorities (RFC 9218) do what the core does on a shared stream.
+// priorities (RFC 9218) stand in for the core's order on a shared stream.
 func (c *carrier) Write(class topic.Class, frames []byte) error {
 	s := c.streams[class]
 	if s == nil {
@@ -212,9 +212,9 @@ func (c *carrier) Close(why *link.CloseError) {
 	}
 }
 
-// closeWith counts once; it does nothing to a connection that has ended.
+// closeWith counts once; it is a no-op on a closed connection.
 func (c *carrier) closeWith(code link.CloseCode, reason string) {
-	if code == link.CloseNetwork { // says what this end has seen, and is nothing to tell the peer
+	if code == link.CloseNetwork { // of this end's network: the peer gets another code
 		code = link.CloseInternal
 	}
 	_ = c.conn.CloseWithError(quic.ApplicationErrorCode(code), reason)

@@ -22,7 +22,7 @@ import (
 	"github.com/skerry-io/skerry/common/topic"
 )
 
-// DialConfig is what a Dialer is made of.
+// DialConfig configures a Dialer.
 type DialConfig struct {
 	Link  link.Config
 	TLS   *tls.Config // must verify the server and show a certificate
@@ -30,7 +30,7 @@ type DialConfig struct {
 	// Codec, if set, was made with Link and Table and is shared with other dialers: it holds the
 	// compressor's memory.
 	Codec *link.Codec
-	// Proxy chooses the proxy of a request; nil: none. http.ProxyFromEnvironment reads
+	// Proxy chooses the proxy of a request; nil: no proxy. http.ProxyFromEnvironment reads
 	// HTTPS_PROXY and NO_PROXY.
 	Proxy func(*http.Request) (*url.URL, error)
 	// Wrap, if set, wraps each TCP connection.
@@ -78,7 +78,7 @@ func NewDialer(config DialConfig) (*Dialer, error) {
 	if config.TLS, err = link.ClientTLS(config.TLS, "http/1.1"); err != nil {
 		return nil, err
 	}
-	config.TLS.NextProtos = []string{link.Protocol, "http/1.1"} // what is spoken is HTTP/1.1; the first says for what
+	config.TLS.NextProtos = []string{link.Protocol, "http/1.1"} // HTTP/1.1 is used; the first names the purpose
 	return &Dialer{config: config, codec: cmp.Or(config.Codec, link.NewCodec(config.Table, config.Link)), pool: buffers()}, nil
 }
 
@@ -161,7 +161,7 @@ func (d *Dialer) Dial(ctx context.Context, address string) (link.Conn, error) {
 	return c, nil
 }
 
-// direct reports whether the server itself acknowledges what is sent: no proxy, and a connection
+// direct reports whether the server itself acknowledges data: no proxy, and a connection
 // that is the kernel's.
 func (d *Dialer) direct(to *url.URL) bool {
 	if d.config.Wrap != nil {
@@ -175,7 +175,7 @@ func (d *Dialer) direct(to *url.URL) bool {
 	return err == nil && proxy == nil
 }
 
-// dialError adds what the server answered.
+// dialError adds the server's answer.
 func dialError(response *http.Response, err error) error {
 	if response == nil || !errors.Is(err, websocket.ErrBadHandshake) {
 		return err

@@ -25,7 +25,7 @@ func (d dribble) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// The end that accepted waits beneath TLS and reads what has come without waiting. Whatever part of
+// The end that accepted waits beneath TLS and reads without waiting. Whatever part of
 // something that is, the rest of it is found, keepalives between messages are heard, and no message
 // is left lying when the next does not come.
 func TestListener_BytesOneByOne(t *testing.T) {
@@ -35,7 +35,7 @@ func TestListener_BytesOneByOne(t *testing.T) {
 	l := listen(t, wslink.ListenConfig{Link: bounds, TLS: s.ServerTLS()})
 	edge, cloud := linktest.Connect(t, l, newDialer(t, wslink.DialConfig{Link: bounds, TLS: s.ClientTLS(), Wrap: func(c net.Conn) net.Conn { return dribble{c} }}))
 	for i := range uint64(50) {
-		size := 10 + 100*int(i) // up to more than what one websocket message carries
+		size := 10 + 100*int(i) // up to more than one websocket message carries
 		if err := edge.Send(t.Context(), topic.EventWrite.New(message.Resource{}, &topicpb.Write{Id: i, Body: make([]byte, size)})); err != nil {
 			t.Fatal(err)
 		}

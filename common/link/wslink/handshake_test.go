@@ -85,7 +85,7 @@ func TestNew_RefusesWeakTLS(t *testing.T) {
 			t.Errorf("%s: a listener was made", name)
 		}
 	}
-	// What a configuration for each client says is held to the same.
+	// A configuration for each client has to meet the same rules.
 	c := s.ServerTLS()
 	c.GetConfigForClient = func(*tls.ClientHelloInfo) (*tls.Config, error) {
 		return &tls.Config{Certificates: []tls.Certificate{s.Cloud}}, nil
@@ -105,7 +105,7 @@ func TestDial_Version(t *testing.T) {
 	}
 }
 
-// A server that is no cloudcore, or one that says no, gives a clear error.
+// A server that is no cloudcore, or one that refuses, gives a clear error.
 func TestDial_Answers(t *testing.T) {
 	s := linktest.NewSite(t)
 	for name, test := range map[string]struct {
@@ -244,7 +244,7 @@ func TestDial_ThroughAProxy(t *testing.T) {
 	<-cloud.Done()
 }
 
-// What the kernel holds back of a thin link nothing can overtake.
+// Data in the kernel's queue of a thin link can't be overtaken.
 func TestSockets_KeepLittleUnsent(t *testing.T) {
 	s := linktest.NewSite(t)
 	var accepted, dialled net.Conn

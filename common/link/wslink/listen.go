@@ -26,7 +26,7 @@ import (
 	"github.com/skerry-io/skerry/common/topic"
 )
 
-// ListenConfig is what a Listener is made of.
+// ListenConfig configures a Listener.
 type ListenConfig struct {
 	Link  link.Config
 	TLS   *tls.Config // must verify the clients
@@ -214,7 +214,7 @@ func (h *hijacker) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	if both.Reader.Buffered() == 0 { // else the client did not wait for the answer, and what it said is in there
+	if both.Reader.Buffered() == 0 { // else the client did not wait for the answer, and its data is in there
 		both.Reader = bufio.NewReaderSize(conn, readBuffer)
 	}
 	h.buffered = both.Reader
@@ -269,7 +269,7 @@ func (g *gate) Accept() (net.Conn, error) {
 // Close implements net.Listener.
 func (g *gate) Close() error { return g.close() }
 
-// wait returns when nothing runs any more after Close.
+// wait returns after the last goroutine has ended after Close.
 func (g *gate) wait() { g.running.Wait() }
 
 // accept takes every connection that comes, so that those of one address hold up no other's.
@@ -295,7 +295,7 @@ func (g *gate) accept() {
 				g.queue(c)
 			})
 		default:
-			_ = c.Close() // what it cost is an accept
+			_ = c.Close() // it cost an accept alone
 		}
 	}
 }

@@ -61,7 +61,7 @@ func closedBy(t *testing.T, ws *websocket.Conn) (link.CloseCode, string) {
 	}
 }
 
-// What is wrong below our frames closes the link as well, by a code of websocket's own.
+// An error below our frames closes the link as well, by a code of websocket's own.
 func TestWire_NoWebsocketFrames(t *testing.T) {
 	s := linktest.NewSite(t)
 	for name, write := range map[string]func(*websocket.Conn) error{

@@ -31,17 +31,17 @@ const (
 	// idleHeader sends the other end this one's idle timeout, in milliseconds.
 	idleHeader = "Skerry-Idle-Timeout"
 
-	// batch is what goes in one websocket message, one TLS record and mostly one system call. It is
-	// what a heartbeat may have to wait for, 0.13 s at 256 kbit/s, and what crypto/tls keeps as a
-	// buffer for each connection that has once received a record of that length.
+	// batch is the most in one websocket message, one TLS record and mostly one system call. It is
+	// the longest wait of a heartbeat, 0.13 s at 256 kbit/s, and the size that crypto/tls keeps as
+	// a buffer for each connection that has once received a record of that length.
 	batch = 4 << 10
 	// readBuffer is kept for each connection. Data of a long frame is read past it.
 	readBuffer = 512
-	// unsent is how much the kernel takes from us before it has been sent (TCP_NOTSENT_LOWAT): what
-	// is in there, nothing can overtake.
+	// unsent is how much the kernel takes from us before it has been sent (TCP_NOTSENT_LOWAT): data
+	// in there can't be overtaken.
 	unsent = 8 << 10
-	// patience is for how many times IdleTimeout the end that dialled bears a peer whose kernel
-	// acknowledges and which itself says nothing. So long, an answer need not come: each would cost
+	// patience is for how many times IdleTimeout the end that dialled keeps a peer whose kernel
+	// acknowledges and which itself is silent. So long, an answer need not come: each would cost
 	// an acknowledgement of its own. Not through a proxy, which acknowledges for itself.
 	patience = 5
 )
@@ -51,8 +51,8 @@ func subprotocol() string { return subprotocolPrefix + strconv.Itoa(link.Framing
 
 func formatIdle(d time.Duration) string { return strconv.FormatInt(d.Milliseconds(), 10) }
 
-// parseIdle reads the header of the peer; one that says nothing sensible is served as if it bore
-// what this end does.
+// parseIdle reads the header of the peer; an invalid value is replaced by
+// this end's own.
 func parseIdle(value string, own time.Duration) time.Duration {
 	ms, err := strconv.ParseInt(value, 10, 32)
 	if err != nil || ms < 100 {
@@ -71,7 +71,7 @@ type carrier struct {
 	acks     bool
 	released func() // called when everything is closed
 
-	buffered *bufio.Reader // what ws reads from, where that is known: of the end that accepted
+	buffered *bufio.Reader // the reader of ws, where that is known: of the end that accepted
 
 	reader io.Reader // the message that Read is in, or nil; owned by Serve
 }
@@ -121,7 +121,8 @@ func aside(f func() error) error {
 	return <-done
 }
 
-// serve reads all the messages that have come. It waits for nothing but the rest of what has begun.
+// serve reads all the messages that have come. It waits only for the rest of a message that has
+// begun.
 func (c *carrier) serve(sink link.Sink, next func() error) error {
 	for {
 		if c.reader != nil {
@@ -203,8 +204,8 @@ func (c *carrier) Read(b []byte) (int, error) {
 	}
 }
 
-// readError distinguishes what the peer said, and what it should not have said, from what happened
-// to the network.
+// readError distinguishes the peer's close, and its breach of the protocol, from errors
+// of the network.
 func readError(err error) error {
 	if closed, ok := errors.AsType[*websocket.CloseError](err); ok {
 		if code, ok := closeCode(closed.Code); ok {
@@ -219,7 +220,7 @@ func readError(err error) error {
 	return err
 }
 
-// closeCode reads a websocket's close code: our own range, and what servers and proxies
+// closeCode reads a websocket's close code: our own range, and the codes that servers and proxies
 // between us may send.
 func closeCode(code int) (link.CloseCode, bool) {
 	switch code {
@@ -242,7 +243,7 @@ func (c *carrier) Write(_ topic.Class, frames []byte) error {
 }
 
 // Keepalive is an unsolicited Pong, the one-way heartbeat of RFC 6455 section 5.5.3: an answer to
-// it would double what an idle link costs.
+// it would double the cost of an idle link.
 func (c *carrier) Keepalive() error {
 	return c.ws.WriteControl(websocket.PongMessage, nil, time.Time{})
 }
@@ -258,18 +259,18 @@ func (c *carrier) Close(why *link.CloseError) {
 	end := time.Now().Add(c.config.CloseTimeout)
 	_ = c.raw.Final(end, end)
 	code := why.Code
-	if code == link.CloseNetwork { // says what this end has seen, and is nothing to tell the peer
+	if code == link.CloseNetwork { // of this end's network: the peer gets another code
 		code = link.CloseInternal
 	}
 	err := c.ws.WriteControl(websocket.CloseMessage, websocket.FormatCloseMessage(int(code), why.Reason), end)
 	if tcp, ok := c.raw.Conn.(interface{ CloseWrite() error }); ok && err == nil && !why.Remote {
-		// What has come and was not read would make the kernel reset the connection and lose the
+		// Received and unread data would make the kernel reset the connection and lose the
 		// close message on its way: read until the peer ends too.
 		if tcp.CloseWrite() == nil {
 			_, _ = io.Copy(io.Discard, io.LimitReader(c.raw, 1<<20))
 		}
 	}
-	_ = c.raw.Close() // the TLS alert has nothing to add to the close message
+	_ = c.raw.Close() // the close message replaces the TLS alert
 	if c.released != nil {
 		c.released()
 	}

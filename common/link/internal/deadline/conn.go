@@ -115,7 +115,7 @@ func (c *Conn) bear() bool {
 	return err == nil && left > 0 && c.Conn.SetReadDeadline(now.Add(left)) == nil
 }
 
-// Write goes on after a timeout for as long as bytes pass.
+// Write continues after a timeout for as long as bytes pass.
 func (c *Conn) Write(b []byte) (int, error) {
 	written := 0
 	for {
@@ -145,7 +145,7 @@ func (c *Conn) moving() bool {
 	return c.idle > 0 && !c.final
 }
 
-// SetDeadline, SetReadDeadline and SetWriteDeadline do nothing once the Conn is armed.
+// SetDeadline, SetReadDeadline and SetWriteDeadline are no-ops once the Conn is armed.
 func (c *Conn) SetDeadline(t time.Time) error      { return c.foreign(c.Conn.SetDeadline, t) }
 func (c *Conn) SetReadDeadline(t time.Time) error  { return c.foreign(c.Conn.SetReadDeadline, t) }
 func (c *Conn) SetWriteDeadline(t time.Time) error { return c.foreign(c.Conn.SetWriteDeadline, t) }

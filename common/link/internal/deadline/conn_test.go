@@ -25,7 +25,7 @@ func pair(t *testing.T) (*deadline.Conn, net.Conn) {
 	return c, b
 }
 
-// A write that makes progress, however slowly, goes on.
+// A write that makes progress, however slowly, continues.
 func TestConn_SlowIsNotStalled(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, other := pair(t)

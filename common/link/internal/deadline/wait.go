@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrNothing is what a read within Try fails with where it would have to wait. It is temporary:
-// crypto/tls keeps what it has read of a record, and a later read goes on.
+// ErrNothing is the error of a read within Try that would have to wait. It is temporary:
+// crypto/tls keeps the part of a record that it has read, and a later read continues.
 var ErrNothing net.Error = nothing{}
 
 type nothing struct{}
@@ -24,8 +24,8 @@ func (nothing) Temporary() bool { return true }
 // something around it.
 func (c *Conn) Waits() bool { return c.raw != nil }
 
-// Wait returns when there is something to read, be it the end, and fails when there was nothing for
-// as long as a read may take. It needs next to no stack: what lies above this connection, TLS above
+// Wait returns when there is something to read, be it the end, and fails when no data came for as
+// long as a read may take. It needs next to no stack: the layers above this connection, TLS above
 // all, has far deeper reads, and who waits in one of them keeps a stack for that.
 func (c *Conn) Wait() error {
 	if err := c.move(c.Conn.SetReadDeadline); err != nil {
@@ -55,7 +55,7 @@ func (c *Conn) Try(f func() error) error {
 	return f()
 }
 
-// try reads what is there.
+// try reads available data.
 func (c *Conn) try(b []byte) (n int, err error) {
 	if len(b) == 0 {
 		return 0, nil

@@ -40,7 +40,7 @@ func try(c *deadline.Conn, b []byte) (n int, err error) {
 	return n, err
 }
 
-// Each byte is seen once and none is missed, however waits, tries and reads take turns.
+// Each byte is seen exactly once, however waits, tries and reads take turns.
 func TestConn_WaitsAndTries(t *testing.T) {
 	c, other := sockets(t, time.Minute)
 	if !c.Waits() {
