@@ -27,8 +27,8 @@ func logName(name string) string { return strings.NewReplacer(" ", "-", "/", "-"
 const wholeShard = "1/1"
 
 // A job is phases in a row. Jobs run side by side: each has networks, control planes or a kernel of
-// its own. Packages that would meet, as those do whose programs listen on the same ports, are in one
-// job.
+// its own. Packages that would meet, as those do whose programs listen on the same ports, are in
+// one job.
 type job struct {
 	name   string
 	phases []phase
