@@ -19,10 +19,11 @@ func EventBodies(body []byte) (fresh, patch []byte, err error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	if patch, err = e.patch(body); err != nil {
+	w := &eventWrite{event: e, body: body}
+	if patch, err = w.patch(); err != nil {
 		return nil, nil, err
 	}
-	fresh, _, err = e.fresh(body)
+	fresh, _, err = w.fresh()
 	return fresh, patch, err
 }
 

@@ -15,7 +15,7 @@ func (s *session) writeNodeStatus(ctx context.Context, w *topicpb.Write) outcome
 	nodes := schema.GroupVersionResource{Version: "v1", Resource: "nodes"}
 	if resourceOf(w) != nodes || w.GetVerb() != topicpb.Verb_PATCH || !isPatch(w.GetPatchType()) ||
 		w.GetSubresource() != "" && w.GetSubresource() != "status" || w.GetNamespace() != "" {
-		return badWrite(w, "the node and its status are patched")
+		return refused(badWrite(w, "the node and its status are patched"))
 	}
 	if w.GetName() != string(s.node) {
 		return refused(apierrors.NewForbidden(nodes.GroupResource(), w.GetName(), fmt.Errorf("node %s writes its own Node object alone", s.node)))

@@ -18,7 +18,7 @@ import (
 // already is what was wanted.
 func (s *session) deletePod(ctx context.Context, w *topicpb.Write) outcome {
 	if resourceOf(w) != kube.Pods || w.GetSubresource() != "" || w.GetVerb() != topicpb.Verb_DELETE {
-		return badWrite(w, "pods are deleted")
+		return refused(badWrite(w, "pods are deleted"))
 	}
 	var options metav1.DeleteOptions
 	if len(w.GetBody()) > 0 {
@@ -34,7 +34,7 @@ func (s *session) deletePod(ctx context.Context, w *topicpb.Write) outcome {
 		options.Preconditions.UID = &uid
 	}
 	if options.Preconditions == nil || options.Preconditions.UID == nil || *options.Preconditions.UID == "" {
-		return badWrite(w, "with the pod's uid")
+		return refused(badWrite(w, "with the pod's uid"))
 	}
 	p, err := pathTo(kube.Pods, w.GetNamespace(), w.GetName(), "")
 	if err != nil {

@@ -11,7 +11,7 @@ import (
 // same name, ends it.
 func (s *session) writePodStatus(ctx context.Context, w *topicpb.Write) outcome {
 	if resourceOf(w) != kube.Pods || w.GetSubresource() != "status" || w.GetVerb() != topicpb.Verb_PATCH || !isPatch(w.GetPatchType()) {
-		return badWrite(w, "the status of pods is patched")
+		return refused(badWrite(w, "the status of pods is patched"))
 	}
 	o, resp := s.patch(ctx, w)
 	if o.retry == never || resp == nil || resp.Code >= 500 {

@@ -92,9 +92,10 @@ func withPreconditions(patch []byte, uid, version string) ([]byte, error) {
 	return json.Marshal(p)
 }
 
-func badWrite(w *topicpb.Write, want string) outcome {
-	return refused(apierrors.NewBadRequest(fmt.Sprintf("%s of %s %s/%s is no write of this topic: %s",
-		w.GetVerb(), w.GetResource().GetResource(), w.GetNamespace(), w.GetName(), want)))
+// badWrite is the Status for a write that its topic does not have.
+func badWrite(w *topicpb.Write, want string) error {
+	return apierrors.NewBadRequest(fmt.Sprintf("%s of %s %s/%s is no write of this topic: %s",
+		w.GetVerb(), w.GetResource().GetResource(), w.GetNamespace(), w.GetName(), want))
 }
 
 // isPatch reports whether t is a kind of patch that a write may bear. JSON patches can't be merged
