@@ -33,8 +33,7 @@ import (
 	"github.com/skerry-io/skerry/common/link"
 	"github.com/skerry-io/skerry/common/pki"
 	"github.com/skerry-io/skerry/edge/internal/agents/drain"
-	"github.com/skerry-io/skerry/edge/internal/agents/nodecondition"
-	"github.com/skerry-io/skerry/edge/internal/agents/registration"
+	"github.com/skerry-io/skerry/edge/internal/agents/node"
 	"github.com/skerry-io/skerry/edge/internal/agents/route"
 	"github.com/skerry-io/skerry/edge/internal/agents/vip"
 	"github.com/skerry-io/skerry/edge/internal/core/agent"
@@ -180,7 +179,7 @@ type App struct {
 	config   *edgeconfig.Config
 	node     string
 	store    *store.Store
-	disk     nodecondition.Disk
+	disk     node.Disk
 	clock    *pki.Clock
 	identity *join.Identity
 	meta     *metamanager.Manager
@@ -188,7 +187,7 @@ type App struct {
 	correction   *endpoints.Correction
 	services     *serviceview.View // nil where nothing on the device reads Services
 	api          *edgeapi.Server
-	registration *registration.Keeper
+	registration *node.Registration
 	singletons   *singleton.Gate
 	dialer       link.Dialer
 	hub          *edgehub.Hub

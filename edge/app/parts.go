@@ -11,9 +11,7 @@ import (
 	"github.com/skerry-io/skerry/common/watchdog"
 	"github.com/skerry-io/skerry/edge/internal/agents/drain"
 	"github.com/skerry-io/skerry/edge/internal/agents/history"
-	"github.com/skerry-io/skerry/edge/internal/agents/lostconditions"
-	"github.com/skerry-io/skerry/edge/internal/agents/nodecondition"
-	"github.com/skerry-io/skerry/edge/internal/agents/registration"
+	"github.com/skerry-io/skerry/edge/internal/agents/node"
 	"github.com/skerry-io/skerry/edge/internal/core/agent"
 	"github.com/skerry-io/skerry/edge/internal/core/edgeapi"
 	"github.com/skerry-io/skerry/edge/internal/core/linkstate"
@@ -48,7 +46,7 @@ func (a *App) newMeta() {
 		NodeName: a.node, Store: a.store, ReportEvents: c.Edged.ReportEvent, Corrector: a.newCorrection(),
 		Limits: metamanager.Limits{OutboxEvents: limit.Entries, OutboxBytes: int(limit.Bytes.Value())},
 	})
-	a.registration = registration.New(a.meta, a.node, agent.NewMemory(a.store, string(registration.Name)), a.repeatReports)
+	a.registration = node.NewRegistration(a.meta, a.node, agent.NewMemory(a.store, string(node.RegistrationName)), a.repeatReports)
 	if a.store != nil { // else the wiring is only shown
 		if err := a.registration.Load(); err != nil {
 			klog.Background().Error(err, "Failed to read what was known of the Node")
@@ -70,11 +68,11 @@ func (a *App) storeParts() ([]beehive.Entry, error) {
 		restarted(a.singletons),
 		restarted(a.registration), // also where the device serves no API: its Node may go all the same
 		{Module: storewatch.New(a.store, a.meta.Linked), Restart: beehive.Never()},
-		restarted(nodecondition.NewDiskModule(a.disk, a.node, client)),
-		restarted(lostconditions.New(a.meta, a.node, func() bool { return a.meta.KubeletAlive() && !a.edged.Stopped() })),
-		restarted(nodecondition.NewLostSettingsModule(a.registration.Problem, a.node, client, a.recorder("registration"))),
-		restarted(nodecondition.NewPodsModule(a.podsProblem(), a.node, client)),
-		restarted(nodecondition.NewSkewModule(a.meta.Linked, a.meta.Request, a.node, client)),
+		restarted(node.NewDiskModule(a.disk, a.node, client)),
+		restarted(node.NewRestorer(a.meta, a.node, func() bool { return a.meta.KubeletAlive() && !a.edged.Stopped() })),
+		restarted(node.NewLostSettingsModule(a.registration.Problem, a.node, client, a.recorder("registration"))),
+		restarted(node.NewPodsModule(a.podsProblem(), a.node, client)),
+		restarted(node.NewSkewModule(a.meta.Linked, a.meta.Request, a.node, client)),
 	}, nil
 }
 

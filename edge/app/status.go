@@ -18,7 +18,7 @@ import (
 	"github.com/skerry-io/skerry/common/pki"
 	"github.com/skerry-io/skerry/common/version"
 	"github.com/skerry-io/skerry/edge/internal/agents/drain"
-	"github.com/skerry-io/skerry/edge/internal/agents/nodecondition"
+	"github.com/skerry-io/skerry/edge/internal/agents/node"
 	"github.com/skerry-io/skerry/edge/internal/agents/route"
 	"github.com/skerry-io/skerry/edge/internal/agents/vip"
 	"github.com/skerry-io/skerry/edge/internal/core/agent"
@@ -60,20 +60,20 @@ type Status struct {
 	NodeProblems []string          `json:"nodeProblems,omitempty"`
 	Pods         *podhealth.Status `json:"pods,omitempty"`
 	// Unresponsive: an edgecore has the lock of the store and does not answer.
-	Unresponsive bool                      `json:"unresponsive,omitempty"`
-	Data         *metamanager.Status       `json:"data,omitempty"`
-	Disk         *nodecondition.DiskStatus `json:"disk,omitempty"`
-	Routes       *route.Status             `json:"routes,omitempty"`
-	VIPs         *vip.Status               `json:"vips,omitempty"`
-	Drain        *drain.State              `json:"drain,omitempty"`
-	Marks        *marks.Status             `json:"marks,omitempty"`
-	Apps         *edgeapp.Status           `json:"apps,omitempty"`
-	Stats        *statsleader.Status       `json:"clusterStats,omitempty"`
-	Logs         *applogs.Status           `json:"appLogs,omitempty"`
-	Site         *contact.State            `json:"site,omitempty"`
-	Consoles     []console.State           `json:"consoles,omitempty"`
-	Modules      []beehive.ModuleHealth    `json:"modules,omitempty"`
-	Agents       []agent.State             `json:"agents,omitempty"`
+	Unresponsive bool                   `json:"unresponsive,omitempty"`
+	Data         *metamanager.Status    `json:"data,omitempty"`
+	Disk         *node.DiskStatus       `json:"disk,omitempty"`
+	Routes       *route.Status          `json:"routes,omitempty"`
+	VIPs         *vip.Status            `json:"vips,omitempty"`
+	Drain        *drain.State           `json:"drain,omitempty"`
+	Marks        *marks.Status          `json:"marks,omitempty"`
+	Apps         *edgeapp.Status        `json:"apps,omitempty"`
+	Stats        *statsleader.Status    `json:"clusterStats,omitempty"`
+	Logs         *applogs.Status        `json:"appLogs,omitempty"`
+	Site         *contact.State         `json:"site,omitempty"`
+	Consoles     []console.State        `json:"consoles,omitempty"`
+	Modules      []beehive.ModuleHealth `json:"modules,omitempty"`
+	Agents       []agent.State          `json:"agents,omitempty"`
 }
 
 // podsTimeout bounds the reading of pods for the status, which comes from memory, and the question
@@ -86,7 +86,7 @@ func (a *App) Status() Status {
 	s.Link = of(a.hub, (*edgehub.Hub).Status)
 	s.Identity = of(a.identity, (*join.Identity).Status)
 	s.Data = of(a.meta, (*metamanager.Manager).Status)
-	s.Disk = of(&a.disk, (*nodecondition.Disk).Status)
+	s.Disk = of(&a.disk, (*node.Disk).Status)
 	s.Routes = of(a.routes, (*route.Agent).Status)
 	s.VIPs = of(a.vips, (*vip.Agent).Status)
 	s.Drain = of(a.drain, (*drain.Agent).Status)
@@ -193,7 +193,7 @@ func StatusOfFiles(ctx context.Context, cfg *edgeconfig.Config) (Status, error) 
 	s.Node = string(identity.Node())
 	status := identity.Status()
 	s.Identity = &status
-	disk := nodecondition.NewDisk(cfg.DataDir, nil).Status()
+	disk := node.NewDisk(cfg.DataDir, nil).Status()
 	s.Disk = &disk
 	if l, err := TakeLock(cfg); errors.Is(err, ErrRuns) {
 		s.Unresponsive = true

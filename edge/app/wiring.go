@@ -16,7 +16,7 @@ import (
 	"github.com/skerry-io/skerry/common/pki"
 	"github.com/skerry-io/skerry/common/recovery"
 	"github.com/skerry-io/skerry/common/version"
-	"github.com/skerry-io/skerry/edge/internal/agents/nodecondition"
+	"github.com/skerry-io/skerry/edge/internal/agents/node"
 	"github.com/skerry-io/skerry/edge/internal/core/store"
 	"github.com/skerry-io/skerry/edge/internal/kernel/diskkey"
 	"github.com/skerry-io/skerry/edge/internal/kernel/netif"
@@ -55,7 +55,7 @@ func New(ctx context.Context, cfg *edgeconfig.Config) (*App, error) {
 	if a.store, err = store.Open(ctx, file); err != nil {
 		return nil, err
 	}
-	a.disk = nodecondition.NewDisk(cfg.DataDir, a.store)
+	a.disk = node.NewDisk(cfg.DataDir, a.store)
 	if last, err := a.store.LastTime(); err == nil {
 		a.clock.AtLeast(last)
 	}

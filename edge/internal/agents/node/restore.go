@@ -1,15 +1,4 @@
-// Package lostconditions says again what this device said of its Node and its pods where
-// kube-controller-manager has taken it back since, because it did not hear of the device.
-//
-// In a cut that outlasts the node's Lease it sets the Node's conditions to Unknown and the pods'
-// Ready to False. With the link back the Lease is renewed within a second, but a kubelet compares
-// its Node and its pods with what it knows each 10 s only, and until then the pods are in no
-// Service.
-//
-// It owns what was said last, in memory alone. It refuses to say anything for a kubelet that does
-// not live, what it has not heard itself, and anything twice within 10 s: that is for the kubelet,
-// which says the same. Run is called once; each kind of object has a goroutine.
-package lostconditions
+package node
 
 import (
 	"context"
@@ -41,36 +30,30 @@ const (
 	writeTimeout = 10 * time.Second
 )
 
-// Backend is what is held here; a *metamanager.Manager.
-type Backend interface {
-	metamanager.Watcher
-	Write(ctx context.Context, w metamanager.Write) (metamanager.Result, error)
-}
-
-// Module restores what was lost.
-type Module struct {
+// Restorer restores what was lost.
+type Restorer struct {
 	backend Backend
 	node    string
 	alive   func() bool
 }
 
-// New returns the module for the Node of that name. alive says whether the kubelet lives. It starts
-// nothing.
-func New(backend Backend, node string, alive func() bool) *Module {
-	return &Module{backend, node, alive}
+// NewRestorer returns the module for the Node of that name. alive says whether the kubelet lives.
+// It starts nothing.
+func NewRestorer(backend Backend, node string, alive func() bool) *Restorer {
+	return &Restorer{backend, node, alive}
 }
 
 // Name implements beehive.Module.
-func (*Module) Name() message.Name { return "lost-conditions" }
+func (*Restorer) Name() message.Name { return "lost-conditions" }
 
 // Run implements beehive.Module.
-func (m *Module) Run(ctx context.Context, port *beehive.Port) error {
+func (m *Restorer) Run(ctx context.Context, port *beehive.Port) error {
 	port.Ready()
 	return m.Restore(ctx)
 }
 
 // Restore follows the Node and its pods until ctx ends.
-func (m *Module) Restore(ctx context.Context) error {
+func (m *Restorer) Restore(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	for resource, f := range map[string]*follower{
 		"nodes": {fields.OneTermEqualSelector("metadata.name", m.node), nodeConditions{}, map[types.UID]time.Time{}},
@@ -90,12 +73,12 @@ func (m *Module) Restore(ctx context.Context) error {
 // follower is what is known of one kind of object.
 type follower struct {
 	mine     fields.Selector
-	said     memory
+	said     statements
 	restored map[types.UID]time.Time // when
 }
 
-// memory is what was said last of each object of a kind.
-type memory interface {
+// statements is what was said last of each object of a kind.
+type statements interface {
 	// take takes in an object as it is now, and returns the conditions that it has lost, as they
 	// are to be again.
 	take(obj runtime.Object, now time.Time) (lost []any)
@@ -103,7 +86,7 @@ type memory interface {
 }
 
 // follow serves one watch until it ends.
-func (m *Module) follow(ctx context.Context, w metamanager.Watch, f *follower) {
+func (m *Restorer) follow(ctx context.Context, w metamanager.Watch, f *follower) {
 	for e := range w.Events() {
 		o := e.Object
 		log := klog.FromContext(ctx).WithValues("object", o.Ref)
@@ -136,7 +119,7 @@ func (m *Module) follow(ctx context.Context, w metamanager.Watch, f *follower) {
 }
 
 // restore writes conditions of an object.
-func (m *Module) restore(ctx context.Context, o object.Object, lost []any) error {
+func (m *Restorer) restore(ctx context.Context, o object.Object, lost []any) error {
 	patch, err := json.Marshal(map[string]any{"status": map[string]any{"conditions": lost}})
 	if err != nil {
 		return err

@@ -1,4 +1,4 @@
-package lostconditions
+package node
 
 import (
 	"time"

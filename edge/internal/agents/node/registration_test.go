@@ -1,4 +1,4 @@
-package registration_test
+package node_test
 
 import (
 	"context"
@@ -16,12 +16,12 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 
-	"github.com/skerry-io/skerry/edge/internal/agents/registration"
+	"github.com/skerry-io/skerry/edge/internal/agents/node"
 	"github.com/skerry-io/skerry/edge/internal/core/metamanager"
 	"github.com/skerry-io/skerry/edge/internal/core/object"
 )
 
-// device is what a Keeper sees of one.
+// device is what a Registration sees of one.
 type device struct {
 	events chan metamanager.Event
 
@@ -78,11 +78,11 @@ func (m memory) Save(_ context.Context, changes map[string][]byte) error {
 	return nil
 }
 
-func TestKeeper(t *testing.T) {
+func TestRegistration(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := &device{events: make(chan metamanager.Event)}
 		replaced, uid := 0, 1
-		k := registration.New(d, "edge1", memory{}, func() { replaced++ })
+		k := node.NewRegistration(d, "edge1", memory{}, func() { replaced++ })
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
 		go func() { done <- k.Keep(ctx) }()

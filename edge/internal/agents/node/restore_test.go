@@ -1,4 +1,4 @@
-package lostconditions_test
+package node_test
 
 import (
 	"context"
@@ -19,13 +19,13 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 
-	"github.com/skerry-io/skerry/edge/internal/agents/lostconditions"
+	"github.com/skerry-io/skerry/edge/internal/agents/node"
 	"github.com/skerry-io/skerry/edge/internal/core/metamanager"
 	"github.com/skerry-io/skerry/edge/internal/core/object"
 )
 
-// device is what a Module sees of one.
-type device struct {
+// reporting is what a Restorer sees of one.
+type reporting struct {
 	t     *testing.T
 	nodes chan metamanager.Event
 	pods  chan metamanager.Event
@@ -37,7 +37,7 @@ type device struct {
 	written []string
 }
 
-func (d *device) Watch(_ context.Context, s object.Selection, o metamanager.WatchOptions) (metamanager.Watch, error) {
+func (d *reporting) Watch(_ context.Context, s object.Selection, o metamanager.WatchOptions) (metamanager.Watch, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if !d.held {
@@ -59,13 +59,13 @@ type events chan metamanager.Event
 func (e events) Events() <-chan metamanager.Event { return e }
 func (events) Stop()                              {}
 
-func (d *device) alive() bool {
+func (d *reporting) alive() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return !d.dead
 }
 
-func (d *device) Write(_ context.Context, w metamanager.Write) (metamanager.Result, error) {
+func (d *reporting) Write(_ context.Context, w metamanager.Write) (metamanager.Result, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.refused {
@@ -91,14 +91,14 @@ func (d *device) Write(_ context.Context, w metamanager.Write) (metamanager.Resu
 	return metamanager.Result{Code: 200}, nil
 }
 
-func (d *device) set(do func()) {
+func (d *reporting) set(do func()) {
 	d.mu.Lock()
 	do()
 	d.mu.Unlock()
 }
 
 // show has the Node come with these conditions: "Ready=True KubeletReady".
-func (d *device) show(kind watch.EventType, conditions ...string) {
+func (d *reporting) show(kind watch.EventType, conditions ...string) {
 	d.t.Helper()
 	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "edge1", UID: "uid-1"}}
 	for _, c := range conditions {
@@ -112,7 +112,7 @@ func (d *device) show(kind watch.EventType, conditions ...string) {
 }
 
 // showPod has a pod come, likewise.
-func (d *device) showPod(kind watch.EventType, name string, conditions ...string) {
+func (d *reporting) showPod(kind watch.EventType, name string, conditions ...string) {
 	d.t.Helper()
 	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name, UID: types.UID("uid-" + name)}}
 	for _, c := range conditions {
@@ -135,7 +135,7 @@ func send(t *testing.T, to chan metamanager.Event, kind watch.EventType, resourc
 	synctest.Wait()
 }
 
-func (d *device) take() []string {
+func (d *reporting) take() []string {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	w := d.written
@@ -143,12 +143,12 @@ func (d *device) take() []string {
 	return w
 }
 
-// started runs a Module until the test ends, on a device whose kubelet starts late.
-func started(t *testing.T) (d *device, expect func(what string, want ...string)) {
-	d = &device{t: t, nodes: make(chan metamanager.Event), pods: make(chan metamanager.Event)}
+// started runs a Restorer until the test ends, on a reporting whose kubelet starts late.
+func started(t *testing.T) (d *reporting, expect func(what string, want ...string)) {
+	d = &reporting{t: t, nodes: make(chan metamanager.Event), pods: make(chan metamanager.Event)}
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
-	go func() { done <- lostconditions.New(d, "edge1", d.alive).Restore(ctx) }()
+	go func() { done <- node.NewRestorer(d, "edge1", d.alive).Restore(ctx) }()
 	t.Cleanup(func() {
 		cancel()
 		close(d.nodes)

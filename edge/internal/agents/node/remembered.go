@@ -1,4 +1,4 @@
-package registration
+package node
 
 import (
 	"fmt"

@@ -1,4 +1,4 @@
-package registration_test
+package node_test
 
 import (
 	"context"
@@ -15,12 +15,12 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
-	"github.com/skerry-io/skerry/edge/internal/agents/registration"
+	"github.com/skerry-io/skerry/edge/internal/agents/node"
 	"github.com/skerry-io/skerry/edge/internal/core/metamanager"
 	"github.com/skerry-io/skerry/edge/internal/core/object"
 )
 
-func node(uid types.UID, labels map[string]string, taints ...corev1.Taint) *corev1.Node {
+func aNode(uid types.UID, labels map[string]string, taints ...corev1.Taint) *corev1.Node {
 	return &corev1.Node{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Node"},
 		ObjectMeta: metav1.ObjectMeta{Name: "edge1", UID: uid, Labels: labels}, Spec: corev1.NodeSpec{Taints: taints},
@@ -31,7 +31,7 @@ var dedicated = corev1.Taint{Key: "dedicated", Value: "x", Effect: corev1.TaintE
 
 // labelled is a Node as its administrator has it.
 func labelled() *corev1.Node {
-	n := node("one", map[string]string{
+	n := aNode("one", map[string]string{
 		"team": "blue", "example.org/rack": "7", "skerry.io/edge": "", "node-role.kubernetes.io/edge": "", "kubernetes.io/hostname": "edge1",
 		"skerry.io/node-pool": "plant", "skerry.io/autonomy": "false", "topology.kubernetes.io/zone": "north", "node-role.kubernetes.io/camera": "",
 		"x.node-restriction.kubernetes.io/secret": "yes",
@@ -44,23 +44,23 @@ func labelled() *corev1.Node {
 // What a node may say of itself comes back with its registration, and the kubelet's own word
 // counts.
 func TestRememberedAmend(t *testing.T) {
-	known := registration.Remembered{}.Follow(labelled())
-	n := node("", map[string]string{"team": "of the kubelet", "skerry.io/edge": ""}, dedicated)
+	known := node.Remembered{}.Follow(labelled())
+	n := aNode("", map[string]string{"team": "of the kubelet", "skerry.io/edge": ""}, dedicated)
 	known.Amend(n, true)
-	want := node("", map[string]string{"team": "of the kubelet", "skerry.io/edge": "", "example.org/rack": "7", "topology.kubernetes.io/zone": "north"}, dedicated)
+	want := aNode("", map[string]string{"team": "of the kubelet", "skerry.io/edge": "", "example.org/rack": "7", "topology.kubernetes.io/zone": "north"}, dedicated)
 	want.Spec.PodCIDR, want.Spec.PodCIDRs = "10.1.2.0/24", []string{"10.1.2.0/24"}
 	want.Spec.Unschedulable, want.Annotations = true, map[string]string{v1alpha1.CordonAnnotation: "op"}
 	if diff := cmp.Diff(want, n); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
-	n = node("", nil)
+	n = aNode("", nil)
 	known.Amend(n, false)
 	if len(n.Labels) != 0 || len(n.Spec.Taints) != 1 || n.Spec.PodCIDR == "" {
 		t.Errorf("without labels: %v, %v", n.Labels, n.Spec)
 	}
-	n = node("", nil)
-	registration.Remembered{}.Amend(n, true)
-	if diff := cmp.Diff(node("", map[string]string{}), n); diff != "" {
+	n = aNode("", nil)
+	node.Remembered{}.Amend(n, true)
+	if diff := cmp.Diff(aNode("", map[string]string{}), n); diff != "" {
 		t.Errorf("of a device's first registration (-want +got):\n%s", diff)
 	}
 }
@@ -68,7 +68,7 @@ func TestRememberedAmend(t *testing.T) {
 // What is missing of the Node before is named until it is there, in whatever value, or an
 // administrator says that it is not missed.
 func TestRememberedProblem(t *testing.T) {
-	known := registration.Remembered{}.Follow(labelled())
+	known := node.Remembered{}.Follow(labelled())
 	if p := known.Problem("edge1"); p != "" {
 		t.Errorf("of a Node that was never deleted: %s", p)
 	}
@@ -78,7 +78,7 @@ func TestRememberedProblem(t *testing.T) {
 			t.Errorf("%s (-want +got):\n%s", step, diff)
 		}
 	}
-	n := node("two", map[string]string{"team": "blue", "example.org/rack": "7", "topology.kubernetes.io/zone": "north"})
+	n := aNode("two", map[string]string{"team": "blue", "example.org/rack": "7", "topology.kubernetes.io/zone": "north"})
 	known = known.Follow(n)
 	lost("another Node", "node-role.kubernetes.io/camera=", "skerry.io/autonomy=false", "skerry.io/node-pool=plant", "taint dedicated=x:NoSchedule", "x.node-restriction.kubernetes.io/secret=yes")
 	if p := known.Problem("edge1"); !strings.Contains(p, "skerry.io/node-pool=plant, taint dedicated=x:NoSchedule") {
@@ -88,10 +88,10 @@ func TestRememberedProblem(t *testing.T) {
 	n.Labels["skerry.io/node-pool"], n.Spec.Taints = "another", []corev1.Taint{dedicated}
 	known = known.Follow(n)
 	lost("some are set again", "node-role.kubernetes.io/camera=", "skerry.io/autonomy=false", "x.node-restriction.kubernetes.io/secret=yes")
-	known = known.Follow(node("three", nil))
+	known = known.Follow(aNode("three", nil))
 	lost("once more", "example.org/rack=7", "node-role.kubernetes.io/camera=", "skerry.io/autonomy=false", "skerry.io/node-pool=another", "taint dedicated=x:NoSchedule", "topology.kubernetes.io/zone=north",
 		"x.node-restriction.kubernetes.io/secret=yes")
-	n = node("three", nil)
+	n = aNode("three", nil)
 	n.Annotations = map[string]string{v1alpha1.LostSettingsAnnotation: "accepted"}
 	known = known.Follow(n)
 	lost("accepted")
@@ -104,7 +104,7 @@ func TestKeeper_Refused(t *testing.T) {
 		d := &device{events: make(chan metamanager.Event), held: true, linked: true}
 		m := memory{}
 		ctx, cancel := context.WithCancel(t.Context())
-		k := registration.New(d, "edge1", m, func() {})
+		k := node.NewRegistration(d, "edge1", m, func() {})
 		done := make(chan error, 1)
 		go func() { done <- k.Keep(ctx) }()
 		o, err := object.FromObject(schema.GroupVersionResource{Version: "v1", Resource: "nodes"}, labelled())
@@ -119,12 +119,12 @@ func TestKeeper_Refused(t *testing.T) {
 			t.Error(err)
 		}
 
-		k = registration.New(d, "edge1", m, func() {})
+		k = node.NewRegistration(d, "edge1", m, func() {})
 		if err := k.Load(); err != nil {
 			t.Fatal(err)
 		}
 		d.refuses = "example.org/rack"
-		body, err := object.JSON(node("", map[string]string{"skerry.io/edge": ""}))
+		body, err := object.JSON(aNode("", map[string]string{"skerry.io/edge": ""}))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -1,12 +1,4 @@
-// Package nodecondition sets conditions of this device's Node for what the kubelet's own don't
-// cover: the disk of the data directory is full, kubelet and kube-apiserver don't fit each other,
-// pods do not run.
-//
-// It owns these conditions, and when each is looked at. It refuses to act on them: a full disk and
-// a version that does not fit stop nothing. A condition is written when it changes, by the edge API
-// as every write of the node, so that it waits there without a link. Each module runs in one
-// goroutine; Disk may be used by many.
-package nodecondition
+package node
 
 import (
 	"context"

@@ -1,4 +1,4 @@
-package nodecondition
+package node
 
 import (
 	"context"
