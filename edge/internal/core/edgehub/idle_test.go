@@ -219,7 +219,7 @@ func (c *counted) total(t *testing.T) uint64 {
 // one TLS record of one byte and its TCP acknowledgement each interval. The interval is a second
 // here instead of ten, and the bytes of one are the same.
 func TestIsland_IdleBytes(t *testing.T) {
-	const beats, every, allowed = 24, time.Second, 1.3
+	const rounds, beats, every, allowed = 4, 6, time.Second, 1.3
 	site := linktest.NewSite(t)
 	table := topic.NewTable()
 	bounds := link.Default()
@@ -292,14 +292,27 @@ func TestIsland_IdleBytes(t *testing.T) {
 		}
 	}
 	round(6) // the handshakes, tickets and path MTU probes are over then
-	for _, c := range cables {
-		c.before = c.total(t)
+	// A busy machine adds packets of its own (a probe of QUIC whose acknowledgement came late, a
+	// repeated segment): the round with the fewest bytes counts.
+	// The floor is that of all rounds, since its acknowledgements may coincide.
+	fewest := map[string]float64{}
+	begun := cables["floor"].total(t)
+	for range rounds {
+		for _, c := range cables {
+			c.before = c.total(t)
+		}
+		round(beats)
+		for name, c := range cables {
+			each := float64(c.total(t)-c.before) / beats
+			if have, ok := fewest[name]; !ok || each < have {
+				fewest[name] = each
+			}
+		}
 	}
-	round(beats)
-	lowest := float64(cables["floor"].total(t)-cables["floor"].before) / beats
+	lowest := float64(cables["floor"].total(t)-begun) / (rounds * beats)
 	t.Logf("floor: %.0f bytes an interval, %.1f kB an hour at one in 10 s", lowest, lowest*360/1000)
 	for name := range received {
-		each := float64(cables[name].total(t)-cables[name].before) / beats
+		each := fewest[name]
 		t.Logf("%s: %.0f bytes an interval, %.1f kB an hour, %.2f x the floor", name, each, each*360/1000, each/lowest)
 		if each > allowed*lowest {
 			t.Errorf("%s: %.0f bytes an interval, above %.1f x the floor of %.0f", name, each, allowed, lowest)
