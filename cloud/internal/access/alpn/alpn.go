@@ -3,8 +3,8 @@
 //
 // It owns the wait for the client's hello, which it reads without taking it from the socket: the
 // server that gets the connection does its own handshake, with its own bounds, as if the port were
-// its own. It refuses what says no hello, or says it too slowly, and answers nothing itself. A Mux
-// may be used by many goroutines.
+// its own. It refuses clients that send no hello, or send it too slowly, and never answers itself.
+// A Mux may be used by many goroutines.
 package alpn
 
 import (
@@ -29,14 +29,14 @@ import (
 )
 
 const (
-	// Link and Join are what devices offer, beside http/1.1, which is what both then speak: for a
+	// Link and Join are the protocols that devices offer with http/1.1, which both then use: for a
 	// link, and before they have a certificate.
 	Link = link.Protocol
 	Join = pki.JoinProtocol
 
-	// helloTimeout is for a client to say its hello.
+	// helloTimeout is for a client to send its hello.
 	helloTimeout = 10 * time.Second
-	// hellosAtOnce bounds the connections that have not said theirs, of which one address has its
+	// hellosAtOnce bounds the connections that have not sent theirs, of which one address has its
 	// share (link.Shares); one more is closed.
 	hellosAtOnce = 512
 	// queued bounds the connections that a server has been given and has not taken; one more is
@@ -55,13 +55,13 @@ type Mux struct {
 	shares *link.Shares[netip.Prefix]
 }
 
-// New returns a Mux over a listener of TCP connections. It starts nothing.
+// New returns a Mux over a listener of TCP connections. It does not start it.
 func New(listener net.Listener) *Mux {
 	return &Mux{listener: listener, shares: link.NewShares[netip.Prefix](hellosAtOnce)}
 }
 
-// Route is the listener of the clients that offer a protocol; "" is for all that offer none of the
-// others. It is called before Run.
+// Route is the listener of the clients that offer a protocol; "" is for all that offer none of
+// the others. It is called before Run.
 func (m *Mux) Route(protocol string) net.Listener {
 	r := &route{protocol: protocol, at: m.listener.Addr(), conns: make(chan net.Conn, queued), closed: make(chan struct{})}
 	r.close = sync.OnceFunc(func() { close(r.closed) })
@@ -102,7 +102,7 @@ func (m *Mux) Run(ctx context.Context) error {
 		}
 		leave, ok := m.shares.Enter(link.Source(conn.RemoteAddr()))
 		if !ok {
-			_ = conn.Close() // what it cost is an accept
+			_ = conn.Close() // it cost an accept alone
 			continue
 		}
 		waiting.Go(func() {
@@ -139,7 +139,7 @@ func (m *Mux) choose(offered []string) (rest *route) {
 	return rest
 }
 
-// hello looks at what the client has said, and leaves it in the socket. It names which
+// hello looks at the client's data, and leaves it in the socket. It names which
 // protocols are offered.
 func hello(conn net.Conn) ([]string, error) {
 	socket, ok := conn.(syscall.Conn)
@@ -169,7 +169,7 @@ func hello(conn net.Conn) ([]string, error) {
 			failed = io.EOF
 			return true
 		case n == seen:
-			return false // woken, and nothing new: the rest is on its way
+			return false // woken without new data: the rest is on its way
 		}
 		seen = n
 		if incomplete(b[:n]) {
@@ -197,14 +197,14 @@ func parse(record []byte) (offered []string, err error) {
 	err = tls.Server(said{Reader: bytes.NewReader(record)}, &tls.Config{GetConfigForClient: func(i *tls.ClientHelloInfo) (*tls.Config, error) {
 		offered, seen = i.SupportedProtos, true
 		return nil, errSeen
-	}}).Handshake() //nolint:noctx // it ends with what it reads from
+	}}).Handshake() //nolint:noctx // it ends with its input
 	if seen {
 		return offered, nil
 	}
 	return nil, err
 }
 
-// said is a connection on which nothing is answered. The handshake needs no more of it.
+// said is a connection that can only be read. The handshake needs no more of it.
 type said struct {
 	net.Conn // nil
 	io.Reader
@@ -236,7 +236,7 @@ func (r *route) give(conn net.Conn) bool {
 	}
 }
 
-// drain closes what no server has taken.
+// drain closes connections that no server has taken.
 func (r *route) drain() {
 	for {
 		select {

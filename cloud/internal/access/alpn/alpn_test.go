@@ -17,7 +17,7 @@ import (
 	"github.com/skerry-io/skerry/common/topic"
 )
 
-// port runs a Mux whose servers say their name to each client that completes the handshake.
+// port runs a Mux whose servers send their name to each client that completes the handshake.
 func port(t *testing.T, names ...string) (address string, site linktest.Site) {
 	t.Helper()
 	site = linktest.NewSite(t)
@@ -136,7 +136,7 @@ func TestMux_HelloInPieces(t *testing.T) {
 	}
 }
 
-// What is no TLS is closed, and clients that say nothing keep no other client out.
+// Connections without TLS are closed, and silent clients keep no other client out.
 func TestMux_NoHello(t *testing.T) {
 	at, site := port(t, alpn.Join, "")
 	for _, said := range []string{"GET / HTTP/1.1\r\n\r\n", "\x16\x03\x01\x00\x02ab", "\x00", "SSH-2.0-x\r\n"} {
@@ -184,7 +184,7 @@ func isTimeout(err error) bool {
 	return ok && timer.Timeout()
 }
 
-// A link by the real transport, beside others on the port; the servers' own ends do not end it.
+// A link by the real transport, with others on the port; the servers' own ends do not end it.
 func TestMux_CarriesLinks(t *testing.T) {
 	site := linktest.NewSite(t)
 	l, err := net.Listen("tcp", "127.0.0.1:0")

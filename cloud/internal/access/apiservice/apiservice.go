@@ -2,7 +2,7 @@
 // aggregator knows cloudcore.
 //
 // It owns that one field. It refuses to touch an APIService that leads anywhere but to cloudcore's
-// own Service, such as that of a metrics-server, and makes none. An admission policy in
+// own Service, such as that of a metrics-server, and creates no object. An admission policy in
 // manifests/cloudcore holds cloudcore to the same. Bundles are used by one goroutine.
 package apiservice
 
@@ -31,13 +31,13 @@ type Bundles struct {
 	ca        []byte
 }
 
-// New returns Bundles. It starts nothing. services are names of APIServices, each with the Service
+// New returns Bundles. services are names of APIServices, each with the Service
 // in the namespace that it must lead to; ca is PEM.
 func New(client rest.Interface, namespace string, services map[string]string, ca []byte) *Bundles {
 	return &Bundles{client, namespace, services, ca}
 }
 
-// retry is for what failed: the manifests may be applied a moment after cloudcore has started.
+// retry is for failures: the manifests may be applied a moment after cloudcore has started.
 const retry = 10 * time.Second
 
 // Run looks at the APIServices now and then until ctx ends.
@@ -72,7 +72,7 @@ func (b *Bundles) Sync(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// service is what is read of an APIService, and written of it.
+// service is the part of an APIService that is read and written.
 type service struct {
 	Metadata struct {
 		ResourceVersion string `json:"resourceVersion,omitempty"`
@@ -100,7 +100,7 @@ func (b *Bundles) one(ctx context.Context, name, leadsTo string) error {
 		return nil
 	}
 	s.Spec.CABundle, s.Spec.Service = b.ca, nil
-	patch, err := json.Marshal(s) // with the version that was read: what leads elsewhere since then is left alone
+	patch, err := json.Marshal(s) // with the version that was read: one that leads elsewhere since then is left alone
 	if err != nil {
 		return err
 	}

@@ -1,7 +1,7 @@
-// Package applogs passes what applications on devices write to a sink, as devices send it.
+// Package applogs passes the output of applications on devices to a sink, as devices send it.
 //
 // It owns up to where the sink has the lines of each container, in memory: a batch that a device
-// sends again, because an answer was lost or it was started again, gives the sink nothing twice.
+// sends again, because an answer was lost or it was started again, gives the sink no line twice.
 // It refuses lines of an application that did not ask for it, and batches above the bounds. An
 // answer is given once the sink has the lines; until then the device keeps them. After a restart
 // of cloudcore, or on another replica, a batch whose answer was lost may reach the sink twice,
@@ -42,7 +42,7 @@ const (
 	retryAfter, offAfter = 5, 300
 )
 
-// Origin is where lines come from. Node is the session's; the rest is what the device says, of an
+// Origin is where lines come from. Node is the session's; the rest is reported by the device, of an
 // application that exists and wants it.
 type Origin struct {
 	Node, Namespace, App string
@@ -69,7 +69,7 @@ type Logs struct {
 	streams map[string]*stream // by node and stream
 }
 
-// stream is what is known of a container's lines. Its mutex is held while a batch of it is
+// stream is the state of a container's lines. Its mutex is held while a batch of it is
 // passed on.
 type stream struct {
 	sync.Mutex
@@ -78,7 +78,7 @@ type stream struct {
 	through int64
 }
 
-// New makes Logs. sink is nil where none is configured; apps are the EdgeApps. rate bounds the
+// New makes Logs. sink is nil where it is not configured; apps are the EdgeApps. rate bounds the
 // batches of a node.
 func New(sink Sink, apps *kube.Store, rate quota.Rate) *Logs {
 	counter := func(name, help string) prometheus.Counter {
@@ -167,7 +167,7 @@ func (l *Logs) wanted(namespace, name, uid string) bool {
 	return json.Unmarshal(o.Raw, &app) == nil && app.Spec.CollectLogs
 }
 
-// pass gives the sink what it does not have yet. The stream is locked.
+// pass gives the sink the lines that it does not have yet. The stream is locked.
 func (l *Logs) pass(ctx context.Context, s *stream, o Origin) (through int64, err error) {
 	all := len(o.Lines)
 	for len(o.Lines) > 0 && o.Lines[0].End <= s.through {
@@ -175,7 +175,7 @@ func (l *Logs) pass(ctx context.Context, s *stream, o Origin) (through int64, er
 	}
 	if repeated := all - len(o.Lines); repeated > 0 {
 		l.repeated.Add(float64(repeated))
-		o.Dropped = 0 // was said with the first of these
+		o.Dropped = 0 // was reported with the first of these
 	}
 	if len(o.Lines) == 0 && o.Dropped == 0 {
 		return s.through, nil

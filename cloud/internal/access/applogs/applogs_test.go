@@ -19,7 +19,7 @@ import (
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 )
 
-// sink keeps what it takes.
+// sink keeps the lines that it takes.
 type sink struct {
 	fails   error
 	lines   []string
@@ -53,8 +53,8 @@ func apps(t *testing.T) *kube.Store {
 	return store
 }
 
-// What came already is left out, also where a batch begins with it; what the sink does not take is
-// not acknowledged, and what it refuses for good holds nothing back.
+// Lines that came already are left out, also where a batch begins with them; lines that the sink
+// does not take are not acknowledged, and those that it refuses for good hold no others back.
 func TestEachLineOnce(t *testing.T) {
 	to := &sink{}
 	l := applogs.New(to, apps(t), quota.Rate{})

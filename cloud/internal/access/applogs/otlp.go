@@ -22,7 +22,7 @@ const writeTimeout = 20 * time.Second
 type OTLPConfig struct {
 	Endpoint  string // https://collector:4318/v1/logs
 	CAFile    string // "": the system's
-	TokenFile string // "": none. Read for each request: tokens are renewed
+	TokenFile string // "": without a token. Read for each request: tokens are renewed
 }
 
 // OTLP is a Sink that speaks OTLP/HTTP with JSON
@@ -32,7 +32,7 @@ type OTLP struct {
 	client *http.Client
 }
 
-// NewOTLP makes an OTLP. It connects to nothing yet.
+// NewOTLP makes an OTLP. It does not connect yet.
 func NewOTLP(c OTLPConfig) (*OTLP, error) {
 	transport := &http.Transport{Proxy: http.ProxyFromEnvironment, MaxIdleConnsPerHost: 8, IdleConnTimeout: time.Minute, TLSClientConfig: &tls.Config{MinVersion: tls.VersionTLS12}}
 	if c.CAFile != "" {

@@ -22,7 +22,7 @@ type conn struct {
 func newConn(far net.Conn, m machine, version string, longest time.Duration, back func()) *conn {
 	ctx, cancel := context.WithTimeoutCause(context.Background(), longest, fmt.Errorf("a console ends after %v", longest))
 	c := &conn{Conn: far, cancel: cancel}
-	go func() { // ends by cancel: the stream's Splice closes what it copies
+	go func() { // ends by cancel: the stream's Splice closes both ends
 		defer back()
 		defer cancel()
 		c.end(m.ended(ctx, version))
@@ -58,14 +58,14 @@ func (c *conn) Read(b []byte) (int, error) {
 func (c *conn) Close() error {
 	c.mu.Lock()
 	if c.why == nil {
-		c.why = io.EOF // not what ended asks for: there is no reason to show
+		c.why = io.EOF // of no use to the caller: there is no reason to show
 	}
 	c.mu.Unlock()
 	c.cancel()
 	return c.Conn.Close()
 }
 
-// silent is a connection on which nothing comes until it is closed, and what is written is dropped.
+// silent is a connection that delivers no data until it is closed, and drops writes.
 func silent() net.Conn {
 	near, far := net.Pipe()
 	go func() { // ends when near is closed

@@ -1,11 +1,11 @@
 // Package console leads a device to the consoles of the KubeVirt virtual machines that run on it:
 // VNC and serial, as the node, through kube-apiserver.
 //
-// It owns what a stream that a device opens may lead to: a machine that runs on that very node, and
-// nothing else. Kubernetes judges whether the node may, by a SubjectAccessReview first and again
+// It owns the targets of streams that devices open: a machine that runs on that very node,
+// no other. Kubernetes judges whether the node may, by a SubjectAccessReview first and again
 // when the console is opened in the node's name; without rights (`cloudcore install --console`) a
-// device learns nothing, not even whether there is such a machine. It refuses a node that asks too
-// often, and ends what lasts too long. A Console may be used by many goroutines at once.
+// device gets no reason, not even whether there is such a machine. It refuses a node that asks too
+// often, and ends streams that last too long. A Console may be used by many goroutines at once.
 package console
 
 import (
@@ -28,15 +28,15 @@ import (
 	"github.com/skerry-io/skerry/cloud/internal/core/quota"
 )
 
-// What a device asks for: one of these, the machine's namespace and its name, with slashes between
+// A device's request: one of these, the machine's namespace and its name, with slashes between
 // them. The same words are in edge/internal/optional/console.
 const (
 	forVNC    = "vnc"    // the machine's screen, by RFB (RFC 6143)
 	forSerial = "serial" // its first serial port
-	forEnd    = "end"    // nothing but the machine's end: the stream carries no data
+	forEnd    = "end"    // only the machine's end: the stream carries no data
 )
 
-// Config is what a Console needs. Every zero duration and bound means its default.
+// Config configures a Console. Every zero duration and bound means its default.
 type Config struct {
 	// Machines reads VirtualMachineInstances as cloudcore itself.
 	Machines dynamic.Interface
@@ -47,7 +47,7 @@ type Config struct {
 
 	// Most bounds the streams of all nodes together: 256. At the bound one more is refused.
 	Most int
-	// Longest is after what time a stream ends, whatever the device says: 8 h.
+	// Longest is the longest life of a stream, whatever the device requests: 8 h.
 	Longest time.Duration
 }
 
@@ -64,7 +64,7 @@ type Console struct {
 	refused *prometheus.CounterVec
 }
 
-// New returns a Console. It starts nothing.
+// New returns a Console.
 func New(config Config) *Console {
 	config.Most = cmp.Or(config.Most, 256)
 	config.Longest = cmp.Or(config.Longest, 8*time.Hour)
@@ -84,13 +84,13 @@ func (c *Console) Describe(ch chan<- *prometheus.Desc) { c.open.Describe(ch); c.
 // Collect implements prometheus.Collector.
 func (c *Console) Collect(ch chan<- prometheus.Metric) { c.open.Collect(ch); c.refused.Collect(ch) }
 
-// request is what a device asks for.
+// request is a device's request.
 type request struct {
 	kind string
 	vmi  types.NamespacedName
 }
 
-// subresource is what it is called below a VirtualMachineInstance.
+// subresource is its name below a VirtualMachineInstance.
 func (r request) subresource() string {
 	if r.kind == forSerial {
 		return "console"
@@ -116,7 +116,7 @@ func parse(target string) (request, error) {
 	return request{parts[0], types.NamespacedName{Namespace: parts[1], Name: parts[2]}}, nil
 }
 
-// Accept connects a node to what it asks for. Its error is what people on the device read.
+// Accept connects a node to its target. People on the device read its error.
 func (c *Console) Accept(ctx context.Context, node types.NodeName, target string) (net.Conn, error) {
 	logger := klog.FromContext(ctx).WithValues("node", node, "target", target)
 	conn, err := c.accept(klog.NewContext(ctx, logger), node, target)
@@ -172,7 +172,7 @@ func (c *Console) accept(ctx context.Context, node types.NodeName, target string
 	return newConn(far, m, version, c.config.Longest, back), nil
 }
 
-// judge asks Kubernetes. To wait for the end needs what VNC needs.
+// judge asks Kubernetes. To wait for the end needs the rights of VNC.
 func (c *Console) judge(ctx context.Context, node types.NodeName, r request) error {
 	resource := schema.GroupVersionResource{Group: "subresources.kubevirt.io", Version: "v1", Resource: "virtualmachineinstances"}
 	d, err := c.config.Review(ctx, node, kube.Attributes{Verb: "get", Resource: resource, Subresource: r.subresource(), Namespace: r.vmi.Namespace, Name: r.vmi.Name})

@@ -62,7 +62,7 @@ func newLab(config console.Config, machines ...runtime.Object) *lab {
 func TestAccept_Judges(t *testing.T) {
 	for name, test := range map[string]struct {
 		node, target string
-		want         string // in the refusal; "" for none
+		want         string // in the refusal; "" without one
 		path         string
 	}{
 		"screen":            {"edge1", "vnc/a/one", "", "edge1 /apis/subresources.kubevirt.io/v1/namespaces/a/virtualmachineinstances/one/vnc"},
@@ -102,7 +102,7 @@ func TestAccept_Judges(t *testing.T) {
 	}
 }
 
-// reading is what a connection's reader gets to see in the end.
+// reading is the result of a connection's reader in the end.
 func reading(conn net.Conn) <-chan error {
 	done := make(chan error, 1)
 	go func() {

@@ -17,7 +17,7 @@ import (
 )
 
 // plainStream is the websocket subprotocol of KubeVirt's consoles: binary messages, whose
-// bounds mean nothing.
+// bounds have no effect.
 const plainStream = "plain.kubevirt.io"
 
 // Dialer opens consoles at kube-apiserver by the configuration of a node.
@@ -90,7 +90,7 @@ func (s *stream) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// Close implements net.Conn: it says goodbye without waiting for an answer.
+// Close implements net.Conn: it sends a close frame without waiting for an answer.
 func (s *stream) Close() error {
 	goodbye := gorilla.FormatCloseMessage(gorilla.CloseNormalClosure, "")
 	_ = s.ws.WriteControl(gorilla.CloseMessage, goodbye, time.Now().Add(time.Second)) // the other end may be gone

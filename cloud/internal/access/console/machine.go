@@ -25,7 +25,7 @@ const (
 	// watchFor is how long one watch lasts, so that one whose connection hangs is noticed.
 	watchFor = 5 * time.Minute
 	// watchAgain is the time between two tries to watch, and unknownFor how long a machine is
-	// believed to run of which kube-apiserver says nothing.
+	// believed to run after kube-apiserver's last answer.
 	watchAgain = 2 * time.Second
 	unknownFor = 2 * time.Minute
 )
@@ -37,7 +37,7 @@ type machine struct {
 	vmi    types.NamespacedName
 }
 
-// here reports whether the machine runs on the node, and which version of it says so. A refusal
+// here reports whether the machine runs on the node, and by which version of it. A refusal
 // gives the reason it does not; a machine of another node is refused in the words of one that is
 // nowhere.
 func (m machine) here(ctx context.Context) (version string, err error) {
@@ -63,7 +63,7 @@ func (m machine) gone() error {
 	return refuse("machine", "no virtual machine %s runs on this device", m.vmi)
 }
 
-// judge gives the reason the object is none that runs on the node; nil: it does.
+// judge gives the reason the object does not run on the node; nil: it does.
 func (m machine) judge(o *unstructured.Unstructured) error {
 	node, _, _ := unstructured.NestedString(o.Object, "status", "nodeName")
 	phase, _, _ := unstructured.NestedString(o.Object, "status", "phase")

@@ -2,7 +2,7 @@ package console
 
 import "fmt"
 
-// refusal is an answer to the device, and what it counts as.
+// refusal is an answer to the device, and its label in the metrics.
 type refusal struct{ reason, text string }
 
 func (r *refusal) Error() string { return r.text }

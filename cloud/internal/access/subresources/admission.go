@@ -12,8 +12,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// unjudged refuses what a webhook or an admission policy of the cluster would have judged:
-// kube-apiserver calls them for CONNECT to the pod's own subresource alone. What they select
+// unjudged refuses requests that a webhook or an admission policy of the cluster would have judged:
+// kube-apiserver calls them for CONNECT to the pod's own subresource alone. Their selection
 // by objects, conditions and parameters is not looked at, so more is refused than they
 // match, never less.
 func (s subject) unjudged(ctx context.Context, client kubernetes.Interface) error {
@@ -88,7 +88,7 @@ func (s subject) unjudged(ctx context.Context, client kubernetes.Interface) erro
 	return nil
 }
 
-// matcher returns what matches one request.
+// matcher returns a function that matches one request.
 type matcher struct {
 	subject
 	client kubernetes.Interface
@@ -98,7 +98,7 @@ type matcher struct {
 // rule is one of a webhook or of a policy.
 type rule struct {
 	admissionv1.RuleWithOperations
-	names []string // none: all
+	names []string // empty: all
 }
 
 func plain(rules []admissionv1.RuleWithOperations) []rule {

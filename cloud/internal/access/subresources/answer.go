@@ -22,11 +22,11 @@ import (
 	"k8s.io/streaming/pkg/httpstream/wsstream"
 )
 
-// maxRefusal bounds what a kubelet says instead of a log, in bytes.
+// maxRefusal bounds a kubelet's refusal, in bytes.
 const maxRefusal = 16 << 10
 
-// answer serves one request. Its error is one of package apierrors, and nothing has been answered
-// then. serving ends with the server: what took its connection over would outlive it.
+// answer serves one request. Its error is one of package apierrors, and no answer was written
+// then. serving ends with the server: the owner of a hijacked connection would outlive it.
 func (s *Server) answer(serving context.Context, w http.ResponseWriter, r *http.Request, sub subresource) error {
 	// Browsers put it into every websocket that a page opens (RFC 6455, 4.1), and a page may open
 	// one at an administrator's `kubectl proxy`, which refuses exec and attach at pods' own paths
@@ -62,7 +62,7 @@ func (s *Server) answer(serving context.Context, w http.ResponseWriter, r *http.
 	return nil
 }
 
-// judge asks whether the user may do to the pod's own subresource what is asked of this one.
+// judge asks whether the user may make the same request of the pod's own subresource.
 // Whatever the method, a stream takes the right to create (kubernetes#133515: a websocket
 // begins with GET).
 func (s *Server) judge(ctx context.Context, asked subject, sub subresource, verb string) error {
@@ -167,7 +167,7 @@ func (refusals) Error(w http.ResponseWriter, _ *http.Request, err error) {
 	fail(w, err)
 }
 
-// bare is the request with nothing but what an upgrade needs: the device has no business with the
+// bare is the request with only the headers of an upgrade: the device has no business with the
 // user's headers.
 func bare(r *http.Request) *http.Request {
 	r = r.Clone(r.Context())

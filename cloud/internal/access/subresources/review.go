@@ -12,7 +12,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// subject is what is asked for, as kube-apiserver's authorizers see it.
+// subject is the request, as kube-apiserver's authorizers see it.
 type subject struct {
 	who             user.Info
 	namespace, name string

@@ -22,7 +22,7 @@ func (s *Server) Serve(ctx context.Context, listener net.Listener) error {
 		BaseContext: func(net.Listener) context.Context { return ctx },
 		Protocols:   new(http.Protocols),
 	}
-	server.Protocols.SetHTTP1(true) // what is upgraded, exec above all
+	server.Protocols.SetHTTP1(true) // for upgrades, exec above all
 	server.Protocols.SetHTTP2(true)
 	err := httpserver.Serve(ctx, server, listener, Group)
 	for range cap(s.slots) { // handlers that have taken their connection over, for which the server does not wait

@@ -3,11 +3,11 @@
 // aggregated API, as it asks metrics-server. `kubectl skerry` is made for it.
 //
 // It owns the API's server and the judgement of its users: kube-apiserver has judged the request to
-// this API, and is asked again what the same user may do to the pod's own subresource; what would
-// have passed an admission of CONNECT is refused. It refuses every client but kube-apiserver's
-// front proxy and every node that is no edge. It holds no credential of a kubelet: a device asks
-// its own (docs/dev/decisions/0068-subresources.md). It writes nothing. A Server may be used by
-// many goroutines at once.
+// this API, and is asked again what the same user may do to the pod's own subresource; a request
+// that would have passed an admission of CONNECT is refused. It refuses every client but
+// kube-apiserver's front proxy and every node that is no edge. It holds no credential of a kubelet:
+// a device asks its own (docs/dev/decisions/0068-subresources.md). It only reads. A Server may be
+// used by many goroutines at once.
 package subresources
 
 import (
@@ -29,18 +29,18 @@ const (
 
 const root = "/apis/" + Group + "/" + Version
 
-// Config is what a Server needs to know. Every zero bound means its default.
+// Config configures a Server. Every zero bound means its default.
 type Config struct {
 	Client kubernetes.Interface
 	// User is who kube-apiserver's front proxy asks for; false where the client is not that proxy.
-	// It takes the headers away that say so.
+	// It removes the headers of that.
 	User func(r *http.Request) (user.Info, bool)
 	// Dial connects to the kubelet of an edge node, as that device's own client; the connection is
 	// HTTP/1.1. An error is for people to read.
 	Dial func(ctx context.Context, node types.NodeName) (net.Conn, error)
 	// DialStatus connects to edgecore's status on an edge node: HTTP/1.1, one question.
 	DialStatus func(ctx context.Context, node types.NodeName) (net.Conn, error)
-	// MaxRequests bounds what is answered at once, streams that go on among it: 512. At the bound
+	// MaxRequests bounds concurrent requests, with open streams among them: 512. At the bound
 	// one more is refused with 429.
 	MaxRequests int
 }
@@ -52,7 +52,7 @@ type Server struct {
 	slots  chan struct{} // one for each request
 }
 
-// New returns a Server. It starts nothing.
+// New returns a Server.
 func New(config Config) *Server {
 	config.MaxRequests = cmp.Or(config.MaxRequests, 512)
 	return &Server{config: config, slots: make(chan struct{}, config.MaxRequests)}
@@ -60,5 +60,5 @@ func New(config Config) *Server {
 
 type userKey struct{}
 
-// verbs are what kube-apiserver calls a method where the resource has a name.
+// verbs are kube-apiserver's names of a method where the resource has a name.
 var verbs = map[string]string{http.MethodGet: "get", http.MethodPost: "create"}

@@ -19,7 +19,7 @@ import (
 	"github.com/skerry-io/skerry/common/tunnel"
 )
 
-// headTimeout is for a client to say what it wants.
+// headTimeout is for a client to send its request.
 const headTimeout = 10 * time.Second
 
 // Serve answers CONNECT (RFC 9110, 9.3.6) on a listener whose connections have shown a verified
@@ -37,7 +37,7 @@ func (t *Tunnel) Serve(ctx context.Context, listener net.Listener) error {
 	return httpserver.Serve(ctx, server, listener, "kube-apiserver's egress")
 }
 
-// gate counts what the server's handlers do: the server does not wait for them, and knows no more
+// gate counts the server's running handlers: the server does not wait for them, and knows no more
 // of a connection that they have taken over.
 type gate struct {
 	mu      sync.Mutex
@@ -54,7 +54,7 @@ func (g *gate) enter() bool {
 	return !g.closed
 }
 
-// shut lets none in any more and waits for those within.
+// shut lets no more handlers in and waits for those within.
 func (g *gate) shut() {
 	g.mu.Lock()
 	g.closed = true
@@ -119,7 +119,7 @@ func (t *Tunnel) connect(ctx context.Context, open *gate, w http.ResponseWriter,
 	defer back()
 	target := cmp.Or(r.Header.Get(streamTarget), kubelet)
 	if who != peer || target != subresources && target != status {
-		target = kubelet // kube-apiserver itself asks for nothing else
+		target = kubelet // kube-apiserver itself asks for no other
 	}
 	far, code, err := t.reach(r.Context(), who, r.Host, target)
 	if err != nil {
@@ -187,7 +187,7 @@ func oneLine(text string) string {
 	}, text)
 }
 
-// reach finds the way to an address, "host:port"; target is what a replica asks for of a node
+// reach finds the way to an address, "host:port"; target is a replica's target on a node
 // whose link is here.
 func (t *Tunnel) reach(ctx context.Context, who client, address, target string) (net.Conn, int, error) {
 	host, port, err := net.SplitHostPort(address)

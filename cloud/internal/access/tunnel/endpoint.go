@@ -16,7 +16,7 @@ import (
 )
 
 const (
-	// Alerts report a refusal to a client that has sent nothing but its ClientHello (RFC 8446,
+	// Alerts report a refusal to a client that has sent only its ClientHello (RFC 8446,
 	// 6.2).
 	alertInternalError    = 80
 	alertUnrecognizedName = 112
@@ -25,7 +25,7 @@ const (
 // ServeNames leads each connection to the kubelet of the edge node that its TLS client asks for by
 // name (RFC 6066, section 3). It is the way in for those that can only dial a node's address: a
 // kube-apiserver that can't be configured, metrics-server, Prometheus. The TLS session is the
-// kubelet's, which judges the client; nothing is known of the client here. So such connections take
+// kubelet's, which judges the client; the client is unknown here. So such connections take
 // at most half of the places. It returns when ctx has ended, and every connection with it.
 func (t *Tunnel) ServeNames(ctx context.Context, listener net.Listener) error {
 	ctx, cancel := context.WithCancel(ctx)

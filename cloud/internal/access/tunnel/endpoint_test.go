@@ -34,7 +34,7 @@ func (w *system) byName(r *replica) string {
 	return l.Addr().String()
 }
 
-// secure is a kubelet that speaks TLS with a certificate for its node's name, says that
+// secure is a kubelet that speaks TLS with a certificate for its node's name, sends that
 // name and echoes.
 func (w *system) secure(name string) func(context.Context, string) (net.Conn, error) {
 	w.t.Helper()
@@ -82,7 +82,7 @@ func TestServeNames_Refuses(t *testing.T) {
 	for name, test := range map[string]struct{ server, want string }{
 		"an unknown name":          {"edge7", "unrecognized name"},
 		"a node that is no edge":   {"plain1", "unrecognized name"},
-		"an address":               {"10.0.0.1", "unrecognized name"}, // of which TLS says nothing
+		"an address":               {"10.0.0.1", "unrecognized name"}, // which SNI can't have
 		"an edge without a link":   {"edge1", "internal error"},
 		"a name in another domain": {"edge1.example.com", "unrecognized name"},
 	} {
@@ -105,7 +105,7 @@ func TestServeNames_Refuses(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer conn.Close()
-			_, _ = conn.Write(hello) // it may be cut off before it has said all
+			_, _ = conn.Write(hello) // it may be cut off before it has sent all
 			_ = conn.(*net.TCPConn).CloseWrite()
 			if got, _ := io.ReadAll(conn); len(got) > 0 {
 				t.Errorf("it is answered %q", got)

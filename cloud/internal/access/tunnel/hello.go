@@ -9,13 +9,13 @@ import (
 	"slices"
 )
 
-// maxHello bounds what is looked at of what a TLS client says first, in bytes: one record
+// maxHello bounds the part of a TLS client's first message that is read, in bytes: one record
 // (RFC 8446, 5.1).
 const maxHello = 5 + 16<<10
 
-// hello is what a TLS client says for all to see.
+// hello is the cleartext of a TLS client.
 type hello struct {
-	name string // of the server (RFC 6066, section 3); "" for none
+	name string // of the server (RFC 6066, section 3); "" without one
 	// pools is true of a client that offers HTTP/2 (RFC 9113, 3.2): it keeps the connection for the
 	// requests to come. A client that wants a connection for itself, as kube-apiserver does for
 	// exec, attach and port-forward, offers HTTP/1.1 alone: there is no upgrade in HTTP/2.
@@ -25,7 +25,7 @@ type hello struct {
 // errSeen ends a handshake once its hello has been read.
 var errSeen = errors.New("seen")
 
-// readHello reads the first message of a TLS client, and returns what is in it and all
+// readHello reads the first message of a TLS client, and returns its content and all
 // that was read.
 func readHello(from io.Reader) (h hello, read []byte, err error) {
 	var kept bytes.Buffer
@@ -34,14 +34,14 @@ func readHello(from io.Reader) (h hello, read []byte, err error) {
 	err = tls.Server(only, &tls.Config{GetConfigForClient: func(i *tls.ClientHelloInfo) (*tls.Config, error) {
 		h, seen = hello{i.ServerName, slices.Contains(i.SupportedProtos, "h2")}, true
 		return nil, errSeen
-	}}).Handshake() //nolint:noctx // ends with what it reads from
+	}}).Handshake() //nolint:noctx // ends with its input
 	if seen {
 		return h, kept.Bytes(), nil
 	}
 	return hello{}, nil, err
 }
 
-// listening is a connection on which nothing is said. The handshake needs no more of it.
+// listening is a connection that can only be read. The handshake needs no more of it.
 type listening struct {
 	net.Conn // nil
 	from     io.Reader

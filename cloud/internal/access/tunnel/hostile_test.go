@@ -16,7 +16,7 @@ import (
 	"github.com/skerry-io/skerry/cloud/internal/core/fence"
 )
 
-// server says its name to each connection, on a loopback address of its own, and counts them.
+// server sends its name to each connection, on a loopback address of its own, and counts them.
 func server(t *testing.T, address, name string) (port string, connections chan struct{}) {
 	t.Helper()
 	l, err := net.Listen("tcp", net.JoinHostPort(address, "0"))
@@ -50,7 +50,7 @@ func server(t *testing.T, address, name string) (port string, connections chan s
 
 // TestAddressesAttractNoStreams: a device reports that it has the address of a webhook's Service,
 // of another edge, of an ordinary node, of the control plane's load balancer, and that its kubelet
-// listens at their ports. What kube-apiserver sends there goes there. Then the device writes into
+// listens at their ports. kube-apiserver's requests to them arrive. Then the device writes into
 // its own Lease where cloudcore is to look for its link.
 func TestAddressesAttractNoStreams(t *testing.T) {
 	w := newSystem(t)
@@ -76,7 +76,7 @@ func TestAddressesAttractNoStreams(t *testing.T) {
 			if !strings.HasPrefix(status, "200") {
 				t.Fatalf("the connection is refused: %s", status)
 			}
-			got := make([]byte, len(name)+1) // the device says less or something else, and then waits
+			got := make([]byte, len(name)+1) // the device sends less or something else, and then waits
 			if _, err := io.ReadAtLeast(conn, got, 5); err != nil || !strings.HasPrefix(name+"\n", string(got[:5])) {
 				t.Errorf("it was led to %q, %v", got, err)
 			}

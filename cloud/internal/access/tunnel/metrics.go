@@ -15,7 +15,7 @@ const (
 	bySubresources = "subresources" // cloudcore's own API of that name
 )
 
-// metrics belongs to one Tunnel; nothing is registered with any global registry.
+// metrics belongs to one Tunnel, and is not registered with a global registry.
 type metrics struct {
 	open    *prometheus.GaugeVec
 	total   *prometheus.CounterVec

@@ -22,10 +22,10 @@ import (
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
 
-// kubeletPort is where a kubelet is that doesn't say.
+// kubeletPort is the port of a kubelet that reports no port.
 const kubeletPort = 10250
 
-// Collections are shared copies of what kube-apiserver has.
+// Collections are shared copies of kube-apiserver's collections.
 type Collections interface {
 	Open(resource schema.GroupVersionResource) (store *kube.Store, release func())
 }
@@ -48,10 +48,10 @@ type node struct {
 	port      string // of the kubelet
 	addresses []string
 	podCIDRs  []string
-	internal  string // the address by which the cluster reaches it; "" where it has none
+	internal  string // the address by which the cluster reaches it; "" without one
 }
 
-// NewNodes returns Nodes that know nothing before Run, which must be called. No address of the
+// NewNodes returns Nodes that are empty before Run, which must be called. No address of the
 // cloud's own leads to an edge.
 func NewNodes(collections Collections, cloud []netip.Addr) *Nodes {
 	services, _ := collections.Open(networkingv1.SchemeGroupVersion.WithResource("servicecidrs"))
@@ -138,7 +138,7 @@ func (n *Nodes) put(name types.NodeName, full *corev1.Node) {
 	}
 	_, edge := full.Labels[v1alpha1.EdgeOwnLabel]
 	next := node{edge: edge, port: strconv.Itoa(kubeletPort), podCIDRs: full.Spec.PodCIDRs}
-	// What listens below 1024 is no kubelet of a device: a node could be named as a host that
+	// A server below port 1024 is no kubelet of a device: a node could be named as a host that
 	// serves HTTPS is.
 	if p := full.Status.DaemonEndpoints.KubeletEndpoint.Port; p >= 1024 || p != 0 && !edge {
 		next.port = strconv.Itoa(int(p))
@@ -183,8 +183,8 @@ type destination struct {
 	address string         // to dial, where not
 }
 
-// find returns what a target is. A name is that of one node, which its certificate shows. An
-// address is what a node says of itself: it leads to an edge only at the port that kubelets have,
+// find resolves a target. A name is that of one node, which its certificate shows. An
+// address is reported by a node itself: it leads to an edge only at the port that kubelets have,
 // only if no other node claims it, and only if it can't be a Service's, a pod's or the cloud's. In
 // all other cases it leads where it would without Skerry; but where two edges claim it, nowhere:
 // behind different NATs they may well have the same, and which is meant is unknown.

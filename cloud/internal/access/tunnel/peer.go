@@ -16,9 +16,9 @@ import (
 )
 
 const (
-	// forwarded marks what comes from another replica: it is not handed on a second time.
+	// forwarded marks requests of another replica: they are not forwarded a second time.
 	forwarded = "Skerry-Forwarded"
-	// streamTarget says what the stream is opened to, in the request and again in the answer: a
+	// streamTarget names the stream's target, in the request and again in the answer: a
 	// replica without it opens the kubelet's TLS.
 	streamTarget = "Skerry-Stream"
 	// maxAnswer bounds the head of an answer to CONNECT, in bytes.

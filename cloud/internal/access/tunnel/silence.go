@@ -12,7 +12,7 @@ import (
 )
 
 const (
-	// lookAfter is how long something that was said may be without an echo before the edge is asked
+	// lookAfter is how long written data may be without an answer before the edge is asked
 	// for a sign of life; signTimeout is for that. Together they end a request on a kept connection
 	// within AnswerTimeout.
 	lookAfter   = 300 * time.Millisecond
@@ -24,8 +24,8 @@ const (
 
 // watched is a stream whose client may have kept it for later requests. A link that fell silent is
 // given up only after its idle timeout; until then, such a request would wait although a new
-// connection would fail at once, as the node does not answer. So where nothing at all has come from
-// the edge since something was said, it is asked for a sign of life, and without one the connection
+// connection would fail at once, as the node does not answer. So where no message has come from
+// the edge since the last write, it is asked for a sign of life, and without one the connection
 // ends. Only connections of clients that pool them are treated so: a terminal or a forwarded port
 // outlives a network that stalls for some seconds.
 type watched struct {
@@ -33,17 +33,17 @@ type watched struct {
 	session *session
 
 	mu     sync.Mutex
-	first  []byte // what was said so far, until the hello is whole
-	known  bool   // the hello has been read, or there is none
+	first  []byte // the client's data so far, until the hello is whole
+	known  bool   // the hello has been read, or is missing
 	pools  bool
-	last   time.Time   // when something was said last
-	timer  *time.Timer // nil while nothing waits for an echo
+	last   time.Time   // when something was written last
+	timer  *time.Timer // nil while no write waits for an answer
 	closed bool
 }
 
 func (s *session) watch(stream *tunnel.Stream) net.Conn { return &watched{Stream: stream, session: s} }
 
-// Write says something to the kubelet.
+// Write sends data to the kubelet.
 func (w *watched) Write(b []byte) (int, error) {
 	w.said(b)
 	return w.Stream.Write(b)
@@ -87,12 +87,12 @@ func incomplete(b []byte) bool {
 	return len(b) == 0 || b[0] == 22 && (len(b) < 5 || len(b) < 5+int(b[3])<<8+int(b[4]))
 }
 
-// look ends the stream if the edge has been silent since something was said.
+// look ends the stream if the edge has been silent since the last write.
 func (w *watched) look() {
 	for {
 		w.mu.Lock()
 		last := w.last
-		if wait := lookAfter - time.Since(last); wait > 0 && !w.closed { // something was said meanwhile
+		if wait := lookAfter - time.Since(last); wait > 0 && !w.closed { // there was a write since
 			w.timer = time.AfterFunc(wait, w.look)
 			w.mu.Unlock()
 			return

@@ -47,7 +47,7 @@ func TestDial_KeptConnectionEndsWhenTheEdgeIsSilent(t *testing.T) {
 		return conn
 	}
 	kept, terminal := connect("h2", "http/1.1"), connect("http/1.1")
-	// While the edge answers, nothing happens to what is quiet.
+	// While the edge answers, quiet connections stay open.
 	if _, err := io.WriteString(kept, "x"); err != nil {
 		t.Fatal(err)
 	}

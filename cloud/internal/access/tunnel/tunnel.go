@@ -5,7 +5,7 @@
 // through, the endpoint by names for all others, and the way from the replica that is asked to the
 // one that holds the link. It is a wire, not a right: TLS, authentication and authorisation stay
 // between kube-apiserver and the kubelet. It refuses every client that is neither kube-apiserver
-// nor another replica, and leads to no port of an edge node but its kubelet's. What is no edge node
+// nor another replica, and leads to no port of an edge node but its kubelet's. Any other node
 // is dialled directly. To cloud/internal/access/subresources, in this process, it also gives
 // connections that are the device's own. A Tunnel may be used by many goroutines at once.
 package tunnel
@@ -34,7 +34,7 @@ import (
 	"github.com/skerry-io/skerry/common/tunnel"
 )
 
-// What streams are opened to: the kubelet's TLS, for who has rights there, or a connection that the
+// Targets of streams: the kubelet's TLS, for who has rights there, or a connection that the
 // device itself makes to its kubelet, for who has judged the user before, as for edgecore's status.
 // The names are those of edge/internal/setup/tunnel.
 const (
@@ -46,7 +46,7 @@ const (
 // PeerName is the common name of the certificate by which replicas of cloudcore know each other.
 const PeerName = "cloudcore"
 
-// Config is what a Tunnel needs to know. Every zero duration and bound means its default.
+// Config configures a Tunnel. Every zero duration and bound means its default.
 type Config struct {
 	// Instance names this replica, as it stands in the Leases of the nodes whose links it holds.
 	Instance string
@@ -67,7 +67,7 @@ type Config struct {
 
 	// AnswerTimeout is for the way to a kubelet to be found or not: 2 s.
 	AnswerTimeout time.Duration
-	// DialTimeout is for what is dialled directly: 10 s.
+	// DialTimeout is for addresses that are dialled directly: 10 s.
 	DialTimeout time.Duration
 	// MaxStreams bounds the connections of all nodes together: 4096. At the bound one more
 	// is refused.
@@ -76,7 +76,7 @@ type Config struct {
 	MaxNodeStreams int
 
 	// Accept connects a stream that a node has opened to its target; nil refuses all. ctx ends
-	// within 10 s. Its error is what the node is answered.
+	// within 10 s. Its error is sent to the node.
 	Accept func(ctx context.Context, node types.NodeName, target string) (net.Conn, error)
 	// MaxAccepted bounds the streams that one node may have open: 24.
 	MaxAccepted int
@@ -91,7 +91,7 @@ type Tunnel struct {
 
 	mu       sync.Mutex
 	sessions map[types.NodeName]*session
-	lost     map[types.NodeName]time.Time // when the link of a node ended that has none now
+	lost     map[types.NodeName]time.Time // when the last link of an unlinked node ended
 }
 
 // session is the streams of one link.
@@ -106,7 +106,7 @@ type session struct {
 
 var _ cloudhub.Part = (*Tunnel)(nil)
 
-// New returns a Tunnel. It starts nothing.
+// New returns a Tunnel.
 func New(config Config) *Tunnel {
 	config.AnswerTimeout = cmp.Or(config.AnswerTimeout, 2*time.Second)
 	config.DialTimeout = cmp.Or(config.DialTimeout, 10*time.Second)
@@ -129,7 +129,7 @@ func (t *Tunnel) Attach(s cloudhub.Session, mux *message.Mux) cloudhub.Service {
 	return own
 }
 
-// accept connects what the node has opened. It is a wire too: Accept judges.
+// accept connects a stream that the node has opened. It is a wire too: Accept judges.
 func (s *session) accept(ctx context.Context, target string) (net.Conn, error) {
 	if s.tunnel.config.Accept == nil {
 		return nil, errors.New("this cloudcore takes no streams from devices")
@@ -160,7 +160,7 @@ func (t *Tunnel) enter(s *session) {
 	delete(t.lost, s.Node())
 }
 
-// lostKept bounds what is remembered of nodes without a link.
+// lostKept bounds how many nodes without a link are remembered.
 const lostKept = 50_000
 
 func (t *Tunnel) leave(s *session) {
@@ -223,7 +223,7 @@ func (t *Tunnel) DialSubresources(ctx context.Context, node types.NodeName) (net
 	return t.dialOwn(ctx, node, subresources)
 }
 
-// DialStatus connects to what `edgecore status` shows on an edge node, also of one whose kubelet
+// DialStatus connects to the output of `edgecore status` on an edge node, also of one whose kubelet
 // has never made a Node: HTTP/1.1 without TLS, one question. The caller alone judges the user.
 func (t *Tunnel) DialStatus(ctx context.Context, node types.NodeName) (net.Conn, error) {
 	return t.dialOwn(ctx, node, status)
@@ -364,7 +364,7 @@ func (s *session) open(ctx context.Context, target string) (net.Conn, error) {
 	return nil, unavailable(s.Node(), "can't be reached: %v", err)
 }
 
-// noAnswer says since when a linked node has been silent, as well as it is known.
+// noAnswer is the error that names since when a linked node has been silent, if that is known.
 func (s *session) noAnswer() error {
 	if heard, ok := s.Session.(interface{ LastHeard() time.Time }); ok {
 		return unavailable(s.Node(), "does not answer; it was last heard of at %s%s", clock(heard.LastHeard()), where)
@@ -372,10 +372,10 @@ func (s *session) noAnswer() error {
 	return unavailable(s.Node(), "does not answer")
 }
 
-// where is what can be done.
+// where is a remedy.
 const where = "; its logs are on the device"
 
-// noLink says since when a node has been out of reach, as well as it is known.
+// noLink is the error that names since when a node has been out of reach, if that is known.
 func noLink(node types.NodeName, lost, heard time.Time) error {
 	switch {
 	case lost.After(heard):

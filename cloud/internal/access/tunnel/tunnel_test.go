@@ -210,7 +210,7 @@ func attachOver(t *testing.T, r *replica, name types.NodeName, accept func(conte
 	}
 }
 
-// hello is a kubelet that says its name and echoes.
+// hello is a kubelet that sends its name and echoes.
 func hello(name string) func(context.Context, string) (net.Conn, error) {
 	return func(context.Context, string) (net.Conn, error) {
 		a, b := net.Pipe()
@@ -268,7 +268,7 @@ func (w *system) lease(name types.NodeName, r *replica, instance string, renewed
 	}
 }
 
-// announceKey is what the replicas have in common.
+// announceKey is the replicas' common key.
 var announceKey = [32]byte{1}
 
 func (w *system) announce(name types.NodeName, address, instance string, at time.Time) string {
@@ -418,7 +418,7 @@ func TestConnect_SaysSinceWhen(t *testing.T) {
 		t.Errorf("got %q", status)
 	}
 	w.lease("edge1", r, "a", time.Date(2020, 1, 2, 3, 4, 5, 0, time.UTC))
-	other := w.replica("a") // it has just started, and knows nothing
+	other := w.replica("a") // it has just started, and has no sessions
 	if status, _ := w.ask(other, apiserver, http.MethodConnect, "edge1:10250"); !strings.Contains(status, "last heard of at 2020-01-02 03:04:05 UTC") {
 		t.Errorf("got %q", status)
 	}

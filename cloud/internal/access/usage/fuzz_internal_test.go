@@ -10,7 +10,8 @@ import (
 	"github.com/skerry-io/skerry/cloud/internal/core/kube"
 )
 
-// Whatever a kubelet says of its use, what autoscalers read of it is encoded and never below zero.
+// Whatever usage a kubelet reports, the values that autoscalers read are encoded and never below
+// zero.
 func FuzzSummary(f *testing.F) {
 	f.Add([]byte(`{"node":{"cpu":{"usageNanoCores":250000000},"memory":{"workingSetBytes":1048576}},"pods":[{"podRef":{"uid":"u"},"containers":[{"name":"c","cpu":{"usageNanoCores":1},"memory":{"workingSetBytes":1}}]}]}`))
 	f.Add([]byte(`{"node":{"cpu":{"time":"9999-12-31T23:59:59Z","usageNanoCores":18446744073709551615},"memory":{"workingSetBytes":18446744073709551615}}}`))

@@ -17,7 +17,7 @@ import (
 )
 
 const (
-	// maxSummary bounds the answer of a kubelet, in bytes; one with 110 pods says some 150 kB.
+	// maxSummary bounds the answer of a kubelet, in bytes; one with 110 pods sends some 150 kB.
 	maxSummary = 8 << 20
 	// keepIdle is how long a connection waits for the next question. A TLS handshake costs a thin
 	// link more than an answer does.

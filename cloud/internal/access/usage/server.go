@@ -37,7 +37,7 @@ func (u *Usage) Serve(ctx context.Context, listener net.Listener, allowed func(c
 	return httpserver.Serve(ctx, server, listener, metrics.SchemeGroupVersion.String())
 }
 
-// guard lets in kube-apiserver alone. What the user may see it has judged itself: resources of an
+// guard lets in kube-apiserver alone, which has authorized the user itself: resources of an
 // aggregated API go through its authorizer as all others do.
 func (u *Usage) guard(next http.Handler, allowed func(string) bool) http.Handler {
 	asking := make(chan struct{}, maxAsking)
@@ -93,7 +93,7 @@ var (
 	podsResource  = corev1.SchemeGroupVersion.WithResource("pods")
 )
 
-// selection reads what is asked for. There is nothing to watch: a sample is of the moment.
+// selection reads the requested objects. They can't be watched: a sample is of the moment.
 func (u *Usage) selection(r *http.Request, resource schema.GroupVersionResource, store *kube.Store) (*kube.Selection, error) {
 	q := r.URL.Query()
 	if q.Get("watch") == "true" || q.Get("watch") == "1" {

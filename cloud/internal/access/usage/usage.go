@@ -1,10 +1,10 @@
-// Package usage answers what `kubectl top` and autoscalers ask: metrics.k8s.io/v1beta1, the CPU and
+// Package usage serves `kubectl top` and autoscalers: metrics.k8s.io/v1beta1, the CPU and
 // memory that nodes and pods use now.
 //
 // It owns the API's server, behind kube-apiserver's aggregator, and the newest sample of each node.
-// A kubelet is asked when a client asks, and then at most once in some seconds: nothing crosses a
+// A kubelet is asked when a client asks, and then at most once in some seconds: no byte crosses a
 // thin link while no client does. It refuses every client but kube-apiserver's front proxy, which
-// has judged the user before. It writes nothing. A Usage may be used by many goroutines at once.
+// has judged the user before. It only reads. A Usage may be used by many goroutines at once.
 package usage
 
 import (
@@ -38,12 +38,12 @@ const (
 	window = 10 * time.Second
 )
 
-// Config is what a Usage needs to know. Every zero duration means its default.
+// Config configures a Usage. Every zero duration means its default.
 type Config struct {
 	// Dial connects to the kubelet of a node.
 	Dial func(ctx context.Context, node types.NodeName) (net.Conn, error)
-	// Token is what kubelets know us by. It is seen by every device that is asked, so it must be
-	// good for this and nothing else.
+	// Token authenticates cloudcore to kubelets. It is seen by every device that is asked, so it
+	// must be good for this alone.
 	Token func(ctx context.Context) (string, error)
 	// Roots verify the kubelets' serving certificates, which are for the names of their nodes.
 	Roots func() *x509.CertPool
@@ -56,7 +56,7 @@ type Config struct {
 	Timeout time.Duration
 }
 
-// Usage knows what nodes use.
+// Usage knows the resource usage of nodes.
 type Usage struct {
 	// Set by New, never changed.
 	config Config
@@ -78,7 +78,7 @@ type sample struct {
 	at      time.Time // when it was there; zero before
 }
 
-// New returns a Usage. It starts nothing.
+// New returns a Usage.
 func New(config Config) *Usage {
 	config.FreshFor = cmp.Or(config.FreshFor, window)
 	config.Timeout = cmp.Or(config.Timeout, 10*time.Second)
@@ -103,7 +103,7 @@ func (u *Usage) begin(ctx context.Context) func() {
 
 var errStopped = errors.New("cloudcore stops")
 
-// of is what a node says of itself, now or moments ago.
+// of is a node's own report, of now or moments ago.
 func (u *Usage) of(ctx context.Context, node types.NodeName) (*stats.Summary, error) {
 	now := time.Now()
 	u.mu.Lock()
@@ -128,7 +128,7 @@ func (u *Usage) of(ctx context.Context, node types.NodeName) (*stats.Summary, er
 	}
 }
 
-// sweep forgets, once a minute, what has grown old. u.mu is held.
+// sweep forgets old samples once a minute. u.mu is held.
 func (u *Usage) sweep(now time.Time) {
 	if now.Sub(u.swept) < time.Minute {
 		return
@@ -258,7 +258,7 @@ func podMetrics(o *kube.Object, pod *stats.PodStats) (metrics.PodMetrics, bool) 
 }
 
 // used is false where a value is missing, since of a container that has just started there is no
-// rate yet, or can't be: a kubelet that says 2^63 and more would lower the sum of its pods and
+// rate yet, or can't be: a kubelet that reports 2^63 and more would lower the sum of its pods and
 // of other nodes'.
 func used(cpu *stats.CPUStats, memory *stats.MemoryStats) (corev1.ResourceList, metav1.Time, bool) {
 	if cpu == nil || cpu.UsageNanoCores == nil || memory == nil || memory.WorkingSetBytes == nil || *cpu.UsageNanoCores > math.MaxInt64 || *memory.WorkingSetBytes > math.MaxInt64 {

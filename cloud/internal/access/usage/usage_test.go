@@ -31,7 +31,7 @@ import (
 	"github.com/skerry-io/skerry/common/pki"
 )
 
-// summary is what a kubelet says: of the node, of two pods, one of which has just begun.
+// summary is a kubelet's answer: of the node, of two pods, one of which has just begun.
 const summary = `{"node":{"nodeName":"edge1","cpu":{"time":"2026-01-02T03:04:05Z","usageNanoCores":250000000},"memory":{"time":"2026-01-02T03:04:05Z","workingSetBytes":1048576}},
 "pods":[
 {"podRef":{"name":"a","namespace":"n","uid":"uid-a"},"containers":[{"name":"c","cpu":{"time":"2026-01-02T03:04:06Z","usageNanoCores":5000000},"memory":{"workingSetBytes":2048}}]},
