@@ -102,7 +102,7 @@ func TestShip_14_CheckBeforeJoin(t *testing.T) {
 // TestCheckCloud: with a host and a token the way to a real cloudcore is checked; a proxy that ends
 // TLS is named; the token is not used up.
 func TestCheckCloud(t *testing.T) {
-	s := start(t)
+	s := newSystem(t)
 	token := s.token(t)
 	config, _ := device(t)
 	check := func(host string) map[string]finding {
@@ -142,7 +142,7 @@ func TestCheckCloud(t *testing.T) {
 // newer than that, or too old, and names what to install. The versions are those that a device
 // says; TestKubeletFits has the rule.
 func TestJoinRefusesNewerKubelet(t *testing.T) {
-	s := start(t)
+	s := newSystem(t)
 	parsed, err := pki.ParseToken(s.token(t, "--uses", "5"))
 	if err != nil {
 		t.Fatal(err)

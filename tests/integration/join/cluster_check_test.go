@@ -17,7 +17,7 @@ import (
 // devices is found, and the printed patch, applied, keeps it away; who may not install hears it.
 func TestCheckCluster(t *testing.T) {
 	plane := cluster.Shared(t)
-	s := start(t)
+	s := newSystem(t)
 	check := func(kubeconfig string) (map[string]finding, int) {
 		t.Helper()
 		out, said, code := run(t, s.cloudcore, "check", "--kubeconfig", kubeconfig, "-o", "json")

@@ -72,22 +72,22 @@ type system struct {
 	hollowedge          string
 }
 
-// start starts it. change is made to its configuration of kube-apiserver.
-func start(t *testing.T, change ...func(*rest.Config)) *system {
+// newSystem starts it. change is made to its configuration of kube-apiserver.
+func newSystem(t *testing.T, change ...func(*rest.Config)) *system {
 	t.Helper()
 	plane := cluster.Shared(t)
-	return startAt(t, plane, change...)
+	return newSystemAt(t, plane, change...)
 }
 
-// startAt starts it for a control plane.
-func startAt(t *testing.T, plane *cluster.ControlPlane, change ...func(*rest.Config)) *system {
+// newSystemAt starts it for a control plane.
+func newSystemAt(t *testing.T, plane *cluster.ControlPlane, change ...func(*rest.Config)) *system {
 	t.Helper()
-	return startWith(t, plane, "", change...)
+	return newSystemWith(t, plane, "", change...)
 }
 
-// startWith starts it with its ports as a part of cloudcore.yaml says; "": one for links by
+// newSystemWith starts it with its ports as a part of cloudcore.yaml says; "": one for links by
 // websocket and one to join.
-func startWith(t *testing.T, plane *cluster.ControlPlane, ports string, change ...func(*rest.Config)) *system {
+func newSystemWith(t *testing.T, plane *cluster.ControlPlane, ports string, change ...func(*rest.Config)) *system {
 	t.Helper()
 	programs, err := programs()
 	if err != nil {
@@ -176,7 +176,7 @@ func (s *system) edge(t *testing.T, config, token, node, host string, more ...st
 
 // The token comes by standard input, by a file, or on the command line, and by one of them.
 func TestTokenByFile(t *testing.T) {
-	s := start(t)
+	s := newSystem(t)
 	tests := map[string]struct {
 		args func(token, file string) []string
 		code int
@@ -263,7 +263,7 @@ func read(t *testing.T, identity string) (tls.Certificate, []byte) {
 
 func TestJoin(t *testing.T) {
 	plane := cluster.Shared(t)
-	s := start(t)
+	s := newSystem(t)
 
 	t.Run("a device joins, links, and says so the second time", func(t *testing.T) {
 		token := s.token(t)
@@ -377,7 +377,7 @@ func makeAlive(t *testing.T, name string) {
 // TestLink: the certificate is the identity, and can be taken away.
 func TestLink(t *testing.T) {
 	plane := cluster.Shared(t)
-	s := start(t)
+	s := newSystem(t)
 	identity := s.mustJoin(t, s.token(t), "edge-linked")
 	cert, ca := read(t, identity)
 

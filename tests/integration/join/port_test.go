@@ -85,7 +85,7 @@ func forwardTCP(t *testing.T, from, to string) {
 func TestShip_18_OnePortAndUDPBlocked(t *testing.T) {
 	plane := cluster.Shared(t)
 	// 443 alone: nothing else listens, and edgecore.yaml says nothing of ports.
-	s := startWith(t, plane, fmt.Sprintf("advertise: [%s, %s, %s]\nhub:\n  websocket: {listen: \"\"}\n  quic: {listen: \"\"}\njoin: {listen: \"\"}\ndevices: {listen: \"%[1]s:443\"}\n",
+	s := newSystemWith(t, plane, fmt.Sprintf("advertise: [%s, %s, %s]\nhub:\n  websocket: {listen: \"\"}\n  quic: {listen: \"\"}\njoin: {listen: \"\"}\ndevices: {listen: \"%[1]s:443\"}\n",
 		cloudHost, noUDP, proxyHost))
 	token := s.token(t, "--uses", "5")
 	config := hollow(t, "{enable: true}")
@@ -145,7 +145,7 @@ func TestShip_18_OnePortAndUDPBlocked(t *testing.T) {
 // the other of today.
 func TestShip_OlderPorts(t *testing.T) {
 	plane := cluster.Shared(t)
-	s := startWith(t, plane, fmt.Sprintf("advertise: [%s]\nhub:\n  websocket: {listen: \"%[1]s:10000\"}\n  quic: {listen: \"%[1]s:10001\"}\njoin: {listen: \"%[1]s:10002\"}\n", olderHost))
+	s := newSystemWith(t, plane, fmt.Sprintf("advertise: [%s]\nhub:\n  websocket: {listen: \"%[1]s:10000\"}\n  quic: {listen: \"%[1]s:10001\"}\njoin: {listen: \"%[1]s:10002\"}\n", olderHost))
 	token := s.token(t, "--uses", "5")
 	for transport, ports := range map[string]string{
 		"websocket": "{transport: websocket, websocket: {port: 10000}, quic: {port: 10001}}",

@@ -44,7 +44,7 @@ import (
 // back from the administrator until the links have ended on both replicas: the ban must not depend
 // on any. Then no certificate that the device ever got, or gets, opens a link again.
 func TestHostile_07_RevocationHoldsDuringACSRFlood(t *testing.T) {
-	replicas := []*system{start(t), start(t)}
+	replicas := []*system{newSystem(t), newSystem(t)}
 	selfApproval(t)
 	for _, tc := range []struct {
 		name, node string

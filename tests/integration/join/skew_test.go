@@ -80,7 +80,7 @@ func TestShip_20_KubeletNewerThanTheClusterIsRefused(t *testing.T) {
 	var says atomic.Pointer[string]
 	old, same := "v1.36.4", ""
 	says.Store(&old)
-	s := start(t, saysVersion(t, &says))
+	s := newSystem(t, saysVersion(t, &says))
 	programs, err := programs()
 	if err != nil {
 		t.Fatal(err)
@@ -101,7 +101,7 @@ func TestShip_20_KubeletNewerThanTheClusterIsRefused(t *testing.T) {
 
 	// The cluster is as new as the device when that joins, and older when it links again.
 	says.Store(&same)
-	fits := start(t, saysVersion(t, &says))
+	fits := newSystem(t, saysVersion(t, &says))
 	d.configure(t, fits.websocket)
 	if _, errs, code := fits.edge(t, d.config, fits.token(t), "edge-new", fits.join); code != 0 {
 		t.Fatalf("edgecore join: %d: %s", code, errs)

@@ -67,7 +67,7 @@ func holding(t *testing.T, server string) (address string, waits <-chan struct{}
 // the list of processes, not their environments. On the command line it can be seen, which shows
 // that the looking works.
 func TestHostile_13_TokenFromStdinIsNotInPS(t *testing.T) {
-	s := start(t)
+	s := newSystem(t)
 	for name, tc := range map[string]struct {
 		arguments func(token string) (args []string, in string)
 		seen      bool
@@ -271,8 +271,8 @@ func (d *deviceOf) gives(t *testing.T, s *system, node, marker string) {
 // cluster, real as the first, under another name. Nothing of the first is left in its files, and
 // nothing of it is shown by its API.
 func TestHostile_13_ResetLeavesNothingOfTheOldCluster(t *testing.T) {
-	first := start(t)
-	second := startAt(t, cluster.Run(t))
+	first := newSystem(t)
+	second := newSystemAt(t, cluster.Run(t))
 	programs, err := programs()
 	if err != nil {
 		t.Fatal(err)
@@ -341,7 +341,7 @@ func TestHostile_13_ResetLeavesNothingOfTheOldCluster(t *testing.T) {
 // TestRightsOfDevices: a device has a device's rights from its join to its revocation.
 func TestRightsOfDevices(t *testing.T) {
 	plane := cluster.Shared(t)
-	s := start(t)
+	s := newSystem(t)
 	allowed := func(ctx context.Context) (bool, error) {
 		review, err := plane.Client().AuthorizationV1().SubjectAccessReviews().Create(ctx, &authorizationv1.SubjectAccessReview{Spec: authorizationv1.SubjectAccessReviewSpec{
 			User: "system:node:edge-righteous", Groups: []string{"system:nodes", "system:authenticated"},

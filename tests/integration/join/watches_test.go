@@ -43,7 +43,7 @@ func TestTheLeaderWatchesOnce(t *testing.T) {
 	plane := cluster.Shared(t)
 	plane.Apply(t, "manifests/crds")
 	w := &watches{open: map[string]int{}, most: map[string]int{}}
-	start(t, func(c *rest.Config) {
+	newSystem(t, func(c *rest.Config) {
 		proxy, host := plane.FaultProxy(t)
 		proxy.Set(w.note)
 		c.Host = host

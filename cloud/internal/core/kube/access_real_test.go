@@ -38,9 +38,9 @@ func (r reviews) RoundTrip(q *http.Request) (*http.Response, error) {
 	return r.RoundTripper.RoundTrip(q)
 }
 
-// rights is cloudcore's Access at a real kube-apiserver, with the rights of its manifests, beside
+// system is cloudcore's Access at a real kube-apiserver, with the rights of its manifests, beside
 // reviews of an administrator.
-type rights struct {
+type system struct {
 	plane  *cluster.ControlPlane
 	access *kube.Access // that is shared
 	direct *kube.Access
@@ -49,9 +49,9 @@ type rights struct {
 	cloudcore kubernetes.Interface
 }
 
-func startRights(t *testing.T) *rights {
+func newSystem(t *testing.T) *system {
 	t.Helper()
-	r := &rights{plane: cluster.Run(t), asked: new(atomic.Int64)}
+	r := &system{plane: cluster.Run(t), asked: new(atomic.Int64)}
 	r.plane.Apply(t, "manifests/crds")
 	r.plane.Apply(t, "manifests/cloudcore")
 	client := func(config *rest.Config) *kube.Client {
@@ -70,7 +70,7 @@ func startRights(t *testing.T) *rights {
 }
 
 // fresh is cloudcore's Access with nothing known yet.
-func (r *rights) fresh(t *testing.T) *kube.Access {
+func (r *system) fresh(t *testing.T) *kube.Access {
 	t.Helper()
 	access := kube.NewAccess(r.cloudcore)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -87,7 +87,7 @@ func (r *rights) fresh(t *testing.T) *kube.Access {
 
 // questions are every kind that kube-apiserver serves x what a watch of a device asks x
 // whose it is.
-func (r *rights) questions(t *testing.T, node, other string) (all []kube.Attributes) {
+func (r *system) questions(t *testing.T, node, other string) (all []kube.Attributes) {
 	t.Helper()
 	client, err := discovery.NewDiscoveryClientForConfig(r.plane.Admin())
 	if err != nil {
@@ -133,7 +133,7 @@ func (r *rights) questions(t *testing.T, node, other string) (all []kube.Attribu
 }
 
 // agree asks everything of a node in both ways.
-func (r *rights) agree(t *testing.T, node, other string) {
+func (r *system) agree(t *testing.T, node, other string) {
 	t.Helper()
 	questions := r.questions(t, node, other)
 	allowed, before := 0, r.asked.Load()
@@ -166,7 +166,7 @@ func (r *rights) agree(t *testing.T, node, other string) {
 // that is no device, and a device that is none any more, asked of every kind that there is, in
 // every order.
 func TestHostile_14_SharedReviewsGiveNobodyMore(t *testing.T) {
-	r := startRights(t)
+	r := newSystem(t)
 	ctx := t.Context()
 	r.plane.AddNode(t, "edge-a")
 	r.plane.AddNode(t, "edge-b")

@@ -36,8 +36,8 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster"
 )
 
-// cloud is a cloudcore's identity parts, with the rights of its manifests and no others.
-type cloud struct {
+// system is a cloudcore's identity parts, with the rights of its manifests and no others.
+type system struct {
 	admin   kubernetes.Interface
 	tokens  *join.Tokens
 	ca      *join.CA
@@ -47,10 +47,10 @@ type cloud struct {
 	changes atomic.Int64
 }
 
-func start(t *testing.T) *cloud {
+func newSystem(t *testing.T) *system {
 	t.Helper()
 	plane := cluster.Shared(t)
-	c := &cloud{admin: plane.Client(), tokens: join.NewTokens(plane.Client())}
+	c := &system{admin: plane.Client(), tokens: join.NewTokens(plane.Client())}
 	plane.Apply(t, "manifests/cloudcore") // a test that passes with more rights would show nothing
 	cfg := plane.ServiceAccount(t, join.Namespace, "cloudcore")
 	client := kubernetes.NewForConfigOrDie(cfg)
@@ -104,7 +104,7 @@ func start(t *testing.T) *cloud {
 	return c
 }
 
-func (c *cloud) token(t *testing.T, o join.TokenOptions) pki.Token {
+func (c *system) token(t *testing.T, o join.TokenOptions) pki.Token {
 	t.Helper()
 	if o.TTL == 0 {
 		o.TTL = time.Hour
@@ -129,7 +129,7 @@ func newKey(t *testing.T) crypto.Signer {
 }
 
 // ask joins on the wire; it returns the answer or the refusal, and the HTTP status.
-func (c *cloud) ask(t *testing.T, bearer string, node types.NodeName, key crypto.Signer) (*pki.JoinAnswer, *pki.Refusal, int) {
+func (c *system) ask(t *testing.T, bearer string, node types.NodeName, key crypto.Signer) (*pki.JoinAnswer, *pki.Refusal, int) {
 	t.Helper()
 	csr, err := pki.NewNodeCSR(key, node)
 	if err != nil {
@@ -142,7 +142,7 @@ func (c *cloud) ask(t *testing.T, bearer string, node types.NodeName, key crypto
 	return c.post(t, bearer, body)
 }
 
-func (c *cloud) post(t *testing.T, bearer string, body []byte) (*pki.JoinAnswer, *pki.Refusal, int) {
+func (c *system) post(t *testing.T, bearer string, body []byte) (*pki.JoinAnswer, *pki.Refusal, int) {
 	t.Helper()
 	client := &http.Client{Transport: &http.Transport{
 		TLSClientConfig: pki.ClientTLS(pki.Client{Roots: pki.Pool(c.ca.Certificate)}), DisableKeepAlives: true,
@@ -177,7 +177,7 @@ func (c *cloud) post(t *testing.T, bearer string, body []byte) (*pki.JoinAnswer,
 	return &answer, nil, response.StatusCode
 }
 
-func (c *cloud) mustJoin(t *testing.T, token pki.Token, node types.NodeName, key crypto.Signer) (*pki.JoinAnswer, *x509.Certificate) {
+func (c *system) mustJoin(t *testing.T, token pki.Token, node types.NodeName, key crypto.Signer) (*pki.JoinAnswer, *x509.Certificate) {
 	t.Helper()
 	answer, refusal, _ := c.ask(t, token.Bearer(), node, key)
 	if refusal != nil {
@@ -190,7 +190,7 @@ func (c *cloud) mustJoin(t *testing.T, token pki.Token, node types.NodeName, key
 	return answer, certs[0]
 }
 
-func (c *cloud) mustRefuse(t *testing.T, bearer string, node types.NodeName, reason pki.Reason, words ...string) {
+func (c *system) mustRefuse(t *testing.T, bearer string, node types.NodeName, reason pki.Reason, words ...string) {
 	t.Helper()
 	_, refusal, status := c.ask(t, bearer, node, newKey(t))
 	if refusal == nil {
@@ -241,7 +241,7 @@ func makeNode(t *testing.T, client kubernetes.Interface, name string) {
 }
 
 func TestJoin(t *testing.T) {
-	c := start(t)
+	c := newSystem(t)
 	token, key := c.token(t, join.TokenOptions{}), newKey(t)
 	answer, cert := c.mustJoin(t, token, "edge-join", key)
 
@@ -267,7 +267,7 @@ func TestJoin(t *testing.T) {
 }
 
 func TestTokenRefusals(t *testing.T) {
-	c := start(t)
+	c := newSystem(t)
 	good := c.token(t, join.TokenOptions{Uses: 5})
 	bound := c.token(t, join.TokenOptions{Node: "edge-bound"})
 	short := join.NewTokens(c.admin)
@@ -339,7 +339,7 @@ func expire(t *testing.T, admin kubernetes.Interface, id string) {
 }
 
 func TestTwoRaceForTheLastUse(t *testing.T) {
-	c := start(t)
+	c := newSystem(t)
 	token := c.token(t, join.TokenOptions{Uses: 3})
 	const devices = 8
 	var joined, refused atomic.Int64
@@ -368,7 +368,7 @@ func TestTwoRaceForTheLastUse(t *testing.T) {
 }
 
 func TestLiveName(t *testing.T) {
-	c := start(t)
+	c := newSystem(t)
 	key := newKey(t)
 	_, cert := c.mustJoin(t, c.token(t, join.TokenOptions{}), "edge-live", key)
 	node := as(t, cert, key)
@@ -405,7 +405,7 @@ func TestLiveName(t *testing.T) {
 
 func TestTokenWithoutTheServer(t *testing.T) {
 	plane := cluster.Shared(t)
-	c := start(t)
+	c := newSystem(t)
 	token := c.token(t, join.TokenOptions{Uses: 10, Node: "edge-mine"})
 	cfg := rest.AnonymousClientConfig(plane.Admin())
 	cfg.BearerToken = token.Bearer()
@@ -448,7 +448,7 @@ func TestTokenWithoutTheServer(t *testing.T) {
 }
 
 // decision waits for what is decided on a request: the reason of a denial, or "".
-func (c *cloud) decision(t *testing.T, name string) string {
+func (c *system) decision(t *testing.T, name string) string {
 	t.Helper()
 	reason := ""
 	cluster.Eventually(t, name+" is decided", func(ctx context.Context) error {
@@ -472,7 +472,7 @@ func (c *cloud) decision(t *testing.T, name string) string {
 
 func TestRenewal(t *testing.T) {
 	plane := cluster.Shared(t)
-	c := start(t)
+	c := newSystem(t)
 	key := newKey(t)
 	_, cert := c.mustJoin(t, c.token(t, join.TokenOptions{}), "edge-renew", key)
 	makeNode(t, as(t, cert, key), "edge-renew")
@@ -532,7 +532,7 @@ func TestRenewal(t *testing.T) {
 }
 
 func TestRevoke(t *testing.T) {
-	c := start(t)
+	c := newSystem(t)
 	key := newKey(t)
 	_, cert := c.mustJoin(t, c.token(t, join.TokenOptions{}), "edge-revoked", key)
 	makeNode(t, as(t, cert, key), "edge-revoked")
@@ -574,7 +574,7 @@ func TestRevoke(t *testing.T) {
 
 func TestOtherClustersCertificate(t *testing.T) {
 	plane := cluster.Shared(t)
-	c := start(t)
+	c := newSystem(t)
 	clientCA := x509.NewCertPool()
 	clientCA.AppendCertsFromPEM(plane.CA())
 	serving, err := c.ca.Serving([]string{"127.0.0.1"})

@@ -50,8 +50,8 @@ func (m *memory) Save(_ context.Context, changes map[string][]byte) error {
 	return nil
 }
 
-// device is an agent with everything around it.
-type device struct {
+// system is an agent with everything around it.
+type system struct {
 	t      *testing.T
 	api    *agenttest.API
 	outbox *agenttest.Outbox
@@ -62,14 +62,14 @@ type device struct {
 	fetch  app.Fetcher
 }
 
-func newDevice(t *testing.T) *device {
-	d := &device{t: t, api: agenttest.NewAPI(), outbox: &agenttest.Outbox{}, memory: &memory{values: map[string][]byte{}}}
+func newSystem(t *testing.T) *system {
+	d := &system{t: t, api: agenttest.NewAPI(), outbox: &agenttest.Outbox{}, memory: &memory{values: map[string][]byte{}}}
 	d.alive.Store(true)
 	return d
 }
 
 // start runs the agent of node edge1, until the test's end.
-func (d *device) start() {
+func (d *system) start() {
 	d.agent = app.New(app.Config{
 		NodeName: "edge1", API: d.api.Config(), Reporter: d.outbox, Memory: d.memory, Alive: d.alive.Load, Fetcher: d.fetch,
 		Rules: app.Rules{HaltingAfter: 5 * time.Minute, SilentAfter: 2 * time.Minute},
@@ -80,7 +80,7 @@ func (d *device) start() {
 	synctest.Wait()
 }
 
-func (d *device) link(up bool) {
+func (d *system) link(up bool) {
 	d.t.Helper()
 	m := linkstate.Current.New(message.Resource{}, linkstate.State{Up: up, Link: linkstate.Link{Epoch: 1}})
 	if err := d.bench.Port("edgehub").SendToGroup(d.t.Context(), linkstate.Agents, m); err != nil {
@@ -89,7 +89,7 @@ func (d *device) link(up bool) {
 	synctest.Wait()
 }
 
-func (d *device) app(name, designated string, change ...func(*v1alpha1.EdgeApp)) {
+func (d *system) app(name, designated string, change ...func(*v1alpha1.EdgeApp)) {
 	d.t.Helper()
 	a := &v1alpha1.EdgeApp{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "skerry.io/v1alpha1", Kind: "EdgeApp"},
@@ -101,7 +101,7 @@ func (d *device) app(name, designated string, change ...func(*v1alpha1.EdgeApp))
 	d.api.Put(d.t, "edgeapps", a)
 }
 
-func (d *device) pod(app string, restarts int32, change ...func(*corev1.Pod)) {
+func (d *system) pod(app string, restarts int32, change ...func(*corev1.Pod)) {
 	d.t.Helper()
 	p := &corev1.Pod{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"},
@@ -118,7 +118,7 @@ func (d *device) pod(app string, restarts int32, change ...func(*corev1.Pod)) {
 }
 
 // last is the last entry that was reported of an application, and how many reports there were.
-func (d *device) last(name string) (e v1alpha1.EdgeAppNode, reports int) {
+func (d *system) last(name string) (e v1alpha1.EdgeAppNode, reports int) {
 	d.t.Helper()
 	all := d.outbox.Reports(name)
 	if len(all) > 0 {
@@ -129,7 +129,7 @@ func (d *device) last(name string) (e v1alpha1.EdgeAppNode, reports int) {
 	return e, len(all)
 }
 
-func (d *device) settle(t time.Duration) {
+func (d *system) settle(t time.Duration) {
 	time.Sleep(t)
 	synctest.Wait()
 }
@@ -139,7 +139,7 @@ func (d *device) settle(t time.Duration) {
 // present state is reported.
 func TestCluster_08_SilentAfterTwoMinutes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		d := newDevice(t)
+		d := newSystem(t)
 		d.app("a", "edge1")
 		d.pod("a", 0)
 		d.start()
@@ -180,13 +180,13 @@ func TestCluster_08_SilentAfterTwoMinutes(t *testing.T) {
 // Unknown for 4:59, and Halting from 5:00 on; a good reading in between starts again; the time
 // counts over a restart of edgecore. A lost link is no Unknown workload.
 func TestCluster_09_UnknownBecomesHalting(t *testing.T) {
-	state := func(d *device) v1alpha1.AppState {
+	state := func(d *system) v1alpha1.AppState {
 		if all := d.agent.Status().Apps; len(all) == 1 {
 			return all[0].State
 		}
 		return ""
 	}
-	expect := func(t *testing.T, d *device, when string, want v1alpha1.AppState) {
+	expect := func(t *testing.T, d *system, when string, want v1alpha1.AppState) {
 		t.Helper()
 		synctest.Wait()
 		if got := state(d); got != want {
@@ -195,7 +195,7 @@ func TestCluster_09_UnknownBecomesHalting(t *testing.T) {
 	}
 	unknown := func(p *corev1.Pod) { p.Status.Phase = corev1.PodUnknown }
 	synctest.Test(t, func(t *testing.T) {
-		d := newDevice(t)
+		d := newSystem(t)
 		d.app("a", "edge1")
 		d.pod("a", 0)
 		d.start()
@@ -238,7 +238,7 @@ func TestCluster_09_UnknownBecomesHalting(t *testing.T) {
 // nothing. Nothing is written to the disk for nothing.
 func TestAgent_CorrectsWhatItReported(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		d := newDevice(t)
+		d := newSystem(t)
 		d.app("guest", "edge2")
 		d.app("foreign", "edge3")
 		d.pod("guest", 0)
@@ -263,7 +263,7 @@ func TestAgent_CorrectsWhatItReported(t *testing.T) {
 		}
 	})
 	synctest.Test(t, func(t *testing.T) { // restarted after the pod went, before it was said
-		d := newDevice(t)
+		d := newSystem(t)
 		d.memory.values["ns/guest"] = []byte(`{"uid":"uid-1"}`)
 		d.memory.values["ns/older"] = []byte(`{"uid":"another"}`)
 		d.app("guest", "edge2")
@@ -309,7 +309,7 @@ func TestAgent_Content(t *testing.T) {
 		}
 	}
 	synctest.Test(t, func(t *testing.T) {
-		d := newDevice(t)
+		d := newSystem(t)
 		c := &catalogue{asked: map[string]int{}, fails: 2}
 		d.fetch = c
 		d.app("home", "edge1", content)
@@ -330,7 +330,7 @@ func TestAgent_Content(t *testing.T) {
 		}
 	})
 	synctest.Test(t, func(t *testing.T) {
-		d := newDevice(t)
+		d := newSystem(t)
 		c := &catalogue{asked: map[string]int{}}
 		d.fetch = c
 		d.app("away", "edge2", content)

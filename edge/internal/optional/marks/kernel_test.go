@@ -22,16 +22,16 @@ import (
 	"github.com/skerry-io/skerry/tests/netns/wire"
 )
 
-// lan is a device and a client on one cable.
-type lan struct {
+// system is a device and a client on one cable.
+type system struct {
 	t              *testing.T
 	device, client *wire.Host
 	driver         *mangle.Driver
 }
 
-func newLAN(t *testing.T) *lan {
+func newSystem(t *testing.T) *system {
 	t.Helper()
-	l := &lan{t, wire.NewHost(t), wire.NewHost(t), mangle.New()}
+	l := &system{t, wire.NewHost(t), wire.NewHost(t), mangle.New()}
 	wire.Cable(t, l.device, "lan0", l.client, "eth0")
 	for _, a := range []string{"192.0.2.1/24", "192.0.2.100/24", "2001:db8::1/64", "2001:db8::100/64"} {
 		l.device.Address(t, "lan0", a)
@@ -43,7 +43,7 @@ func newLAN(t *testing.T) *lan {
 
 // apply makes the device's kernel mark for these Services, and returns how many families
 // it changed.
-func (l *lan) apply(services ...*corev1.Service) (changed int) {
+func (l *system) apply(services ...*corev1.Service) (changed int) {
 	l.t.Helper()
 	c := marks.Collect(marks.Objects{Services: services})
 	l.device.Must(l.t, func() (err error) {
@@ -54,7 +54,7 @@ func (l *lan) apply(services ...*corev1.Service) (changed int) {
 }
 
 // on runs a line of shell on the device.
-func (l *lan) on(line string) string {
+func (l *system) on(line string) string {
 	l.t.Helper()
 	var text []byte
 	l.device.Must(l.t, func() (err error) {
@@ -67,7 +67,7 @@ func (l *lan) on(line string) string {
 }
 
 // rules are those of both families' mangle tables, without counters and policies.
-func (l *lan) rules() []string {
+func (l *system) rules() []string {
 	l.t.Helper()
 	var out []string
 	for line := range strings.Lines(l.on("iptables -t mangle -S; ip6tables -t mangle -S")) {
@@ -80,7 +80,7 @@ func (l *lan) rules() []string {
 
 // send sends a few bytes from the client to what listens there (UDP: without a listener), and
 // returns the mark of the connection at the device.
-func (l *lan) send(network, address string) uint32 {
+func (l *system) send(network, address string) uint32 {
 	l.t.Helper()
 	var from netip.AddrPort
 	l.client.Must(l.t, func() error {
@@ -116,7 +116,7 @@ func (l *lan) send(network, address string) uint32 {
 	}
 }
 
-func (l *lan) marked(want marks.Mark, network, address string) {
+func (l *system) marked(want marks.Mark, network, address string) {
 	l.t.Helper()
 	if got := l.send(network, address); got != uint32(want) {
 		l.t.Errorf("%s to %s is marked %d, want %d", network, address, got, want)
@@ -124,7 +124,7 @@ func (l *lan) marked(want marks.Mark, network, address string) {
 }
 
 // listen serves on the device, so that a TCP connection lasts.
-func (l *lan) listen(network string, ports ...int) {
+func (l *system) listen(network string, ports ...int) {
 	l.t.Helper()
 	for _, port := range ports {
 		l.device.Must(l.t, func() error {
@@ -142,7 +142,7 @@ func service(name string, kind corev1.ServiceType, ports ...corev1.ServicePort) 
 }
 
 func TestServices_04_FortyNodePortsInChunksAreMarked(t *testing.T) {
-	l := newLAN(t)
+	l := newSystem(t)
 	var ports []corev1.ServicePort
 	for i := range int32(40) {
 		ports = append(ports, corev1.ServicePort{Name: fmt.Sprint("p", i), Port: 1000 + i, NodePort: 30000 + i})
@@ -170,7 +170,7 @@ func TestServices_04_FortyNodePortsInChunksAreMarked(t *testing.T) {
 // What nftables reports of changes while the same is applied again and again; at the end of the
 // list a change of ours shows that it would have reported one.
 func TestServices_06_IdenticalInputChangesNothing(t *testing.T) {
-	l := newLAN(t)
+	l := newSystem(t)
 	web := service("web", corev1.ServiceTypeLoadBalancer, corev1.ServicePort{Port: 80, NodePort: 30080}, corev1.ServicePort{Port: 53, Protocol: "UDP"})
 	web.Spec.ExternalIPs = []string{"192.0.2.100", "2001:db8::100"}
 	ace := service("ace", corev1.ServiceTypeClusterIP, corev1.ServicePort{Port: 443})
@@ -225,7 +225,7 @@ func TestServices_06_IdenticalInputChangesNothing(t *testing.T) {
 }
 
 func TestServices_07_ForeignRulesStayAndOursAreRepaired(t *testing.T) {
-	l := newLAN(t)
+	l := newSystem(t)
 	l.listen("tcp", 30080)
 	web := service("web", corev1.ServiceTypeNodePort, corev1.ServicePort{Port: 80, NodePort: 30080})
 	l.on("for i in iptables ip6tables; do $i -t mangle -N OTHERS; $i -t mangle -A PREROUTING -p udp -m udp --dport 9 -j OTHERS; " +
@@ -265,7 +265,7 @@ func TestServices_07_ForeignRulesStayAndOursAreRepaired(t *testing.T) {
 }
 
 func TestServices_11_IPv6AndDualStackAreMarked(t *testing.T) {
-	l := newLAN(t)
+	l := newSystem(t)
 	l.listen("tcp", 80, 81, 30080)
 	both := service("both", corev1.ServiceTypeLoadBalancer, corev1.ServicePort{Port: 80}, corev1.ServicePort{Port: 53, Protocol: "UDP"})
 	both.Annotations = map[string]string{"kube-vip.io/loadbalancerIPs": "192.0.2.100,2001:db8::100"}
@@ -285,7 +285,7 @@ func TestServices_11_IPv6AndDualStackAreMarked(t *testing.T) {
 }
 
 func TestServices_12_ServicesThatGoLeaveNoRule(t *testing.T) {
-	l := newLAN(t)
+	l := newSystem(t)
 	l.listen("tcp", 30080, 30081)
 	stays := service("stays", corev1.ServiceTypeNodePort, corev1.ServicePort{Port: 80, NodePort: 30080})
 	goes := service("goes", corev1.ServiceTypeNodePort, corev1.ServicePort{Port: 80, NodePort: 30081})
@@ -329,7 +329,7 @@ func TestServices_12_ServicesThatGoLeaveNoRule(t *testing.T) {
 
 // What pods ask of others at a port of a Service is not marked: it does not come to the device.
 func TestPlan_throughTraffic(t *testing.T) {
-	l := newLAN(t)
+	l := newSystem(t)
 	pod := wire.NewHost(t)
 	wire.Cable(t, l.device, "cni0", pod, "eth0")
 	l.device.Address(t, "cni0", "10.88.0.1/24")

@@ -26,7 +26,7 @@ import (
 func TestClaims_06_NamesAreForThisDevicesPods(t *testing.T) {
 	var pods atomic.Bool
 	pods.Store(true)
-	l := newLab(t, agenttest.NewAPI(), func(c *names.Config) {
+	l := newSystem(t, agenttest.NewAPI(), func(c *names.Config) {
 		c.Admits = func(context.Context, netip.Addr) bool { return pods.Load() }
 	})
 	ask := func(network string, patience time.Duration) error {
@@ -72,7 +72,7 @@ func TestClaims_06_NamesAreForThisDevicesPods(t *testing.T) {
 func TestClaims_30_HeadlessAnswersAreRotated(t *testing.T) {
 	api := agenttest.NewAPI()
 	headless(t, api, "10.244.0.2", "10.244.0.3", "10.244.0.4")
-	l := newLab(t, api, nil)
+	l := newSystem(t, api, nil)
 	first := map[string]int{}
 	for range 30 {
 		q := new(dns.Msg).SetQuestion("web.shop.svc.cluster.local.", dns.TypeA)

@@ -70,7 +70,7 @@ func TestClaims_12_RepliesThatDoNotRepeatTheQuestionAreDropped(t *testing.T) {
 				change(forged)
 				return []*dns.Msg{forged, reply(q, "192.0.2.1")}
 			})
-			l := newLab(t, agenttest.NewAPI(), func(c *names.Config) { c.Upstream = func() []netip.AddrPort { return []netip.AddrPort{at} } })
+			l := newSystem(t, agenttest.NewAPI(), func(c *names.Config) { c.Upstream = func() []netip.AddrPort { return []netip.AddrPort{at} } })
 			for range 3 { // the second is answered from what was kept
 				q := new(dns.Msg)
 				q.SetQuestion("shop.example.", dns.TypeA)
@@ -92,7 +92,7 @@ func TestClaims_12_PanicInTheHandlerCostsItsQuery(t *testing.T) {
 	at := answers(t, func(q *dns.Msg) []*dns.Msg { return []*dns.Msg{reply(q, "192.0.2.1")} })
 	var fail atomic.Bool
 	fail.Store(true)
-	l := newLab(t, agenttest.NewAPI(), func(c *names.Config) {
+	l := newSystem(t, agenttest.NewAPI(), func(c *names.Config) {
 		c.Upstream = func() []netip.AddrPort {
 			if fail.Swap(false) {
 				panic("a defect")
@@ -111,7 +111,7 @@ func TestClaims_12_PanicInTheHandlerCostsItsQuery(t *testing.T) {
 }
 
 // exchange asks, again while the server does not listen yet.
-func (l *lab) exchange(q *dns.Msg) *dns.Msg {
+func (l *system) exchange(q *dns.Msg) *dns.Msg {
 	l.t.Helper()
 	for {
 		r, _, err := new(dns.Client).Exchange(q, l.at.String())

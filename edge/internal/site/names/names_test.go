@@ -45,14 +45,14 @@ func freePort(t *testing.T) netip.AddrPort {
 	return netip.AddrPort{}
 }
 
-// lab is the module on real sockets, with a real view of an edge API in memory.
-type lab struct {
+// system is the module on real sockets, with a real view of an edge API in memory.
+type system struct {
 	t   *testing.T
 	api *agenttest.API
 	at  netip.AddrPort
 }
 
-func newLab(t *testing.T, api *agenttest.API, change func(*names.Config)) *lab {
+func newSystem(t *testing.T, api *agenttest.API, change func(*names.Config)) *system {
 	t.Helper()
 	corrected := make(chan struct{})
 	close(corrected)
@@ -60,7 +60,7 @@ func newLab(t *testing.T, api *agenttest.API, change func(*names.Config)) *lab {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l := &lab{t: t, api: api, at: freePort(t)}
+	l := &system{t: t, api: api, at: freePort(t)}
 	c := names.Config{
 		Listen: l.at, Domain: "cluster.local", View: view, Upstream: func() []netip.AddrPort { return nil },
 	}
@@ -80,7 +80,7 @@ func newLab(t *testing.T, api *agenttest.API, change func(*names.Config)) *lab {
 	return l
 }
 
-func (l *lab) ask(network, name string, qtype uint16, edns bool) (*dns.Msg, error) {
+func (l *system) ask(network, name string, qtype uint16, edns bool) (*dns.Msg, error) {
 	m := new(dns.Msg).SetQuestion(name, qtype)
 	if edns {
 		m.SetEdns0(4096, false)
@@ -91,7 +91,7 @@ func (l *lab) ask(network, name string, qtype uint16, edns bool) (*dns.Msg, erro
 }
 
 // answer waits until the module listens.
-func (l *lab) answer(network, name string, qtype uint16) *dns.Msg {
+func (l *system) answer(network, name string, qtype uint16) *dns.Msg {
 	l.t.Helper()
 	var r *dns.Msg
 	poll.Eventually(l.t, "an answer", func(context.Context) (err error) {
@@ -110,7 +110,7 @@ func text(r *dns.Msg) string {
 	return strings.Join(lines, "\n")
 }
 
-func (l *lab) synced() {
+func (l *system) synced() {
 	l.t.Helper()
 	poll.True(l.t, "the names to be known", func() bool {
 		return l.answer("udp", "cluster.local.", dns.TypeSOA).Rcode == dns.RcodeSuccess
@@ -166,7 +166,7 @@ func cluster(t *testing.T) *agenttest.API {
 
 // Kubernetes' DNS specification 1.1.0, name by name, over UDP and TCP.
 func TestNames(t *testing.T) {
-	l := newLab(t, cluster(t), nil)
+	l := newSystem(t, cluster(t), nil)
 	l.synced()
 	for _, c := range []struct {
 		name  string
@@ -246,7 +246,7 @@ func TestNames_LongAnswers(t *testing.T) {
 	}
 	api.Put(t, "services", service("shop", "many", func(s *corev1.ServiceSpec) { s.ClusterIP = "None" }))
 	api.Put(t, "endpointslices", slice("shop", "many-1", "many", discoveryv1.AddressTypeIPv4, all...))
-	l := newLab(t, api, nil)
+	l := newSystem(t, api, nil)
 	l.synced()
 	for _, c := range []struct {
 		network string
@@ -270,7 +270,7 @@ func TestSite_20_NotSyncedIsServfailNeverNxdomain(t *testing.T) {
 	up := newUpstream(t)
 	api := cluster(t)
 	api.Unsync("endpointslices")
-	l := newLab(t, api, func(c *names.Config) { c.Upstream = up.servers })
+	l := newSystem(t, api, func(c *names.Config) { c.Upstream = up.servers })
 	for _, name := range []string{"store.shop.svc.cluster.local.", "missing.shop.svc.cluster.local.", "x.cluster.local.", "9.0.96.10.in-addr.arpa."} {
 		if r := l.answer("udp", name, dns.TypeA); r.Rcode != dns.RcodeServerFailure || len(r.Answer)+len(r.Ns) > 0 {
 			t.Errorf("%s: %s, want SERVFAIL", name, text(r))
@@ -336,7 +336,7 @@ func (u *upstream) servers() []netip.AddrPort { return []netip.AddrPort{u.at} }
 // used again when it is back.
 func TestSite_21_UpstreamDeadAnswersFromMemory(t *testing.T) {
 	up := newUpstream(t)
-	l := newLab(t, cluster(t), func(c *names.Config) { c.Upstream = up.servers })
+	l := newSystem(t, cluster(t), func(c *names.Config) { c.Upstream = up.servers })
 	l.synced()
 	const name = "www.example.com."
 	if r := l.answer("udp", name, dns.TypeA); text(r) != "NOERROR\nwww.example.com. 3600 IN A 192.0.2.1" {
@@ -387,7 +387,7 @@ func TestSite_21_UpstreamDeadAnswersFromMemory(t *testing.T) {
 // back to ourselves.
 func TestZones(t *testing.T) {
 	corp, rest := newUpstream(t), newUpstream(t)
-	l := newLab(t, cluster(t), func(c *names.Config) {
+	l := newSystem(t, cluster(t), func(c *names.Config) {
 		c.Zones = []names.Zone{{Zone: "corp.example", Upstream: corp.servers()}}
 		c.Upstream = func() []netip.AddrPort { return append([]netip.AddrPort{c.Listen}, rest.servers()...) }
 	})
