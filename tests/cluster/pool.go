@@ -21,6 +21,8 @@ const (
 	// ownerEnv names the process with which lent control planes end: a runner of several `go test`
 	// sets it to its own process id.
 	ownerEnv = "SKERRY_PLANES_OWNER"
+	// idleEnv is how long one waits for the next borrower, where kubeplane's default is too long.
+	idleEnv = "SKERRY_PLANES_IDLE"
 	// most bounds the control planes of one owner; as many processes of tests run side by side.
 	most = 64
 
@@ -230,7 +232,11 @@ func startLent(ctx context.Context, dir string, owner process.Identity, lock *os
 			}
 		}
 	}
-	c, err := prepare(ctx, dir, "--owner="+strconv.Itoa(owner.PID))
+	flags := []string{"--owner=" + strconv.Itoa(owner.PID)}
+	if idle, _ := unix.Getenv(idleEnv); idle != "" {
+		flags = append(flags, "--idle="+idle)
+	}
+	c, err := prepare(ctx, dir, flags...)
 	if err != nil {
 		return nil, err
 	}

@@ -168,7 +168,7 @@ func TestPoolEndsWithItsOwner(t *testing.T) {
 
 // A control plane that is idle ends by itself, and the next borrower gets a new one.
 func TestPoolEndsWhatIsIdle(t *testing.T) {
-	_, borrow := ownedPool(t)
+	_, borrow := ownedPool(t, "SKERRY_PLANES_IDLE=3s")
 	_, dir := borrow()
 	awaitEnd(t, dir)
 	if _, again := borrow(); again != dir {

@@ -27,10 +27,7 @@ const (
 	// BorrowedLock is the name of the file, in Config.Dir, that the borrower of a control plane
 	// keeps locked (flock(2)).
 	BorrowedLock = "borrowed"
-	// idleTimeout is how long a control plane waits for the next borrower: at rest it takes less
-	// of a processor in that time than a start.
-	idleTimeout = 30 * time.Second
-	idleCheck   = 3 * time.Second
+	idleCheck    = 3 * time.Second
 	// resetTimeout bounds one reset, which is usually done at once. Who asked hears that it failed.
 	resetTimeout = 20 * time.Second
 	// resetPause is for what controllers still write about objects that are gone already.
@@ -68,9 +65,9 @@ func endWith(owner int, dir string) error {
 	return nil
 }
 
-// endIdle ends the process, and removes dir, when nobody has borrowed it for idleTimeout. It holds
-// the borrower's lock until then, so that nobody can borrow it while it ends.
-func endIdle(dir string) error {
+// endIdle ends the process, and removes dir, when nobody has borrowed it for so long. It holds the
+// borrower's lock until then, so that nobody can borrow it while it ends.
+func endIdle(dir string, after time.Duration) error {
 	lock, err := os.OpenFile(filepath.Join(dir, BorrowedLock), os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		return fmt.Errorf("opening the borrower's lock: %w", err)
@@ -82,7 +79,7 @@ func endIdle(dir string) error {
 				idle = 0
 				continue
 			}
-			if idle >= idleTimeout {
+			if idle >= after {
 				break
 			}
 			_ = unix.Flock(int(lock.Fd()), unix.LOCK_UN)
@@ -105,7 +102,7 @@ type lender struct {
 }
 
 // lend serves resets, one after the other, until ctx ends.
-func lend(ctx context.Context, server *embed.Etcd, dir string) error {
+func lend(ctx context.Context, server *embed.Etcd, dir string, idle time.Duration) error {
 	l := &lender{etcd: v3client.New(server.Server)}
 	var err error
 	if l.first, err = l.all(ctx); err != nil {
@@ -120,7 +117,7 @@ func lend(ctx context.Context, server *embed.Etcd, dir string) error {
 		return fmt.Errorf("listening for resets: %w", err)
 	}
 	context.AfterFunc(ctx, func() { listener.Close() })
-	if err := endIdle(dir); err != nil {
+	if err := endIdle(dir, idle); err != nil {
 		return err
 	}
 	go func() {

@@ -140,7 +140,7 @@ func (p *plane) run(ctx context.Context, ready func() error) (err error) {
 		return err
 	}
 	if p.cfg.Owner != 0 {
-		if err := lend(ctx, etcd, p.cfg.Dir); err != nil {
+		if err := lend(ctx, etcd, p.cfg.Dir, p.cfg.Idle); err != nil {
 			return err
 		}
 	}

@@ -68,6 +68,7 @@ It prints one line for each step and serves until SIGTERM. Everything it keeps i
 	f.StringSliceVar(&cfg.EgressTo, "egress-to", nil, "where it leads: the first of these that answers, from a random start")
 	f.BoolVar(&cfg.Fsync, "fsync", false, "make etcd's writes survive a power failure")
 	f.IntVar(&cfg.Owner, "owner", 0, "process id: end with that process, remove --dir, and until then let tests reset everything")
+	f.DurationVar(&cfg.Idle, "idle", cfg.Idle, "with --owner: end after so long without a borrower")
 	f.StringArrayVar(&cfg.APIServerArgs, "apiserver-arg", nil, "a further flag for kube-apiserver, like --apiserver-arg=--event-ttl=5m (repeatable)")
 	f.StringArrayVar(&cfg.ControllerArgs, "controller-arg", nil, "a further flag for kube-controller-manager (repeatable)")
 	f.StringArrayVar(&cfg.SchedulerArgs, "scheduler-arg", nil, "a further flag for kube-scheduler (repeatable)")
