@@ -209,6 +209,7 @@ func (g *grants) learn(ctx context.Context, bearer string) {
 	g.kept.Audiences = learnt
 	if keys != nil {
 		g.kept.Keys, changed = *keys, true
+		clear(g.tokens) // one of a key that is gone must not count without a link
 	}
 	if changed {
 		g.write(ctx)
@@ -294,7 +295,7 @@ func (g *grants) remember(ctx context.Context, token string, a action, allowed b
 	keys := g.newKeys(ctx, token, j)
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if len(g.tokens) >= maxTokens {
+	if len(g.tokens) >= maxTokens || keys != nil {
 		clear(g.tokens)
 	}
 	g.tokens[hash] = struct{}{}

@@ -51,6 +51,7 @@ func (m *Manager) Request(ctx context.Context, r *topicpb.APIRequest) (*topicpb.
 		var response *topicpb.APIResponse
 		if response, err = topic.APIResponse.Content(answer); err == nil {
 			m.putOff.Answered(response)
+			m.tokens.Judged(r.BearerToken, response.GetCode())
 			return response, nil
 		}
 	}

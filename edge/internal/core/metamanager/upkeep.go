@@ -26,8 +26,7 @@ func (m *Manager) dropIdle(ctx context.Context, passed time.Duration) {
 	}
 }
 
-// upkeep does what time asks for: it drops interests that no client uses and writes the events
-// down. An idle device has nothing to write.
+// upkeep drops interests that no client uses, and writes events down: an idle device has none.
 func (m *Manager) upkeep(ctx context.Context) error {
 	const period = time.Minute
 	tick := time.NewTicker(period)

@@ -23,13 +23,15 @@ const refreshers = 4
 // Refresh asks for new tokens, each time that linked has a value, in the place of the kept ones
 // that are past or near their end: so that they are young again should the link go before the
 // kubelet comes to ask, which it does about once a minute. It then gets what was asked for here.
-// It ends with ctx.
+// The same for those of a key that the cloud has replaced, as soon as it is seen to. It ends with
+// ctx.
 func (t *Keeper) Refresh(ctx context.Context, linked <-chan struct{}) error {
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-linked:
+		case <-t.due:
 		}
 		if n, err := t.refreshAll(ctx, time.Now()); err != nil && ctx.Err() == nil {
 			klog.FromContext(ctx).Info("Not all kept tokens could be renewed; the kubelet asks for them when it needs them", "renewed", n, "err", err)
@@ -48,7 +50,7 @@ func (t *Keeper) refreshAll(ctx context.Context, now time.Time) (int, error) {
 	var due []answer
 	if err := t.config.Store.View(func(tx *store.Tx) error {
 		return tx.Answers(func(k []byte, a *storepb.Answer) error {
-			if len(a.Request) > 0 && old(a, now) {
+			if len(a.Request) > 0 && (old(a, now) || t.replaced(k)) {
 				due = append(due, answer{bytes.Clone(k), a})
 			}
 			return nil
@@ -87,5 +89,5 @@ func (t *Keeper) refresh(ctx context.Context, k []byte, a *storepb.Answer) (bool
 	if result.Response.Code/100 != 2 {
 		return false, nil // the account or the pod is gone, or it may not any more: the kubelet hears so itself
 	}
-	return true, t.keep(ctx, k, types.UID(a.BoundUid), w, result.Response, true)
+	return true, t.keep(ctx, k, types.UID(a.BoundUid), w, result.Response)
 }

@@ -3,6 +3,11 @@
 // be. A pod that starts without a link needs the file, and what runs without the cloud can't
 // be refused by it.
 //
+// A cluster may replace the key that signs its tokens. Kept tokens of an earlier key are renewed as
+// soon as the cloud has signed one with another, or refused one that is kept. The kubelet would
+// keep what it has been given for most of an hour; so it is given tokens that seem to end sooner,
+// and comes back each minute for the kept one.
+//
 // It owns which answers are kept; the store has them. It refuses nothing: requests with a
 // ServiceAccount's own token are the cloud's to judge, each time. All methods may be called by many
 // goroutines at once; what it keeps changes with a Batch of its user's.
@@ -57,8 +62,11 @@ type Config struct {
 type Keeper struct {
 	config Config // set by New, never changed
 
+	due chan struct{} // one slot: some answers are to be renewed
+
 	mu      sync.Mutex // guards what follows
 	answers Stored
+	keyID   string // of the key that signed the newest token
 }
 
 // Stored is what the store has of the answers, by the key of their request.
@@ -66,19 +74,27 @@ type Stored map[string]info
 
 // info is what is known of a kept answer without opening it.
 type info struct {
-	at    int64 // unix milliseconds
-	bound types.UID
-	fresh bool // asked for by ourselves, and no client has had it yet
+	at      int64 // unix milliseconds
+	bound   types.UID
+	current bool   // asked for by this process: a kubelet that comes back gets it again
+	keyID   string // of the key that signed the token; "" where it can't be read
+	sum     [sha256.Size]byte
+	stale   bool      // the cloud has refused it
+	refused time.Time // when that was last taken for a reason to renew it
 }
 
 // New returns a Keeper that keeps nothing yet.
-func New(config Config) *Keeper { return &Keeper{config: config, answers: Stored{}} }
+func New(config Config) *Keeper {
+	return &Keeper{config: config, due: make(chan struct{}, 1), answers: Stored{}}
+}
 
 // Read reads which answers are kept.
 func Read(tx *store.Tx) (Stored, error) {
 	s := Stored{}
 	return s, tx.Answers(func(k []byte, a *storepb.Answer) error {
-		s[string(k)] = info{at: a.UnixMillis, bound: types.UID(a.BoundUid)}
+		i := info{at: a.UnixMillis, bound: types.UID(a.BoundUid)}
+		i.keyID, i.sum = signed(a.Body)
+		s[string(k)] = i
 		return nil
 	})
 }
@@ -87,7 +103,13 @@ func Read(tx *store.Tx) (Stored, error) {
 func (t *Keeper) Restore(s Stored) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.answers = s
+	t.answers, t.keyID = s, ""
+	newest := int64(0)
+	for _, a := range s {
+		if a.at > newest && a.keyID != "" {
+			newest, t.keyID = a.at, a.keyID
+		}
+	}
 }
 
 // Len counts the answers.
@@ -127,9 +149,9 @@ func (t *Keeper) Write(ctx context.Context, w request.Write) (request.Result, er
 		return request.Result{}, apierrors.NewBadRequest(err.Error())
 	}
 	w.Accept = runtime.ContentTypeJSON // one answer for every client: a protobuf client reads JSON too
-	if w.Caller.BearerToken == "" {
-		if result, ok := t.fresh(k); ok {
-			return result, nil
+	if w.Caller.Kubelet {
+		if result, ok := t.current(k); ok {
+			return forKubelet(result), nil
 		}
 	}
 	result, err := t.config.Ask(ctx, w)
@@ -138,9 +160,12 @@ func (t *Keeper) Write(ctx context.Context, w request.Write) (request.Result, er
 	}
 	switch {
 	case err == nil && result.Response.Code/100 == 2:
-		if keepErr := t.keep(ctx, k, bound, w, result.Response, false); keepErr != nil {
+		if keepErr := t.keep(ctx, k, bound, w, result.Response); keepErr != nil {
 			klog.FromContext(ctx).Error(keepErr, "A token could not be kept for times without a link",
 				"serviceAccount", klog.KRef(w.Ref.Namespace, w.Ref.Name))
+		}
+		if w.Caller.Kubelet {
+			result = forKubelet(result)
 		}
 		return result, nil
 	case err == nil && !passing(int(result.Response.Code)):
@@ -154,6 +179,9 @@ func (t *Keeper) Write(ctx context.Context, w request.Write) (request.Result, er
 		return result, err
 	}
 	klog.FromContext(ctx).V(2).Info("Served a kept token", "serviceAccount", klog.KRef(w.Ref.Namespace, w.Ref.Name))
+	if w.Caller.Kubelet {
+		return forKubelet(resultOf(kept)), nil
+	}
 	return resultOf(kept), nil
 }
 
@@ -185,12 +213,13 @@ func keyOf(w request.Write) (k []byte, bound types.UID, err error) {
 	return sum[:], bound, nil
 }
 
-// keep keeps the answer to a request with the request itself. fresh: no client has asked for it.
-func (t *Keeper) keep(ctx context.Context, k []byte, bound types.UID, w request.Write, r *topicpb.APIResponse, fresh bool) error {
+// keep keeps the answer to a request with the request itself.
+func (t *Keeper) keep(ctx context.Context, k []byte, bound types.UID, w request.Write, r *topicpb.APIResponse) error {
 	record := &storepb.Answer{
 		Code: r.Code, ContentType: r.ContentType, Body: r.Body, UnixMillis: time.Now().UnixMilli(), BoundUid: string(bound),
 		Request: w.Body, RequestType: w.ContentType, Path: w.Path,
 	}
+	keyID, sum := signed(r.Body)
 	return t.config.Commit(ctx, func(b Batch) error {
 		t.mu.Lock()
 		defer t.mu.Unlock()
@@ -203,7 +232,13 @@ func (t *Keeper) keep(ctx context.Context, k []byte, bound types.UID, w request.
 		b.After(func() {
 			t.mu.Lock()
 			defer t.mu.Unlock()
-			t.answers[string(k)] = info{at: record.UnixMillis, bound: bound, fresh: fresh}
+			t.answers[string(k)] = info{
+				at: record.UnixMillis, bound: bound, current: ends(r.Body), keyID: keyID, sum: sum, refused: t.answers[string(k)].refused,
+			}
+			if keyID != "" && keyID != t.keyID {
+				t.keyID = keyID
+				t.renew()
+			}
 		})
 		return nil
 	})
@@ -229,16 +264,21 @@ func old(a *storepb.Answer, now time.Time) bool {
 	if err := json.Unmarshal(a.Body, &r); err != nil || r.Status.ExpirationTimestamp.IsZero() {
 		return false
 	}
-	life := time.Hour
-	if r.Spec.ExpirationSeconds != nil {
-		life = time.Duration(*r.Spec.ExpirationSeconds) * time.Second
-	}
-	return now.After(r.Status.ExpirationTimestamp.Add(-life / 5))
+	return now.After(r.Status.ExpirationTimestamp.Add(-life(&r) / 5))
 }
 
-// fresh is an answer that was renewed and that no client has had yet. It is given out once.
-func (t *Keeper) fresh(k []byte) (request.Result, bool) {
-	if !t.config.Linked() || !t.takeFresh(string(k)) {
+// refusedAgain is how long a kept token that the cloud refuses is not renewed again for that: the
+// cause may be another than its key.
+const refusedAgain = 10 * time.Minute
+
+// current is a kept answer that this process has asked for: whoever comes back for it need not ask
+// the cloud. It is none where the token is near its end, or of a key that the cloud has replaced.
+func (t *Keeper) current(k []byte) (request.Result, bool) {
+	t.mu.Lock()
+	a, ok := t.answers[string(k)]
+	ok = ok && a.current && a.keyID == t.keyID && !a.stale
+	t.mu.Unlock()
+	if !ok || !t.config.Linked() {
 		return request.Result{}, false
 	}
 	kept, err := t.kept(k)
@@ -248,14 +288,36 @@ func (t *Keeper) fresh(k []byte) (request.Result, bool) {
 	return resultOf(kept), true
 }
 
-func (t *Keeper) takeFresh(k string) bool {
+// Judged takes notice of kube-apiserver's answer to a token, "" for none. One that it refuses and
+// that is kept is renewed, and where the new one is of another key, all others are.
+func (t *Keeper) Judged(bearer string, code int32) {
+	if bearer == "" || code != http.StatusUnauthorized {
+		return
+	}
+	sum := sha256.Sum256([]byte(bearer))
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	a, ok := t.answers[k]
-	if !ok || !a.fresh {
-		return false
+	for k, a := range t.answers {
+		if a.sum == sum && time.Since(a.refused) >= refusedAgain {
+			a.stale, a.refused = true, time.Now()
+			t.answers[k] = a
+			t.renew()
+		}
 	}
-	a.fresh = false
-	t.answers[k] = a
-	return true
+}
+
+// renew has Refresh look for what is to be renewed.
+func (t *Keeper) renew() {
+	select {
+	case t.due <- struct{}{}:
+	default:
+	}
+}
+
+// replaced reports whether an answer is to be renewed though its token is young.
+func (t *Keeper) replaced(k []byte) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	a, ok := t.answers[string(k)]
+	return ok && (a.stale || a.keyID != "" && t.keyID != "" && a.keyID != t.keyID)
 }
