@@ -126,7 +126,7 @@ test: deps build build-testrun ## all tests but the longest, as root: unit, clus
 	@SKERRY_BUILT="$(BINARIES)" bin/testrun all
 
 .PHONY: long-test
-long-test: deps build build-testrun ## the tests that make test leaves out, as root: VIP scenarios over IPVS, kept campaigns, kube-vip itself
+long-test: deps build build-testrun ## the tests that make test leaves out, as root: VIP scenarios over IPVS, kept campaigns, kube-vip itself, scenarios in full
 	@SKERRY_BUILT="$(BINARIES)" bin/testrun long
 
 .PHONY: test-short

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"strings"
 )
 
 // lengthsVariable names a file for package suite: a JSON object of a package's tests and their
@@ -32,21 +33,6 @@ func readLengths(raw []byte) (l lengths, err error) {
 		return l, fmt.Errorf("reading the lengths of jobs and tests: %w", err)
 	}
 	return l, nil
-}
-
-// of is the expected length of a job. What is not known begins first: it may be long.
-func (l lengths) of(j job, shards int) int {
-	if p := j.phases; len(p) > 0 && p[0].shard != "" && len(p[0].packages) == 1 {
-		sum := 0
-		for seconds := range maps.Values(l.Tests[p[0].packages[0]]) {
-			sum += seconds
-		}
-		return sum / shards
-	}
-	if seconds, ok := l.Jobs[j.name]; ok {
-		return seconds
-	}
-	return 1 << 20
 }
 
 // ofTests writes the lengths of a package's tests to a file for the process that runs a part of
@@ -104,3 +90,5 @@ func updateLengths() error {
 	}
 	return nil
 }
+
+func logName(name string) string { return strings.NewReplacer(" ", "-", "/", "-").Replace(name) }

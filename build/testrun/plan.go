@@ -2,6 +2,7 @@ package main
 
 import (
 	"cmp"
+	"maps"
 	"regexp"
 	"slices"
 	"strconv"
@@ -21,8 +22,6 @@ type phase struct {
 // timeout is for one test binary; the longest takes some 20 minutes.
 const timeout = "75m"
 
-func logName(name string) string { return strings.NewReplacer(" ", "-", "/", "-").Replace(name) }
-
 // wholeShard is all of a suite's tests, for a package that can run in parts.
 const wholeShard = "1/1"
 
@@ -34,10 +33,19 @@ type job struct {
 	phases []phase
 }
 
+const (
+	longVariable   = "SKERRY_LONG"   // that a test plays its scenario in full
+	minuteVariable = "SKERRY_MINUTE" // how long a minute of a scenario takes
+)
+
 // longer is left out by all and run by long: each takes a whole machine for minutes. all runs
 // another part of the first two; it leaves out kube-vip, which must be compiled, but for the tests
 // of cloud/internal/controllers/kubevip.
-const longer = `^TestTraps_09_VIPsWithIPVS$/^the_others$|^TestOrder_14_ShortCampaigns$/^seed_(2|14)$|^TestServices_14_KubeVIP$`
+const longer = `^TestTraps_09_VIPsWithIPVS$/^the_others$|^TestOrder_14_ShortCampaigns$/^seed_(2|14)$|^TestServices_14_KubeVIP$|^TestEveryday_21_NoPodIsMissingAfterPressureAndShutdowns$/^long$`
+
+// again is run by all in a short form and by long in full: reboots one after the other, and real
+// minutes. Those tests ask for longVariable and minuteVariable.
+const again = `^TestEveryday_(06|07|08|11|14)_.*$`
 
 var (
 	// needsRoot matches packages of tests/ that make namespaces, control planes or kernels.
@@ -78,7 +86,7 @@ func plan(what string, packages []string, shards int, lengths lengths) []job {
 	case "short":
 		jobs = []job{unit}
 	case "long":
-		jobs = []job{each("uml", "uml"), each("services", "services"), campaign}
+		jobs = []job{each("e2e", "e2e"), each("uml", "uml"), each("services", "services"), campaign}
 	default:
 		for n := 1; n <= shards; n++ {
 			part := strconv.Itoa(n) + "/" + strconv.Itoa(shards)
@@ -96,13 +104,37 @@ func plan(what string, packages []string, shards int, lengths lengths) []job {
 	return slices.DeleteFunc(jobs, func(j job) bool { return len(j.phases) == 0 })
 }
 
+// of is the expected length of a job. What is not known begins first: it may be long.
+func (l lengths) of(j job, shards int) int {
+	if p := j.phases; len(p) > 0 && p[0].shard != "" && len(p[0].packages) == 1 {
+		sum := 0
+		for seconds := range maps.Values(l.Tests[p[0].packages[0]]) {
+			sum += seconds
+		}
+		return sum / shards
+	}
+	if seconds, ok := l.Jobs[j.name]; ok {
+		return seconds
+	}
+	return 1 << 20
+}
+
 // selection is what of the tests go test is told to run.
 func selection(what string) []string {
 	switch what {
 	case "all":
 		return []string{"-skip", longer}
 	case "long":
-		return []string{"-run", longer}
+		return []string{"-run", longer + "|" + again}
 	}
 	return nil
+}
+
+// environment is what a phase's tests have in theirs.
+func environment(what string, p phase) []string {
+	env := []string{"SKERRY_E2E_SHARD=" + p.shard}
+	if what == "long" {
+		env = append(env, longVariable+"=1", minuteVariable+"=1m")
+	}
+	return env
 }

@@ -320,7 +320,7 @@ func (r *runner) goTest(ctx context.Context, p phase, selection []string, out io
 	if !ok {
 		cmd = r.goTestCommand(p, selection, graph)
 	}
-	cmd.Env = append(os.Environ(), costsVariable+"="+costs, ownerVariable+"="+strconv.Itoa(os.Getpid()), "SKERRY_E2E_SHARD="+p.shard)
+	cmd.Env = slices.Concat(os.Environ(), []string{costsVariable + "=" + costs, ownerVariable + "=" + strconv.Itoa(os.Getpid())}, environment(r.what, p))
 	if p.shard != "" {
 		file, err := r.lengths.ofTests(p.packages[0], r.temp)
 		if err != nil {
