@@ -135,9 +135,18 @@ spec: {spec: {devices: {requests: [{name: one, exactly: {deviceClassName: device
 `+deviceUser("resources: {claims: [{name: d}]}", "resourceClaims: [{name: d, resourceClaimTemplateName: one}]"))
 	user := s.WaitPods(ns, "app=user", "edge1", 1)[0]
 
+	s.Cut("edge1")
+	for range 2 {
+		s.crashDriver(ns, "dra")
+	}
 	for range reboots(5) {
 		s.Reboot("edge1", true)
 		s.waitRunsAgain("edge1", user)
+	}
+	s.crashDriver(ns, "dra")
+	s.crashDriver(ns, "dra")
+	if now := s.now(user); restarts(*now) > int32(reboots(5)) || !s.runs("edge1", now.Status.ContainerStatuses[0].ContainerID) {
+		t.Errorf("the driver has ended, and its user with it: %+v", now.Status.ContainerStatuses)
 	}
 	// With the link back the kubelet does what it wanted to do when it started: delete all slices
 	// of its node. The driver runs, so its slice stays.
@@ -209,6 +218,26 @@ spec: {accessModes: [ReadWriteOnce], storageClassName: "", volumeName: devices-%
 	s.Heal("edge1")
 	s.WaitReady("edge1", true)
 	s.notReplaced(user)
+}
+
+// crashDriver ends the container of a driver, and waits until it runs again.
+func (s *system) crashDriver(ns, program string) {
+	s.T.Helper()
+	list, err := s.device("edge1").CoreV1().Pods(ns).List(s.T.Context(), metav1.ListOptions{LabelSelector: "app=" + program})
+	s.Check(err)
+	if len(list.Items) != 1 {
+		s.T.Fatalf("there are %d drivers", len(list.Items))
+	}
+	driver := list.Items[0]
+	s.waitRunsAgain("edge1", driver)
+	_, id, _ := strings.Cut(s.now(driver).Status.ContainerStatuses[0].ContainerID, "://")
+	s.onHost("edge1", "ctr", "--namespace=k8s.io", "tasks", "kill", "--signal=SIGKILL", id)
+	s.waitDevice("edge1", ns, driver.Name, func(p *corev1.Pod) error {
+		if _, now, _ := strings.Cut(p.Status.ContainerStatuses[0].ContainerID, "://"); now == id || !running(p) {
+			return fmt.Errorf("%+v", p.Status.ContainerStatuses)
+		}
+		return nil
+	})
 }
 
 // notReplaced checks that the cluster has the pod of before as the only one of its label app.

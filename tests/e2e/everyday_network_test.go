@@ -2,83 +2,69 @@ package e2e_test
 
 import (
 	"context"
-	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netlink/nl"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/skerry-io/skerry/tests/cluster/lab"
 )
 
-// uplink removes the default route of a device's uplink, or all its routes and addresses, and
-// returns a function that restores them.
-func (s *system) uplink(node string, all bool) (restore func()) {
+// lease gives a device another address or default route, or none, now and at each boot, until the
+// test ends.
+func (s *system) lease(node string, lease lab.Lease) {
 	s.T.Helper()
-	h, err := s.Trial.Host(node)
-	s.Check(err)
-	links, err := h.Netlink()
-	s.Check(err)
-	wan, err := links.LinkByName("wan0")
-	s.Check(err)
-	routes, err := links.RouteList(wan, nl.FAMILY_ALL)
-	s.Check(err)
-	addresses, err := links.AddrList(wan, nl.FAMILY_ALL)
-	s.Check(err)
-	routes = slices.DeleteFunc(routes, func(r netlink.Route) bool { return r.Protocol == 2 }) // the kernel's own (RTPROT_KERNEL)
-	// Routes to a gateway come after those to its network.
-	slices.SortStableFunc(routes, func(a, b netlink.Route) int { return len(a.Gw) - len(b.Gw) })
-	for _, r := range routes {
-		if all || r.Gw != nil {
-			s.Check(links.RouteDel(&r))
+	s.Check(s.Trial.Lease(s.T.Context(), node, lease))
+	s.T.Cleanup(func() {
+		if err := s.Trial.Lease(context.WithoutCancel(s.T.Context()), node, lab.Lease{}); err != nil {
+			s.T.Error(err)
 		}
-	}
-	if all {
-		for _, a := range addresses {
-			s.Check(links.AddrDel(wan, &a))
-		}
-	}
-	done := false
-	restore = func() {
-		if done {
-			return
-		}
-		done = true
-		defer links.Close()
-		if all {
-			for _, a := range addresses {
-				s.Check(links.AddrReplace(wan, &a))
-			}
-		}
-		for _, r := range routes {
-			s.Check(links.RouteReplace(&r))
-		}
-	}
-	s.T.Cleanup(restore)
-	return restore
+	})
 }
 
-// TestEveryday_13: a device that has no default route, or no network but its LAN, starts its pods,
-// which keep running; when the network comes it finds its cloud by itself.
+// now is a pod as its device shows it: another address than before, after a boot.
+func (s *system) now(pod corev1.Pod) *corev1.Pod {
+	s.T.Helper()
+	p, err := s.device(pod.Spec.NodeName).CoreV1().Pods(pod.Namespace).Get(s.T.Context(), pod.Name, metav1.GetOptions{})
+	s.Check(err)
+	return p
+}
+
+// TestEveryday_13: a device that has no default route when its edgecore starts, or boots with no
+// network but its LAN, starts its pods, which keep running; when the network comes it finds its
+// cloud by itself.
 func TestEveryday_13_NetworkComesLate(t *testing.T) {
 	s := use(t)
 	ns := s.Namespace()
 	pod := s.pod(ns, "bare", "edge1")
 	s.waitLinked("edge1")
-	running := s.Containers("edge1")
-	for name, all := range map[string]bool{"no default route": false, "LAN only": true} {
-		restore := s.uplink("edge1", all)
-		s.Kill("edge1", "edgecore")
-		s.Start("edge1", "edgecore")
-		s.waitKubelet("edge1")
-		if diff := cmp.Diff(running, s.Containers("edge1"), sorted()); diff != "" {
-			t.Errorf("%s: the containers (-before +after):\n%s", name, diff)
+	for name, c := range map[string]struct {
+		lease lab.Lease
+		boots bool
+	}{
+		"no default route": {lab.Lease{NoRoute: true}, false}, "LAN only": {lab.Lease{None: true}, true},
+	} {
+		running := s.Containers("edge1")
+		s.lease("edge1", c.lease)
+		if c.boots {
+			s.Reboot("edge1", false)
+			s.waitRunsAgain("edge1", *pod)
+			running = s.Containers("edge1")
+		} else {
+			s.Kill("edge1", "edgecore")
+			s.Start("edge1", "edgecore")
+			s.waitKubelet("edge1")
+			if diff := cmp.Diff(running, s.Containers("edge1"), sorted()); diff != "" {
+				t.Errorf("%s: the containers (-before +after):\n%s", name, diff)
+			}
 		}
-		s.post(pod, "/crash")
+		s.post(s.now(*pod), "/crash")
 		s.WaitFor("a crashed container to run again, "+name, func(context.Context) error { return s.replaced("edge1", running) })
 		s.waitRunningHere("edge1", *pod)
 		running = s.Containers("edge1")
 		s.waitUnlinked("edge1")
-		restore()
+		s.Check(s.Trial.Lease(t.Context(), "edge1", lab.Lease{}))
 		s.waitLinked("edge1")
 		s.WaitReady("edge1", true)
 		if diff := cmp.Diff(running, s.Containers("edge1"), sorted()); diff != "" {

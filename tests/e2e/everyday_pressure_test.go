@@ -231,6 +231,54 @@ func TestEveryday_09_PodsEndedByDiskPressureRunAgain(t *testing.T) {
 	}
 }
 
+// TestEveryday_09: the same for memory: where a device on an island is short of it, the pods that
+// its kubelet evicts run again once it is not.
+func TestEveryday_09_PodsEndedByMemoryPressureRunAgain(t *testing.T) {
+	s := use(t)
+	ns := s.Namespace()
+	pod := *s.pod(ns, "bare", "edge1")
+	seen := s.watchEnds(ns)
+	evictBelow := func(ctx context.Context, memory string) error {
+		return s.Trial.Set(ctx, "edge1", []string{
+			fmt.Sprintf(`modules.edged.kubelet.evictionHard={"memory.available":%q,"nodefs.available":"1%%","imagefs.available":"1%%"}`, memory),
+			"modules.edged.kubelet.evictionPressureTransitionPeriod=1s",
+		})
+	}
+	const usual = "100Mi"
+	t.Cleanup(func() {
+		if err := s.Trial.Set(context.Background(), "edge1", []string{
+			`modules.edged.kubelet.evictionHard={"memory.available":"100Mi","nodefs.available":"1%","imagefs.available":"1%"}`, "modules.edged.kubelet.evictionPressureTransitionPeriod=5m",
+		}); err != nil {
+			t.Error(err)
+		}
+	})
+	s.Cut("edge1")
+	s.waitUnlinked("edge1")
+	s.Check(evictBelow(t.Context(), "99%")) // more than is ever free: whatever else this machine does
+	s.WaitFor("the pod to be evicted", func(ctx context.Context) error {
+		names, err := s.restarts(ctx, "edge1")
+		if err == nil && !slices.Contains(names, ns+"/bare") {
+			err = fmt.Errorf("only %q have ended", names)
+		}
+		return err
+	})
+	node, err := s.device("edge1").CoreV1().Nodes().Get(t.Context(), "edge1", metav1.GetOptions{})
+	s.Check(err)
+	if !slices.ContainsFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool {
+		return c.Type == corev1.NodeMemoryPressure && c.Status == corev1.ConditionTrue
+	}) {
+		t.Errorf("the node has no memory pressure: %+v", node.Status.Conditions)
+	}
+	s.Check(evictBelow(t.Context(), usual))
+	s.waitRunningHere("edge1", pod)
+	s.Heal("edge1")
+	s.WaitReady("edge1", true)
+	s.waitDelivered("edge1")
+	if ended := seen.of(pod.UID); ended != "" {
+		t.Errorf("the cluster saw %s", ended)
+	}
+}
+
 // deployed is the sample application in a Deployment of one, for one device.
 func deployed(name, node string) string {
 	pod := islander(name, node)

@@ -335,8 +335,9 @@ func (s *system) waitKubelet(node string) {
 	})
 }
 
-// TestEveryday_04: on an island edgecore is killed, then containerd: containers go on. An edgecore
-// that is killed while the device shuts down, and starts again, starts no kubelet.
+// TestEveryday_04: on an island containerd is killed, then edgecore, which hangs at last and is
+// killed by its watchdog: containers go on. An edgecore that is killed while the device shuts down,
+// and starts again, starts no kubelet.
 func TestEveryday_04_KilledAtAnyTime(t *testing.T) {
 	s := use(t)
 	ns := s.Namespace()
@@ -347,6 +348,13 @@ func TestEveryday_04_KilledAtAnyTime(t *testing.T) {
 	s.Kill("edge1", "containerd")
 	s.Start("edge1", "containerd")
 	s.Kill("edge1", "edgecore")
+	s.Start("edge1", "edgecore")
+	s.waitKubelet("edge1")
+	s.Check(s.Trial.Signal(t.Context(), "edge1", "edgecore", syscall.SIGSTOP))
+	if diff := cmp.Diff(running, s.Containers("edge1"), sorted()); diff != "" {
+		t.Errorf("while edgecore hangs (-before +after):\n%s", diff)
+	}
+	s.Kill("edge1", "edgecore") // as systemd does when no word comes in WatchdogSec
 	s.Start("edge1", "edgecore")
 	s.waitKubelet("edge1")
 	if diff := cmp.Diff(running, s.Containers("edge1"), sorted()); diff != "" {

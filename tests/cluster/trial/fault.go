@@ -46,6 +46,20 @@ func (t *Trial) Shape(ctx context.Context, name string, shape lab.Shape) error {
 	})
 }
 
+// Lease changes the address and the default route that a node has of its uplink's network, now and
+// at each boot; the zero Lease is the usual one.
+func (t *Trial) Lease(ctx context.Context, name string, lease lab.Lease) error {
+	return t.withNode(ctx, name, func(n Node) error {
+		if err := t.change(func(s *State) { s.Hosts[name].Lease = lease }); err != nil {
+			return err
+		}
+		if !t.machine(name).Running() {
+			return nil
+		}
+		return lab.SetLease(t.machine(name).Host, n.Number, lease)
+	})
+}
+
 // LinkIPv6 gives a node's link IPv6 beside IPv4, for as long as the trial is there.
 func (t *Trial) LinkIPv6(ctx context.Context, name string) error {
 	return t.withNode(ctx, name, func(n Node) error {

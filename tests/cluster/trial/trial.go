@@ -209,6 +209,7 @@ type Machine struct {
 	Joined bool      `json:"joined,omitempty"`
 	Cut    lab.Cut   `json:"cut,omitempty"`
 	Shape  lab.Shape `json:"shape,omitzero"`
+	Lease  lab.Lease `json:"lease,omitzero"`
 	IPv6   bool      `json:"ipv6,omitempty"` // LinkIPv6 was called
 	// Set are changes to this edge's edgecore.yaml beyond the trial's.
 	Set []string `json:"set,omitempty"`

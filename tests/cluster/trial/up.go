@@ -316,6 +316,11 @@ func (t *Trial) wire(name string) error {
 		}
 	}
 	// As it was before a reboot.
+	if m.Lease != (lab.Lease{}) {
+		if err := lab.SetLease(m.Host, n.Number, m.Lease); err != nil {
+			return err
+		}
+	}
 	if err := lab.SetShape(r, m.Host, n.Number, m.Shape); err != nil {
 		return err
 	}
