@@ -18,10 +18,10 @@ type wordLimit struct {
 }
 
 var wordLimits = []wordLimit{
-	{"what", regexp.MustCompile(`(?i)\bwhat\b`), 15.6, 2},
-	{"say, says, said", regexp.MustCompile(`(?i)\b(say|says|said)\b`), 5.7, 0.5},
-	{"none, nothing", regexp.MustCompile(`(?i)\b(none|nothing)\b`), 6.8, 2},
-	{"beside, bears, whom, lies, meanwhile, led to, goes on", regexp.MustCompile(`(?i)\b(beside|bears|whom|lies|meanwhile|led to|goes on)\b`), 1.8, 0.1},
+	{"what", regexp.MustCompile(`(?i)\bwhat\b`), 13.9, 2},
+	{"say, says, said", regexp.MustCompile(`(?i)\b(say|says|said)\b`), 4.6, 0.5},
+	{"none, nothing", regexp.MustCompile(`(?i)\b(none|nothing)\b`), 6.2, 2},
+	{"beside, bears, whom, lies, meanwhile, led to, goes on", regexp.MustCompile(`(?i)\b(beside|bears|whom|lies|meanwhile|led to|goes on)\b`), 1.6, 0.1},
 }
 
 // TestWords: comments name things by the words that a Kubernetes engineer would grep for.
