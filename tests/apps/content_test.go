@@ -130,7 +130,7 @@ func (o *origin) fetched(what string) (nodes []string) {
 // TestCluster_17: an application's container image is fetched by every node, its disk image by the
 // designated node alone; each node says what is local.
 func TestCluster_17_DiskImagesOnTheDesignatedNodeAlone(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	ns := s.Namespace()
 	o := newOrigin(t, ns)
 	for _, n := range options().Nodes() {

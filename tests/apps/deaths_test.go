@@ -24,7 +24,7 @@ import (
 // SKERRY_APPS_MINUTES=10 kills nodes for ten minutes, with 50 applications; without it one node
 // dies, and there are 16.
 func TestCluster_18_OneActiveNodeAfterRandomDeaths(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	ns := s.Namespace()
 	count, end := 16, time.Now()
 	if text := os.Getenv("SKERRY_APPS_MINUTES"); text != "" {

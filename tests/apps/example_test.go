@@ -10,7 +10,7 @@ import (
 
 // What the documentation shows works as it is, and a person sees what is going on.
 func TestExamples(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	ns := s.Namespace()
 	s.create(ns, appYAML("first", "edge3")) // policies are served
 	s.Kubectl("apply", "-n", ns, "-k", filepath.Join(s.Root, "manifests", "examples", "apps"))

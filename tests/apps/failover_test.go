@@ -17,7 +17,7 @@ import (
 // What can't work is refused in words when it is written; what may work later is reported
 // in the status.
 func TestRefusals(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	ns := s.Namespace()
 	s.create(ns, appYAML("accepted", "edge1"))
 	tests := map[string]struct{ app, want string }{
@@ -95,7 +95,7 @@ func TestRefusals(t *testing.T) {
 // that the first one is gone, even where a user deletes the pod; what runs on the island goes on.
 // Linked again, the deletion takes its course, and one copy runs.
 func TestCluster_15_CutIsNoDeath(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	ns := s.Namespace()
 	s.create(ns, appYAML("single", "edge1", "  singleton: true"))
 	before := s.waitOn(ns, "single", "edge1")

@@ -198,7 +198,7 @@ func (p *speaker) complete(c *receiver) (missing []int, dropped int64) {
 // cut that lasts longer than the kubelet keeps files: the oldest lines are lost, and as many are
 // reported as dropped.
 func TestCluster_10_LogsLoseNoLineAndDoubleNone(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	ns := s.Namespace()
 	c := s.receive()
 	s.create(ns, appYAML("speaks", "edge1", "  collectLogs: true", "  affinity: Required"))

@@ -100,7 +100,7 @@ func (r *recorder) path() ([]string, error) {
 // and back. In every version of its status, from the first reporter on, exactly one node reports
 // its statistics; the old copy ends once its node is linked again.
 func TestCluster_07_OneNodeReportsWhileTheAppMoves(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	ns := s.Namespace()
 	r := s.record(ns, "moves")
 	s.create(ns, appYAML("moves", "edge1", "  failback: {enable: true, after: 3s}"))
@@ -157,7 +157,7 @@ func (s *system) reporter(namespace, name, node string) {
 // TestCluster_14: an application returns to its node by itself where that was asked for, once a
 // PodDisruptionBudget lets it, and once for each boot of the node; one that did not ask stays.
 func TestCluster_14_FailbackOnceABoot(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	ns := s.Namespace()
 	s.create(ns, appYAML("returns", "edge1", "  failback: {enable: true, after: 3s}"))
 	s.create(ns, appYAML("settles", "edge1"))

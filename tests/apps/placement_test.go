@@ -12,7 +12,7 @@ import (
 // kubernetes.io/hostname, which Kubernetes lets it, and an application that requires that other
 // device waits for it. Its device is cordoned meanwhile, so that the scheduler has no third choice.
 func TestClaims_08_RequiredAppIsNotDrawnByALabel(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	ns := s.Namespace()
 	asNode := []string{"--as", "system:node:edge2", "--as-group", "system:nodes"}
 	again := func(args ...string) func() {

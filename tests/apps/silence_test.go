@@ -42,7 +42,7 @@ func (s *system) deviceStatus(ctx context.Context, node string) (d deviceStatus,
 // was, and its age is shown. Afterwards the present state is reported. The 2 min themselves are
 // beside the code, by the clock of the test.
 func TestCluster_08_PodGoesOnWhileTheAPIIsAway(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	ns := s.Namespace()
 	s.create(ns, appYAML("island", "edge1", "  affinity: Required"))
 	pod := s.waitOn(ns, "island", "edge1")

@@ -18,7 +18,7 @@ import (
 // its device is cut off: the container runs on there, and no second one starts before the device is
 // back.
 func TestClaims_07_ForcedDeletionStartsNoSecondCopy(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	ns := s.Namespace()
 	s.create(ns, appYAML("single", "edge1", "  singleton: true"))
 	before := s.waitOn(ns, "single", "edge1")
@@ -55,7 +55,7 @@ func TestClaims_07_ForcedDeletionStartsNoSecondCopy(t *testing.T) {
 // TestClaims_34_SingletonWaitsForTheCloudAfterABoot: a singleton has moved away from a device that
 // was switched off. The device boots without a link, and does not start the copy of its store.
 func TestClaims_34_SingletonWaitsForTheCloudAfterABoot(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	ns := s.Namespace()
 	s.create(ns, appYAML("single", "edge1", "  singleton: true"))
 	s.create(ns, appYAML("other", "edge1", "  affinity: Required"))

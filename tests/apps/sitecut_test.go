@@ -10,7 +10,7 @@ import (
 // TestClaims_25_CutOfTheSiteMovesNothing: all devices lose the cloud together, for longer than the
 // applications' failover.after, and come back: each application has the pod that it had.
 func TestClaims_25_CutOfTheSiteMovesNothing(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	ns := s.Namespace()
 	nodes := options().Nodes()
 	before := map[string]string{}

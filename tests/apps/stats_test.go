@@ -214,7 +214,7 @@ func (e *election) check(t *testing.T) {
 // statistics. It is killed: another one takes its place once its time is over. Never do two lead,
 // by their own word, and no one publishes who does not hold the Lease.
 func TestCluster_01_OneReporterAtATime(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	s.publish("{interval: 5s}")
 	e := s.elect()
 	first := s.published().Status.Reporter
@@ -248,7 +248,7 @@ func TestCluster_01_OneReporterAtATime(t *testing.T) {
 // takes it without waiting for its end. All lose it: the Lease has no holder, and what was
 // published is withdrawn.
 func TestCluster_02_LeaderWithoutConfigurationGivesTheLeaseBack(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	for _, n := range options().Nodes() {
 		s.patchNode(n.Name, `{"metadata":{"labels":{"test.skerry.io/reports":"yes"}}}`)
 	}
@@ -302,7 +302,7 @@ func TestCluster_02_LeaderWithoutConfigurationGivesTheLeaseBack(t *testing.T) {
 // leads no more before its time in the cloud is over; the cloud keeps what it has published, says
 // of when it is, and publishes nothing newer. The leader returns, and reports again.
 func TestCluster_03_LeaderOfflineStopsPublishing(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	s.publish("{interval: 2s, nodeSelector: {kubernetes.io/hostname: edge2}}")
 	e := s.elect()
 	s.published()
@@ -366,7 +366,7 @@ spec:
 // Longhorn, and then as Longhorn's volumes are. KubeVirt's and Longhorn's kinds are installed,
 // and what they say is played.
 func TestCluster_16_ClusterInfoAgreesWithKubectl(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	ns := s.Namespace()
 	s.create(ns, appYAML("counted", "edge1"))
 	s.waitOn(ns, "counted", "edge1")

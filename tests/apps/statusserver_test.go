@@ -118,7 +118,7 @@ func (s *system) mustGet(method, path, accept string) page {
 // plain text and as JSON; POST is refused, and so is a client without a certificate; while the
 // address is on no interface nothing listens.
 func TestCluster_04_StatusNeedsLabelsAndCertificate(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	s.serveStatus()
 	if p := s.mustGet(http.MethodGet, "/status", ""); p.code != http.StatusOK || p.body != "" || p.header.Get("Skerry-Known-As-Of") == "" || p.header.Get("Skerry-Linked") != "true" {
 		t.Errorf("without the labels: %+v", p)
@@ -208,7 +208,7 @@ func (s *system) ip(node string, args ...string) {
 // page; no name gives the device's own four parts; an unknown name, and the beginning of a uid, is
 // not found; what is missing says so.
 func TestCluster_05_AppByNameAndUIDIsOnePage(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	ns := s.Namespace()
 	s.serveStatus()
 	s.create(ns, appYAML("shown", "edge1"))
@@ -276,7 +276,7 @@ func TestCluster_05_AppByNameAndUIDIsOnePage(t *testing.T) {
 // TestCluster_06: an application from all peers: one answers, one takes the connection and says
 // nothing, one refuses. All are in the list, in order, the last two with their error.
 func TestCluster_06_ClusterAppNamesPeersThatFail(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	ns := s.Namespace()
 	s.serveStatus()
 	s.create(ns, appYAML("everywhere", "edge2"))

@@ -30,7 +30,7 @@ type system struct {
 	dynamic dynamic.Interface
 }
 
-func use(t *testing.T) *system {
+func newSystem(t *testing.T) *system {
 	t.Helper()
 	s := &system{System: tests().Use(t)}
 	var err error

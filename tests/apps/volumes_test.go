@@ -132,7 +132,7 @@ func replicated(name, node string) string {
 // affinity Required stays with its node, also when that is switched off and a person says so. They
 // share the power-off of one node.
 func TestCluster_11_12_13_PowerOff(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	ns := s.Namespace()
 	s.longhorn(ns)
 	mine := s.volume(ns, "mine-data", "edge1", "edge1", "edge2")

@@ -18,7 +18,7 @@ const (
 )
 
 // podIn makes a pod on a device and waits until it is Ready with an address of a range.
-func (s *harness) podIn(namespace, name, node, subnet string) {
+func (s *system) podIn(namespace, name, node, subnet string) {
 	s.T.Helper()
 	s.Apply(namespace, fmt.Sprintf("apiVersion: v1\nkind: Pod\nmetadata: {name: %s, labels: {app: %s}}\nspec:\n  nodeName: %s\n  terminationGracePeriodSeconds: 1\n"+
 		"  containers: [{name: app, image: skerry.local/sample:1, readinessProbe: {httpGet: {path: /healthz, port: 8080}, periodSeconds: 1}}]\n", name, name, node))
@@ -32,7 +32,7 @@ func (s *harness) podIn(namespace, name, node, subnet string) {
 }
 
 // waitCNI waits until the CNI configurations of a device are these, and ours has the text in it.
-func (s *harness) waitCNI(node, names, text string) {
+func (s *system) waitCNI(node, names, text string) {
 	s.T.Helper()
 	s.WaitFor(fmt.Sprintf("%s on %s to have %s", netd, node, names), func(ctx context.Context) error {
 		have, err := s.on(ctx, node, "cd "+netd+" && echo *")
@@ -57,7 +57,7 @@ func (s *harness) waitCNI(node, names, text string) {
 // nothing covers, and two may have the same. Another's configuration is left alone. A network that
 // comes to the device's range moves it to the next.
 func TestShip_15_PodNetworkTakesAFreeRange(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	const mine, first, second, foreign = "10-skerry.conflist", "10.222.0.0/24", "172.28.222.0/24", "99-foreign.conflist"
 	namespace := s.Namespace()
 	t.Cleanup(func() {

@@ -38,7 +38,7 @@ spec:
 // balancer: their pods run with what they refer to, and their logs are read, also as a cluster does
 // whose kube-apiserver knows nothing of Skerry.
 func TestShip_07_InClusterJoinPodsLogs(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	printed, err := os.ReadFile(filepath.Join(s.Dir, "install.yaml"))
 	s.Check(err)
 	nodes := map[string]bool{}
@@ -88,12 +88,12 @@ func TestShip_07_InClusterJoinPodsLogs(t *testing.T) {
 
 // The load balancer obeys the health checks: nothing leads to a node without a replica.
 func TestLoadBalancerFollowsHealth(t *testing.T) {
-	s := use(t)
-	s.Kubectl("-n", system, "scale", "deployment", deployment, "--replicas=1")
+	s := newSystem(t)
+	s.Kubectl("-n", systemNamespace, "scale", "deployment", deployment, "--replicas=1")
 	s.waitRolledOut(deployment)
 	var left corev1.Pod
 	s.WaitFor("one replica to be left", func(ctx context.Context) error {
-		list, err := s.Client.CoreV1().Pods(system).List(ctx, metav1.ListOptions{LabelSelector: selector})
+		list, err := s.Client.CoreV1().Pods(systemNamespace).List(ctx, metav1.ListOptions{LabelSelector: selector})
 		if err != nil {
 			return err
 		}

@@ -26,9 +26,9 @@ import (
 )
 
 const (
-	system     = "skerry-system"
-	deployment = "cloudcore"
-	selector   = "app.kubernetes.io/name=cloudcore"
+	systemNamespace = "skerry-system"
+	deployment      = "cloudcore"
+	selector        = "app.kubernetes.io/name=cloudcore"
 )
 
 func TestMain(m *testing.M) { os.Exit(tests().Main(m)) }
@@ -43,16 +43,16 @@ func tests() suite.Suite {
 	return suite.Suite{Name: "incluster", Options: o}
 }
 
-type harness struct{ *suite.System }
+type system struct{ *suite.System }
 
-func use(t *testing.T) *harness {
+func newSystem(t *testing.T) *system {
 	t.Helper()
-	return &harness{tests().Use(t)}
+	return &system{tests().Use(t)}
 }
 
 // pods are cloudcore's that run, by name.
-func (s *harness) pods(ctx context.Context) (map[string]corev1.Pod, error) {
-	list, err := s.Client.CoreV1().Pods(system).List(ctx, metav1.ListOptions{LabelSelector: selector})
+func (s *system) pods(ctx context.Context) (map[string]corev1.Pod, error) {
+	list, err := s.Client.CoreV1().Pods(systemNamespace).List(ctx, metav1.ListOptions{LabelSelector: selector})
 	if err != nil {
 		return nil, err
 	}
@@ -79,13 +79,13 @@ type edge struct {
 	}
 }
 
-func (s *harness) edge(ctx context.Context, node string) (e edge, err error) {
+func (s *system) edge(ctx context.Context, node string) (e edge, err error) {
 	err = s.EdgeStatus(ctx, node, &e)
 	return e, err
 }
 
 // replicaOf is cloudcore's pod that has the link of a device.
-func (s *harness) replicaOf(ctx context.Context, node string) (corev1.Pod, error) {
+func (s *system) replicaOf(ctx context.Context, node string) (corev1.Pod, error) {
 	e, err := s.edge(ctx, node)
 	if err != nil {
 		return corev1.Pod{}, err
@@ -105,7 +105,7 @@ func (s *harness) replicaOf(ctx context.Context, node string) (corev1.Pod, error
 	return corev1.Pod{}, fmt.Errorf("%s is linked to %s, which is none of the pods that run", node, e.Link.Instance)
 }
 
-func (s *harness) waitReplicaOf(node string) (pod corev1.Pod) {
+func (s *system) waitReplicaOf(node string) (pod corev1.Pod) {
 	s.T.Helper()
 	s.WaitFor("the link of "+node, func(ctx context.Context) (err error) {
 		pod, err = s.replicaOf(ctx, node)
@@ -115,7 +115,7 @@ func (s *harness) waitReplicaOf(node string) (pod corev1.Pod) {
 }
 
 // waitDelivered waits until a device has nothing left to report.
-func (s *harness) waitDelivered(node string) {
+func (s *system) waitDelivered(node string) {
 	s.T.Helper()
 	s.WaitFor("the outbox of "+node+" to be empty", func(ctx context.Context) error {
 		e, err := s.edge(ctx, node)
@@ -135,7 +135,7 @@ func (s *harness) waitDelivered(node string) {
 }
 
 // deviceConfig is a client configuration for a device's own API, as seen from the device.
-func (s *harness) deviceConfig(node string) *rest.Config {
+func (s *system) deviceConfig(node string) *rest.Config {
 	s.T.Helper()
 	h, err := s.Trial.Host(node)
 	s.Check(err)
@@ -146,10 +146,10 @@ func (s *harness) deviceConfig(node string) *rest.Config {
 }
 
 // waitRolledOut waits until a Deployment of cloudcore has all its replicas, and nothing else.
-func (s *harness) waitRolledOut(name string) {
+func (s *system) waitRolledOut(name string) {
 	s.T.Helper()
 	s.WaitFor("deployment "+name, func(ctx context.Context) error {
-		d, err := s.Client.AppsV1().Deployments(system).Get(ctx, name, metav1.GetOptions{})
+		d, err := s.Client.AppsV1().Deployments(systemNamespace).Get(ctx, name, metav1.GetOptions{})
 		if err == nil && !rolledOut(d) {
 			err = fmt.Errorf("of %d replicas %d are up to date, %d available", d.Status.Replicas, d.Status.UpdatedReplicas, d.Status.AvailableReplicas)
 		}
@@ -177,7 +177,7 @@ spec:
 `
 
 // reporter is the pod of a device that stays for all tests.
-func (s *harness) reporter(node string) corev1.Pod {
+func (s *system) reporter(node string) corev1.Pod {
 	s.T.Helper()
 	s.Apply("sample", strings.ReplaceAll(reporter, "NODE", node))
 	return s.WaitPods("sample", "app=reporter", node, 1)[0]
@@ -185,12 +185,12 @@ func (s *harness) reporter(node string) corev1.Pod {
 
 // reports waits until what the kubelet of a device sees is at kube-apiserver: a pod is made
 // unready, then ready again.
-func (s *harness) reports(node string) {
+func (s *system) reports(node string) {
 	s.T.Helper()
 	s.reportsOf(s.reporter(node))
 }
 
-func (s *harness) reportsOf(pod corev1.Pod) {
+func (s *system) reportsOf(pod corev1.Pod) {
 	s.T.Helper()
 	for _, step := range []struct {
 		path  string
@@ -208,7 +208,7 @@ func (s *harness) reportsOf(pod corev1.Pod) {
 }
 
 // on runs a line of shell on a host.
-func (s *harness) on(ctx context.Context, host, line string) (string, error) {
+func (s *system) on(ctx context.Context, host, line string) (string, error) {
 	var out, errs strings.Builder
 	code, err := s.Trial.Exec(ctx, host, trial.Streams{Out: &out, Err: &errs}, nil, "sh", "-c", line)
 	if err == nil && code != 0 {
@@ -218,7 +218,7 @@ func (s *harness) on(ctx context.Context, host, line string) (string, error) {
 }
 
 // post asks the sample application in a pod to do something, from the pod's node.
-func (s *harness) post(pod corev1.Pod, path string) {
+func (s *system) post(pod corev1.Pod, path string) {
 	s.T.Helper()
 	var out strings.Builder
 	code, err := s.Trial.Exec(s.T.Context(), pod.Spec.NodeName, trial.Streams{Out: &out, Err: &out}, nil, "curl", "-sS", "--max-time", "10", "-X", "POST",
@@ -231,7 +231,7 @@ func (s *harness) post(pod corev1.Pod, path string) {
 
 // neverNotReady watches the Nodes of devices until the returned function is called, which fails the
 // test if one was anything but Ready meanwhile.
-func (s *harness) neverNotReady(nodes ...string) (end func()) {
+func (s *system) neverNotReady(nodes ...string) (end func()) {
 	s.T.Helper()
 	ctx, cancel := context.WithCancel(s.T.Context())
 	var all sync.WaitGroup

@@ -16,8 +16,8 @@ import (
 )
 
 // leader is who holds the Lease of cloudcore's controllers.
-func (s *harness) leader(ctx context.Context) (string, error) {
-	l, err := s.Client.CoordinationV1().Leases(system).Get(ctx, "cloudcore", metav1.GetOptions{})
+func (s *system) leader(ctx context.Context) (string, error) {
+	l, err := s.Client.CoordinationV1().Leases(systemNamespace).Get(ctx, "cloudcore", metav1.GetOptions{})
 	if err != nil {
 		return "", err
 	}
@@ -28,7 +28,7 @@ func (s *harness) leader(ctx context.Context) (string, error) {
 }
 
 // waitLeader waits for a leader that runs, other than one that is known, and returns its pod.
-func (s *harness) waitLeader(not string) (identity string, pod corev1.Pod) {
+func (s *system) waitLeader(not string) (identity string, pod corev1.Pod) {
 	s.T.Helper()
 	s.WaitFor("a leader of cloudcore other than "+not, func(ctx context.Context) (err error) {
 		if identity, err = s.leader(ctx); err != nil {
@@ -54,7 +54,7 @@ func (s *harness) waitLeader(not string) (identity string, pod corev1.Pod) {
 
 // leads waits until the leader's controllers have worked: the status of a new StaticRoute
 // is theirs.
-func (s *harness) leads(name string) {
+func (s *system) leads(name string) {
 	s.T.Helper()
 	s.Apply("default", "apiVersion: skerry.io/v1alpha1\nkind: StaticRoute\nmetadata: {name: "+name+"}\nspec: {subnet: 172.20.0.0/16, gateway: 192.168.100.200}\n")
 	s.T.Cleanup(func() {
@@ -72,13 +72,13 @@ func (s *harness) leads(name string) {
 }
 
 // killPod ends the process of a pod's container as a crash would.
-func (s *harness) killPod(pod corev1.Pod) {
+func (s *system) killPod(pod corev1.Pod) {
 	s.T.Helper()
 	s.signal(pod, "SIGKILL")
 }
 
 // signal sends a signal to the process of a pod's container, and to no other.
-func (s *harness) signal(pod corev1.Pod, signal string) {
+func (s *system) signal(pod corev1.Pod, signal string) {
 	s.T.Helper()
 	_, id, _ := strings.Cut(pod.Status.ContainerStatuses[0].ContainerID, "://")
 	_, err := s.on(s.T.Context(), pod.Spec.NodeName, "ctr --namespace k8s.io tasks kill --signal "+signal+" "+id)
@@ -88,7 +88,7 @@ func (s *harness) signal(pod corev1.Pod, signal string) {
 // The replica that leads is killed: another leads, and devices that were linked to it go on by
 // whichever they find.
 func TestShip_08_LeaderKilledAnotherLeads(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	identity, pod := s.waitLeader("")
 	reporters := map[string]corev1.Pod{"edge1": s.reporter("edge1"), "edge2": s.reporter("edge2")}
 	containers := map[string][]string{"edge1": s.Containers("edge1"), "edge2": s.Containers("edge2")}
@@ -102,7 +102,7 @@ func TestShip_08_LeaderKilledAnotherLeads(t *testing.T) {
 }
 
 // sameContainers fails the test where containers of devices are not those of before.
-func (s *harness) sameContainers(before map[string][]string) {
+func (s *system) sameContainers(before map[string][]string) {
 	s.T.Helper()
 	for node, want := range before {
 		have := map[string]bool{}
@@ -121,11 +121,11 @@ func (s *harness) sameContainers(before map[string][]string) {
 // that were linked to it go on by another; none is shown as NotReady. The one replica that is
 // evicted serves until the one in its place is ready.
 func TestShip_10_NodeDrainedDevicesGoOn(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	reporters := map[string]corev1.Pod{"edge1": s.reporter("edge1"), "edge2": s.reporter("edge2")}
 	containers := map[string][]string{"edge1": s.Containers("edge1"), "edge2": s.Containers("edge2")}
 	for _, replicas := range []string{"2", "1"} {
-		s.Kubectl("-n", system, "scale", "deployment", deployment, "--replicas="+replicas)
+		s.Kubectl("-n", systemNamespace, "scale", "deployment", deployment, "--replicas="+replicas)
 		s.waitRolledOut(deployment)
 		drained := s.waitReplicaOf("edge1").Spec.NodeName
 		end := s.neverNotReady("edge1", "edge2")
@@ -155,7 +155,7 @@ func TestShip_10_NodeDrainedDevicesGoOn(t *testing.T) {
 }
 
 // drain evicts all pods of a node, as its administrator does, until the test ends at the latest.
-func (s *harness) drain(node string) {
+func (s *system) drain(node string) {
 	s.T.Helper()
 	s.T.Cleanup(func() { s.Must(s.Run(context.Background(), "kubectl", "uncordon", node)) })
 	s.Kubectl("drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=3m")
@@ -163,7 +163,7 @@ func (s *harness) drain(node string) {
 
 // A node loses its power: the devices that were linked to its replica go on by the other node's.
 func TestShip_11_NodeLostDevicesGoOn(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	s.waitRolledOut(deployment)
 	lost := s.waitReplicaOf("edge1").Spec.NodeName
 	reporters := map[string]corev1.Pod{"edge1": s.reporter("edge1"), "edge2": s.reporter("edge2")}
@@ -222,7 +222,7 @@ func trialNodes() (plain []trial.Node) {
 // one that takes its place, before a Lease is too old: their Nodes stay Ready. The grace of
 // kube-controller-manager and the device's keepalive are the usual ones, 50 s and 10 s.
 func TestReplicaHangs(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	s.waitRolledOut(deployment)
 	set := func(ctx context.Context, settings ...string) { s.Check(s.Trial.Set(ctx, "edge1", settings)) }
 	t.Cleanup(func() {
@@ -265,7 +265,7 @@ func TestReplicaHangs(t *testing.T) {
 		return err
 	})
 	s.WaitFor(hung.Name+" to be started again", func(ctx context.Context) error {
-		p, err := s.Client.CoreV1().Pods(system).Get(ctx, hung.Name, metav1.GetOptions{})
+		p, err := s.Client.CoreV1().Pods(systemNamespace).Get(ctx, hung.Name, metav1.GetOptions{})
 		if err != nil {
 			return err
 		}

@@ -33,7 +33,7 @@ const (
 	maxLoad    = 4000
 )
 
-func (s *harness) load(pod corev1.Pod) *load {
+func (s *system) load(pod corev1.Pod) *load {
 	s.T.Helper()
 	client, err := kubernetes.NewForConfig(s.deviceConfig(pod.Spec.NodeName))
 	s.Check(err)
@@ -117,7 +117,7 @@ func (l *load) end() error {
 // cloudcore is rolled out again while devices report: each event that a device took is at
 // kube-apiserver, with its count, and so is each restart of a container.
 func TestShip_09_RolloutUnderLoadLosesNothing(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	s.waitRolledOut(deployment)
 	before, err := s.pods(t.Context())
 	s.Check(err)
@@ -129,14 +129,14 @@ func TestShip_09_RolloutUnderLoadLosesNothing(t *testing.T) {
 		loads[node] = s.load(pod)
 	}
 	end := s.neverNotReady("edge1", "edge2")
-	s.Kubectl("-n", system, "rollout", "restart", "deployment/"+deployment)
+	s.Kubectl("-n", systemNamespace, "rollout", "restart", "deployment/"+deployment)
 	for node, l := range loads {
 		// The connection ends with the process, so the request has no answer.
 		if _, err := s.on(t.Context(), node, "curl -sS --max-time 10 -X POST http://"+l.pod.Status.PodIP+":8080/crash"); err == nil {
 			t.Errorf("the sample on %s has not crashed", node)
 		}
 	}
-	s.Kubectl("-n", system, "rollout", "status", "deployment/"+deployment, "--timeout=3m")
+	s.Kubectl("-n", systemNamespace, "rollout", "status", "deployment/"+deployment, "--timeout=3m")
 	s.waitRolledOut(deployment)
 	end()
 	for _, l := range loads { // all of it, before any device is waited for
@@ -161,7 +161,7 @@ func TestShip_09_RolloutUnderLoadLosesNothing(t *testing.T) {
 }
 
 // waitEvents compares what a device took with what kube-apiserver has.
-func (s *harness) waitEvents(l *load) {
+func (s *system) waitEvents(l *load) {
 	s.T.Helper()
 	list, err := s.Client.CoreV1().Events(l.pod.Namespace).List(s.T.Context(),
 		metav1.ListOptions{FieldSelector: "involvedObject.name=" + l.pod.Name + ",reason=" + suite.FloodReason})

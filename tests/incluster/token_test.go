@@ -19,7 +19,7 @@ import (
 )
 
 // tokenOf reads the token that a pod's container sees, where its kubelet has put it.
-func (s *harness) tokenOf(pod corev1.Pod) ([]byte, error) {
+func (s *system) tokenOf(pod corev1.Pod) ([]byte, error) {
 	h, err := s.Trial.Host(pod.Spec.NodeName)
 	if err != nil {
 		return nil, err
@@ -32,7 +32,7 @@ func (s *harness) tokenOf(pod corev1.Pod) ([]byte, error) {
 }
 
 // accepted asks kube-apiserver whose a token is.
-func (s *harness) accepted(ctx context.Context, token []byte) error {
+func (s *system) accepted(ctx context.Context, token []byte) error {
 	cfg := rest.AnonymousClientConfig(s.Config)
 	cfg.BearerToken = string(token)
 	client, err := kubernetes.NewForConfig(cfg)
@@ -53,7 +53,7 @@ func (s *harness) accepted(ctx context.Context, token []byte) error {
 // time between the two in which cloudcore has no valid token, as there is none when a token is
 // renewed in time.
 func TestShip_12_AccountTokenRenewed(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	s.waitRolledOut(deployment)
 	pods, err := s.pods(t.Context())
 	s.Check(err)
@@ -65,7 +65,7 @@ func TestShip_12_AccountTokenRenewed(t *testing.T) {
 	}
 	sample := s.reporter("edge1")
 
-	accounts := s.Client.CoreV1().ServiceAccounts(system)
+	accounts := s.Client.CoreV1().ServiceAccounts(systemNamespace)
 	account, err := accounts.Get(t.Context(), "cloudcore", metav1.GetOptions{})
 	s.Check(err)
 	s.Check(accounts.Delete(t.Context(), "cloudcore", metav1.DeleteOptions{}))
@@ -115,7 +115,7 @@ func TestShip_12_AccountTokenRenewed(t *testing.T) {
 	s.reports("edge2")
 	s.leads("after-the-token")
 	for name, p := range pods {
-		now, err := s.Client.CoreV1().Pods(system).Get(t.Context(), name, metav1.GetOptions{})
+		now, err := s.Client.CoreV1().Pods(systemNamespace).Get(t.Context(), name, metav1.GetOptions{})
 		s.Check(err)
 		before, after := p.Status.ContainerStatuses[0], now.Status.ContainerStatuses[0]
 		if before.ContainerID != after.ContainerID || after.RestartCount != before.RestartCount {
