@@ -39,7 +39,7 @@ var ladder = [][]string{
 	{"cloud/internal/core/fleet"},
 	{
 		"cloud/internal/access/alpn", "cloud/internal/access/apiservice", "cloud/internal/access/subresources", "cloud/internal/access/tunnel", "cloud/internal/access/usage",
-		"cloud/internal/controllers/reports",
+		"cloud/internal/controllers/controller", "cloud/internal/controllers/reports",
 		"cloud/internal/core/publish", "cloud/internal/core/relay",
 		"cloud/internal/trust/join",
 		"edge/internal/core/agent", "edge/internal/core/metamanager",
