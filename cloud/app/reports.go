@@ -8,6 +8,7 @@ import (
 
 	"github.com/skerry-io/skerry/cloud/internal/controllers/app"
 	"github.com/skerry-io/skerry/cloud/internal/controllers/clusterinfo"
+	"github.com/skerry-io/skerry/cloud/internal/controllers/controller"
 	"github.com/skerry-io/skerry/cloud/internal/controllers/drain"
 	"github.com/skerry-io/skerry/cloud/internal/controllers/marks"
 	"github.com/skerry-io/skerry/cloud/internal/controllers/reports"
@@ -57,8 +58,6 @@ func newReporting(client *kube.Client, informers *kube.Informers, policy vip.Pol
 func (r *reporting) decide(ctx context.Context) error {
 	nodes, release := r.informers.Open(schema.GroupVersionResource{Version: "v1", Resource: "nodes"})
 	defer release()
-	routes, release := r.informers.Open(v1alpha1.Resource(v1alpha1.StaticRoutes))
-	defer release()
 	pools, release := r.informers.Open(v1alpha1.Resource(v1alpha1.NodePools))
 	defer release()
 	operations, release := r.informers.Open(v1alpha1.Resource(v1alpha1.NodeOperations))
@@ -75,7 +74,9 @@ func (r *reporting) decide(ctx context.Context) error {
 	defer release()
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return r.Sweep(ctx, nodes) })
-	g.Go(func() error { return route.New(r.client, routes, nodes, pools).Run(ctx) })
+	g.Go(func() error {
+		return controller.NewManager(r.client, r.informers).Run(ctx, route.Controller())
+	})
 	g.Go(func() error {
 		return r.vips.Run(ctx, vip.Stores{Services: services, Nodes: nodes, Pools: pools, VIPs: vips})
 	})

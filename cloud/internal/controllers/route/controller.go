@@ -4,154 +4,92 @@
 //
 // It owns our finalizer (and touches no other), the annotations that say who is in the pool that a
 // route names and which pods it covers, the counts, and the conditions. It refuses to decide
-// anything for a node: that is the node's agent's, cloud or no cloud. One Controller runs at a
-// time, under a Lease; its goroutines are those of Run.
+// anything for a node: that is the node's agent's, cloud or no cloud. One runs at a time, under a
+// Lease (package controller).
 package route
 
 import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"net/http"
 	"net/netip"
-	"net/url"
 	"reflect"
 	"slices"
-	"sync"
 	"time"
 
-	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/client-go/util/workqueue"
-	"k8s.io/klog/v2"
+	corev1 "k8s.io/api/core/v1"
 
+	"github.com/skerry-io/skerry/cloud/internal/controllers/controller"
 	"github.com/skerry-io/skerry/cloud/internal/core/kube"
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 	"github.com/skerry-io/skerry/common/claim"
-	"github.com/skerry-io/skerry/common/rerun"
 )
 
 const (
 	workers = 2
 	// settle is how long further changes are waited for before a status is written: reports come in
 	// waves.
-	settle = 250 * time.Millisecond
+	settle   = 250 * time.Millisecond
+	retryMax = time.Minute
 )
 
-// Client makes requests at kube-apiserver, as cloudcore itself.
-type Client interface {
-	Do(ctx context.Context, as kube.Identity, r kube.Request) (*kube.Response, error)
-}
-
-// Store is a collection that is followed; a *kube.Store.
-type Store interface {
-	Synced() <-chan struct{}
-	Each(sel *kube.Selection, fn func(*kube.Object) bool)
-	Observe(changed func(old, new *kube.Object)) (cancel func())
+// run is one leadership.
+type run struct {
+	routes *controller.Collection[v1alpha1.StaticRoute]
+	nodes  *controller.Collection[corev1.Node]
+	pools  *controller.Collection[v1alpha1.NodePool]
+	ranges podRanges
 }
 
 // Controller counts and frees.
-type Controller struct {
-	client Client
-	routes Store
-	nodes  Store
-	pools  Store
-	queue  workqueue.TypedRateLimitingInterface[string]
-	pods   podRanges
+func Controller() controller.Config {
+	return controller.Config{Name: "staticroutes", Settle: settle, RetryMax: retryMax, Start: start}
 }
 
-// New makes a Controller. It starts nothing.
-func New(client Client, routes, nodes, pools Store) *Controller {
-	return &Controller{client: client, routes: routes, nodes: nodes, pools: pools}
-}
-
-// Run works until ctx ends.
-func (c *Controller) Run(ctx context.Context) error {
-	c.queue = workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[string](200*time.Millisecond, time.Minute))
-	all := rerun.New(func(context.Context) (time.Duration, error) {
-		c.enqueueAll()
-		return 0, nil
-	}, rerun.Config{})
-	defer c.routes.Observe(func(old, now *kube.Object) {
-		if now != nil {
-			c.queue.AddAfter(now.Name, settle)
+func start(_ context.Context, r *controller.Run) (controller.Work, error) {
+	c := &run{routes: controller.Watch[v1alpha1.StaticRoute](r, v1alpha1.Resource(v1alpha1.StaticRoutes), r.Own)}
+	all := func() { r.EnqueueAll(c.routes) }
+	labelsChanged := controller.LabelsChanged(all)
+	c.nodes = controller.Watch[corev1.Node](r, corev1.SchemeGroupVersion.WithResource("nodes"), func(old, now *kube.Object) {
+		if c.ranges.update(old, now) {
+			all()
 		}
-	})()
-	defer c.nodes.Observe(func(old, now *kube.Object) {
-		if c.pods.update(old, now) {
-			all.Wake()
-		}
-		if old == nil || now == nil || !labels.Equals(old.Labels, now.Labels) {
-			all.Wake()
-		}
-	})()
-	defer c.pools.Observe(func(old, now *kube.Object) {
-		if old == nil || now == nil || old.Sum != now.Sum { // a NodePool's status changes with each address
-			all.Wake()
-		}
-	})()
-	for _, s := range []Store{c.routes, c.nodes} {
-		select {
-		case <-s.Synced():
-		case <-ctx.Done():
-			c.queue.ShutDown()
-			return nil
-		}
-	}
-	var wg sync.WaitGroup
-	wg.Go(func() { // only routes that name a pool wait for the pools: a cluster may not have the kind
+		labelsChanged(old, now)
+	})
+	// Only routes that name a pool wait for the pools: a cluster may not have the kind. A
+	// NodePool's status changes with each address.
+	c.pools = controller.WatchOptional[v1alpha1.NodePool](r, v1alpha1.Resource(v1alpha1.NodePools), controller.ContentChanged(all))
+	r.Go(func(ctx context.Context) {
 		select {
 		case <-c.pools.Synced():
-			all.Wake()
+			all()
 		case <-ctx.Done():
 		}
 	})
-	wg.Go(func() { kube.Work(ctx, c.queue, workers, c.work) })
-	defer wg.Wait()
-	all.Run(ctx)
-	return nil
+	return controller.Keyed(workers, c.reconcile), nil
 }
 
-func (c *Controller) enqueueAll() {
-	var names []string
-	c.routes.Each(everything(), func(o *kube.Object) bool {
-		names = append(names, o.Name)
-		return true
-	})
-	for _, name := range names {
-		c.queue.AddAfter(name, settle)
-	}
-}
-
-func (c *Controller) work(ctx context.Context, name string) {
-	if err := c.reconcile(ctx, name); err != nil && ctx.Err() == nil {
-		klog.FromContext(ctx).V(2).Info("Failed to reconcile a StaticRoute, retrying", "staticRoute", name, "err", err)
-		c.queue.AddRateLimited(name)
-	} else {
-		c.queue.Forget(name)
-	}
-}
-
-// reconcile brings one object up to date. It reads the newest version, and writes on the condition
-// that it still is: another writer that was quicker makes it start again.
-func (c *Controller) reconcile(ctx context.Context, name string) error {
-	o, err := c.get(ctx, name)
+// reconcile brings one object up to date. It reads the newest version, whose status the shared copy
+// does not have, and writes on the condition that it still is: another writer that was quicker
+// makes it start again.
+func (c *run) reconcile(ctx context.Context, key kube.Key) (time.Duration, error) {
+	o, err := c.routes.GetLive(ctx, key)
 	if o == nil || err != nil {
-		return err
+		return 0, err
 	}
 	members, known, err := c.members(o)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	note, err := annotation(members)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	subnets, err := c.podSubnets()
 	if err != nil {
-		return err
+		return 0, err
 	}
-	covers := c.pods.overlapped(o.Spec.Subnet, subnets)
+	covers := c.ranges.overlapped(o.Spec.Subnet, subnets)
 	mine := slices.Contains(o.Finalizers, v1alpha1.StaticRouteFinalizer)
 	switch {
 	case o.DeletionTimestamp == nil && (!mine || known && o.Annotations[v1alpha1.NodePoolAnnotation] != note ||
@@ -163,65 +101,50 @@ func (c *Controller) reconcile(ctx context.Context, name string) error {
 		if known {
 			notes[v1alpha1.NodePoolAnnotation] = note
 		}
-		return c.writeMetadata(ctx, o, notes) // its change brings us here again
+		return 0, c.writeMetadata(ctx, o, notes) // its change brings us here again
 	case o.DeletionTimestamp == nil && !known:
-		return nil // until the pools are known
+		return 0, nil // until the pools are known
 	case o.DeletionTimestamp != nil && !mine:
-		return nil // another finalizer is waited for
+		return 0, nil // another finalizer is waited for
 	case o.DeletionTimestamp != nil && len(left(&o.Status)) == 0:
 		o.Finalizers = slices.DeleteFunc(o.Finalizers, func(f string) bool { return f == v1alpha1.StaticRouteFinalizer })
-		return c.writeMetadata(ctx, o, nil)
+		return 0, c.writeMetadata(ctx, o, nil)
 	}
 	before := o.DeepCopy()
 	desired, problem := c.desired(o, members)
 	summarize(o, desired, problem)
 	if reflect.DeepEqual(before.Status, o.Status) {
-		return nil
+		return 0, nil
 	}
-	return c.writeStatus(ctx, o)
+	return 0, c.routes.UpdateStatus(ctx, o)
 }
 
 // members is who is in the pool that a StaticRoute names; the zero value where it names none. known
 // is false while the pools are not.
-func (c *Controller) members(o *v1alpha1.StaticRoute) (m v1alpha1.PoolMembers, known bool, err error) {
+func (c *run) members(o *v1alpha1.StaticRoute) (m v1alpha1.PoolMembers, known bool, err error) {
 	if o.Spec.NodePool == "" {
 		return m, true, nil
 	}
-	select {
-	case <-c.pools.Synced():
-	default:
+	if !c.pools.HasSynced() {
 		return m, false, nil
 	}
 	m.Pool = o.Spec.NodePool
-	var raw []byte
-	one := everything()
-	one.Name = o.Spec.NodePool
-	c.pools.Each(one, func(p *kube.Object) bool {
-		raw = p.Raw
-		return false
-	})
-	if raw == nil {
-		return m, true, nil
+	pool, err := c.pools.Get(kube.Key{Name: m.Pool})
+	if err != nil {
+		return m, false, err
 	}
-	pool := &v1alpha1.NodePool{}
-	if err := json.Unmarshal(raw, pool); err != nil {
-		return m, false, fmt.Errorf("reading NodePool %s: %w", o.Spec.NodePool, err)
+	if pool != nil {
+		m.NodeSelector = pool.Spec.NodeSelector
 	}
-	m.NodeSelector = pool.Spec.NodeSelector
 	return m, true, nil
 }
 
 // podSubnets are those of all NodePools.
-func (c *Controller) podSubnets() (all []netip.Prefix, err error) {
-	c.pools.Each(everything(), func(o *kube.Object) bool {
-		pool := &v1alpha1.NodePool{}
-		if err = json.Unmarshal(o.Raw, pool); err != nil {
-			err = fmt.Errorf("reading NodePool %s: %w", o.Name, err)
-			return false
-		}
+func (c *run) podSubnets() (all []netip.Prefix, err error) {
+	pools, err := c.pools.List()
+	for _, pool := range pools {
 		all = append(all, claim.Prefixes(pool.Spec.PodSubnets)...)
-		return true
-	})
+	}
 	return all, err
 }
 
@@ -238,7 +161,7 @@ func annotation(m v1alpha1.PoolMembers) (string, error) {
 }
 
 // desired names the nodes that should have the route.
-func (c *Controller) desired(o *v1alpha1.StaticRoute, members v1alpha1.PoolMembers) (names []string, err error) {
+func (c *run) desired(o *v1alpha1.StaticRoute, members v1alpha1.PoolMembers) (names []string, err error) {
 	if o.DeletionTimestamp != nil {
 		return nil, nil
 	}
@@ -246,7 +169,7 @@ func (c *Controller) desired(o *v1alpha1.StaticRoute, members v1alpha1.PoolMembe
 	if err != nil {
 		return nil, err
 	}
-	c.nodes.Each(everything(), func(n *kube.Object) bool {
+	c.nodes.Each(func(n *kube.Object) bool {
 		if selects(n.Labels) {
 			names = append(names, n.Name)
 		}
@@ -256,36 +179,9 @@ func (c *Controller) desired(o *v1alpha1.StaticRoute, members v1alpha1.PoolMembe
 	return names, nil
 }
 
-func (c *Controller) get(ctx context.Context, name string) (*v1alpha1.StaticRoute, error) {
-	resp, err := c.client.Do(ctx, kube.Identity{}, kube.Request{Method: http.MethodGet, Path: path(name)})
-	if err != nil {
-		return nil, err
-	}
-	if resp.Code == http.StatusNotFound {
-		return nil, nil
-	}
-	if err := resp.Err(); err != nil {
-		return nil, err
-	}
-	o := &v1alpha1.StaticRoute{}
-	if err := json.Unmarshal(resp.Body, o); err != nil {
-		return nil, fmt.Errorf("reading StaticRoute %s: %w", name, err)
-	}
-	return o, nil
-}
-
-// writeStatus writes the status of an object, on the condition that it was not written meanwhile.
-func (c *Controller) writeStatus(ctx context.Context, o *v1alpha1.StaticRoute) error {
-	body, err := json.Marshal(o)
-	if err != nil {
-		return fmt.Errorf("writing StaticRoute %s: %w", o.Name, err)
-	}
-	return c.do(ctx, kube.Request{Method: http.MethodPut, Path: path(o.Name) + "/status", ContentType: "application/json", Body: body})
-}
-
-// writeMetadata writes nothing but the finalizers and these annotations, "" deletes, on the same
-// condition: what this version does not know of the spec is not lost.
-func (c *Controller) writeMetadata(ctx context.Context, o *v1alpha1.StaticRoute, notes map[string]string) error {
+// writeMetadata writes the finalizers and these annotations, "" deletes, and no other field: fields
+// of the spec that this version does not know are kept.
+func (c *run) writeMetadata(ctx context.Context, o *v1alpha1.StaticRoute, notes map[string]string) error {
 	m := map[string]any{"finalizers": o.Finalizers, "resourceVersion": o.ResourceVersion, "uid": o.UID}
 	annotations := map[string]any{}
 	for key, note := range notes {
@@ -297,29 +193,5 @@ func (c *Controller) writeMetadata(ctx context.Context, o *v1alpha1.StaticRoute,
 	if len(annotations) > 0 {
 		m["annotations"] = annotations
 	}
-	body, err := json.Marshal(map[string]any{"metadata": m})
-	if err != nil {
-		return fmt.Errorf("writing StaticRoute %s: %w", o.Name, err)
-	}
-	return c.do(ctx, kube.Request{Method: http.MethodPatch, Path: path(o.Name), ContentType: "application/merge-patch+json", Body: body})
-}
-
-func (c *Controller) do(ctx context.Context, r kube.Request) error {
-	resp, err := c.client.Do(ctx, kube.Identity{}, r)
-	if err != nil {
-		return err
-	}
-	if resp.Code == http.StatusNotFound {
-		return nil
-	}
-	return resp.Err()
-}
-
-func path(name string) string {
-	r := v1alpha1.Resource(v1alpha1.StaticRoutes)
-	return "/apis/" + r.Group + "/" + r.Version + "/" + r.Resource + "/" + url.PathEscape(name)
-}
-
-func everything() *kube.Selection {
-	return &kube.Selection{Labels: labels.Everything(), Fields: fields.Everything()}
+	return c.routes.Patch(ctx, kube.Key{Name: o.Name}, "", map[string]any{"metadata": m})
 }

@@ -23,6 +23,7 @@ import (
 	"k8s.io/client-go/dynamic"
 
 	"github.com/skerry-io/skerry/beehive/message"
+	"github.com/skerry-io/skerry/cloud/internal/controllers/controller"
 	"github.com/skerry-io/skerry/cloud/internal/controllers/reports"
 	"github.com/skerry-io/skerry/cloud/internal/controllers/route"
 	"github.com/skerry-io/skerry/cloud/internal/core/cloudhub"
@@ -67,9 +68,7 @@ func newWorld(t *testing.T) *world {
 		return err
 	})
 	informers := kube.NewInformers(client)
-	routes, _ := informers.Open(v1alpha1.Resource(v1alpha1.StaticRoutes))
 	nodes, _ := informers.Open(schema.GroupVersionResource{Version: "v1", Resource: "nodes"})
-	pools, _ := informers.Open(v1alpha1.Resource(v1alpha1.NodePools))
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return informers.Run(ctx) })
@@ -83,9 +82,8 @@ func newWorld(t *testing.T) *world {
 		leading, end := context.WithCancel(ctx)
 		var wg sync.WaitGroup
 		stop = func() { end(); wg.Wait() }
-		c := route.New(client, routes, nodes, pools)
 		wg.Go(func() {
-			if err := c.Run(leading); err != nil {
+			if err := controller.NewManager(client, informers).Run(leading, route.Controller()); err != nil {
 				t.Error(err)
 			}
 		})
