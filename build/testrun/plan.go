@@ -39,9 +39,9 @@ const (
 )
 
 // longer is left out by all and run by long: each takes a whole machine for minutes. all runs
-// another part of the first two; it leaves out kube-vip, which must be compiled, but for the tests
-// of cloud/internal/controllers/kubevip.
-const longer = `^TestTraps_09_VIPsWithIPVS$/^the_others$|^TestOrder_14_ShortCampaigns$/^seed_(2|14)$|^TestServices_14_KubeVIP$|^TestEveryday_21_NoPodIsMissingAfterPressureAndShutdowns$/^long$`
+// another part of each but kube-vip, which must be compiled: that has the tests of
+// cloud/internal/controllers/kubevip.
+const longer = `^TestTraps_09_VIPsWithIPVS$/^the_others$|^TestOrder_14_ShortCampaigns$/^seed_(2|14)$|^TestServices_14_KubeVIP$|^TestEveryday_21_NoPodIsMissingAfterPressureAndShutdowns$/^long$|^TestHostile_05_QuotasAnswer429WithRetryAfter$/^events_for_a_minute$`
 
 // again is run by all in a short form and by long in full: reboots one after the other, and real
 // minutes. Those tests ask for longVariable and minuteVariable.
@@ -86,7 +86,7 @@ func plan(what string, packages []string, shards int, lengths lengths) []job {
 	case "short":
 		jobs = []job{unit}
 	case "long":
-		jobs = []job{each("e2e", "e2e"), each("uml", "uml"), each("services", "services"), campaign}
+		jobs = []job{each("e2e", "e2e"), each("uml", "uml"), each("services", "services"), campaign, each("hostile", "hostile")}
 	default:
 		for n := 1; n <= shards; n++ {
 			part := strconv.Itoa(n) + "/" + strconv.Itoa(shards)
