@@ -34,6 +34,7 @@ import (
 	"github.com/skerry-io/skerry/common/pki"
 	"github.com/skerry-io/skerry/edge/internal/agents/drain"
 	"github.com/skerry-io/skerry/edge/internal/agents/node"
+	"github.com/skerry-io/skerry/edge/internal/agents/probation"
 	"github.com/skerry-io/skerry/edge/internal/agents/route"
 	"github.com/skerry-io/skerry/edge/internal/agents/vip"
 	"github.com/skerry-io/skerry/edge/internal/core/agent"
@@ -208,8 +209,11 @@ type App struct {
 	site    *peers.Holder
 	contact *contact.Agent
 	protect *protect.Networks // what no claim of others may touch
-	moved   chan struct{}     // a device of the site may be elsewhere now
-	apps    *edgeapp.Agent
+	standIn standIn
+	// probation is nil without a link to lose.
+	probation *probation.Probation
+	moved     chan struct{} // a device of the site may be elsewhere now
+	apps      *edgeapp.Agent
 	// consoles is nil where modules.console is switched off.
 	consoles *console.Consoles
 	stats    *statsleader.Leader
@@ -217,6 +221,12 @@ type App struct {
 	order    *creationorder.Module
 	images   *images.Server
 	devices  *deviceplugin.Module
+}
+
+// standIn is a program that stands for agents of this device.
+type standIn struct {
+	repeat  func()
+	settled func() bool
 }
 
 // switched are the modules that the NodePool may switch on (edgeconfig.Auto), as they are

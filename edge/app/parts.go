@@ -12,6 +12,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/agents/drain"
 	"github.com/skerry-io/skerry/edge/internal/agents/history"
 	"github.com/skerry-io/skerry/edge/internal/agents/node"
+	"github.com/skerry-io/skerry/edge/internal/agents/probation"
 	"github.com/skerry-io/skerry/edge/internal/core/agent"
 	"github.com/skerry-io/skerry/edge/internal/core/edgeapi"
 	"github.com/skerry-io/skerry/edge/internal/core/linkstate"
@@ -88,6 +89,10 @@ func (a *App) notifyParts() ([]beehive.Entry, error) {
 	}
 	dog.Watch(a.live())
 	return []beehive.Entry{restarted(sdnotify.New(dog))}, nil
+}
+
+func (a *App) probationParts() ([]beehive.Entry, error) {
+	return []beehive.Entry{restarted(probation.Module{Probation: a.probation})}, nil
 }
 
 func (a *App) siteParts() ([]beehive.Entry, error) {

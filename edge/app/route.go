@@ -26,8 +26,16 @@ func (a *App) agent(m *agent.Module) *agent.Module {
 	return m
 }
 
+// StandIn has a program that stands for agents of this device repeat their reports when edgecore's
+// own do, until settled reports that it has. It is called before Run. edgecore itself does not use
+// it.
+func (a *App) StandIn(repeat func(), settled func() bool) { a.standIn = standIn{repeat, settled} }
+
 // repeatReports has all that the agents said of this node said again.
 func (a *App) repeatReports() {
+	if a.standIn.repeat != nil {
+		a.standIn.repeat()
+	}
 	for _, m := range a.agents {
 		m.Repeat()
 	}
@@ -35,6 +43,9 @@ func (a *App) repeatReports() {
 
 // reportsSettled reports whether all reports of the agents are in the outbox.
 func (a *App) reportsSettled() bool {
+	if a.standIn.settled != nil && !a.standIn.settled() {
+		return false
+	}
 	return !slices.ContainsFunc(a.agents, func(m *agent.Module) bool {
 		s := m.State()
 		return s.Syncs == 0 && s.Waiting == "" || s.Unreported > 0
@@ -51,7 +62,7 @@ func (a *App) newRoutes() *route.Agent {
 	config := route.Config{
 		NodeName: a.node, BootID: bootID(), Open: a.openRoutes, State: agent.NewMemory(a.store, string(route.Name)),
 		Reporter: a.meta, API: a.api.ClientConfig(edgeapi.Identity{}), Events: a.recorder(string(route.Name)),
-		Protected: c.Route.Protected(), Probes: a.probes(),
+		Protected: c.Route.Protected(), Probes: a.probes(), Probation: a.probation,
 	}
 	if c.EdgeHub.Enable {
 		config.Hub = edgehub.Name

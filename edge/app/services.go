@@ -14,6 +14,7 @@ import (
 	"github.com/skerry-io/skerry/beehive"
 	"github.com/skerry-io/skerry/beehive/message"
 	"github.com/skerry-io/skerry/edge/internal/agents/apiredirect"
+	"github.com/skerry-io/skerry/edge/internal/agents/probation"
 	"github.com/skerry-io/skerry/edge/internal/core/agent"
 	"github.com/skerry-io/skerry/edge/internal/core/edgeapi"
 	"github.com/skerry-io/skerry/edge/internal/core/linkstate"
@@ -86,6 +87,7 @@ func (a *App) serviceParts() ([]beehive.Entry, error) {
 	})
 	a.agent(e)
 	a.services = view
+	config.Probation = a.probation
 	config.View, config.Site, config.Rules = view, a.correction.Site, func(remote netip.Addr) services.Rules {
 		return services.Rules{External: c.Services.ExternalRanges(), Guards: a.protect.Guards(remote)}
 	}
@@ -176,7 +178,15 @@ func (a *App) newContact() {
 			}
 		}
 	}
-	a.protect = protect.New(protect.Config{Memory: agent.NewMemory(a.store, "protect"), Fixed: a.vipGuards, Site: a.site, Interfaces: netif.List})
+	a.protect = protect.New(protect.Config{Memory: agent.NewMemory(a.store, "protect"), Fixed: a.vipGuards, Site: a.site, Interfaces: netif.List, At: func(node string) netip.Addr {
+		if a.contact == nil {
+			return netip.Addr{}
+		}
+		return a.contact.Address(node)
+	}})
+	if ask := a.askCloud(); ask != nil {
+		a.probation = probation.New(probation.Config{Memory: agent.NewMemory(a.store, string(probation.Name)), Ask: ask})
+	}
 	if a.on = a.switches(); !a.on.site {
 		return
 	}
@@ -209,7 +219,7 @@ func (a *App) newPodNetwork() *agent.Module {
 		Events: a.recorder(string(podnet.Name)), Changed: a.moved, Guards: a.protect.Guards, WireGuard: wireguard.New(), TunnelPort: a.config.Modules.Site.Port + 1,
 	}
 	if a.contact != nil { // others matter where there is contact with them
-		c.Ask, c.Memory = a.askCloud(), agent.NewMemory(a.store, string(podnet.Name))
+		c.Probation = a.probation
 		c.Site, c.At, c.Tunnel, c.SetTunnel = a.site, a.contact.Address, a.contact.Tunnel, a.contact.SetTunnel
 		c.Said, c.SetLAN = a.contact.LAN, a.contact.SetLAN
 	}

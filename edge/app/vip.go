@@ -31,7 +31,7 @@ func (a *App) newVIPs() *vip.Agent {
 		hubName = edgehub.Name
 	}
 	vips := vip.New(vip.Config{
-		Hub: hubName, Guards: a.vipGuards,
+		Hub: hubName, Guards: a.vipGuards, Probation: a.probation,
 		NodeName: a.node, API: a.api.ClientConfig(edgeapi.Identity{}), Plane: &dataPlane{choice: c.DataPlane}, Reporter: a.meta, Memory: agent.NewMemory(a.store, string(vip.Name)),
 		Elector: keepalived.New(keepalived.Config{Dir: c.Keepalived.RunDir, Extra: c.Keepalived.Sections, Program: c.Keepalived.Program}),
 		Events:  a.recorder(string(vip.Name)), BootID: bootID(), BootTime: bootTime,

@@ -83,6 +83,8 @@ func (a *App) wiring() []part {
 		{true, a.storeParts},
 		{c.EdgeAPI.Enable, a.apiParts},
 		{true, a.notifyParts},
+		// Before those whose claims it has.
+		{a.probation != nil, a.probationParts},
 		// Before the link and the kubelet: the devices of a site need neither to know of
 		// each other.
 		{a.on.site, a.siteParts},

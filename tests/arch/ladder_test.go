@@ -52,9 +52,10 @@ var ladder = [][]string{
 		"cloud/internal/controllers/app", "cloud/internal/controllers/clusterinfo", "cloud/internal/controllers/drain", "cloud/internal/controllers/kubevip", "cloud/internal/controllers/marks", "cloud/internal/controllers/rollout", "cloud/internal/controllers/route", "cloud/internal/controllers/site", "cloud/internal/controllers/vip",
 		"cloud/internal/trust/check",
 		"edge/internal/core/edgeapi",
+		"edge/internal/agents/probation",
 	},
 	{
-		"edge/internal/agents/apiredirect", "edge/internal/agents/drain", "edge/internal/agents/history", "edge/internal/agents/node", "edge/internal/agents/probation", "edge/internal/agents/route", "edge/internal/agents/vip",
+		"edge/internal/agents/apiredirect", "edge/internal/agents/drain", "edge/internal/agents/history", "edge/internal/agents/node", "edge/internal/agents/route", "edge/internal/agents/vip",
 		"edge/internal/core/edgehub",
 		"edge/internal/optional/app", "edge/internal/optional/applogs", "edge/internal/optional/console", "edge/internal/optional/marks", "edge/internal/optional/passthrough", "edge/internal/optional/statsleader", "edge/internal/optional/statusserver",
 		"edge/internal/pods/creationorder", "edge/internal/pods/deviceplugin", "edge/internal/pods/edged", "edge/internal/pods/images", "edge/internal/pods/podhealth", "edge/internal/pods/shutdown", "edge/internal/pods/singleton",

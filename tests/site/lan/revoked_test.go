@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -80,8 +81,9 @@ func (s *system) joinAgain(node string) {
 // An administrator revokes a device that stays on the LAN, with its key and with edgecore running,
 // by `cloudcore node revoke`. The others end the connection with it and refuse each further one:
 // also when there is a Node of its name in the pool again, so that it is of the site and only the
-// revocation speaks against its certificate. Joined with a new token, it is one of them again.
-func TestSite_18_RevokedDeviceIsCutByItsPeers(t *testing.T) {
+// revocation speaks against its certificate. It dials them at a falling rate. Joined with a new
+// token, it is one of them again.
+func TestSite_18_Claims_38_RevokedDeviceIsCutByItsPeers(t *testing.T) {
 	s := newSystem(t)
 	const thief = "edge1" // it is the one that opens the connections, being the first by name
 	others := []string{"edge2", "edge3"}
@@ -110,6 +112,21 @@ func TestSite_18_RevokedDeviceIsCutByItsPeers(t *testing.T) {
 	}}, metav1.CreateOptions{})
 	s.Check(err)
 	s.refuses(others, thief, "while a Node of its name is in the pool", true)
+	for _, o := range others {
+		_, first, err := s.contact(t.Context(), o, thief)
+		s.Check(err)
+		began, more := time.Now(), uint64(0)
+		s.WaitFor(o+" to refuse further connections", func(ctx context.Context) error {
+			_, now, err := s.contact(ctx, o, thief)
+			if more = now - first; err == nil && more < 2 {
+				err = fmt.Errorf("%d were refused since", more)
+			}
+			return err
+		})
+		if rate := float64(more) / time.Since(began).Seconds(); rate > 5 { // 24 without a pause
+			t.Errorf("%s dials %s %.0f times a second", thief, o, rate)
+		}
+	}
 	if _, err := s.shell(t.Context(), thief, "pgrep -x edgecore"); err != nil {
 		t.Errorf("edgecore does not run on the revoked device, so nothing was refused to it: %v", err)
 	}

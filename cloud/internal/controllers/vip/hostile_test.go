@@ -478,21 +478,28 @@ func TestClaims_33_WhyNoNodeHoldsTheAddress(t *testing.T) {
 	w.pool("p", "", "10.0.0.10")
 	w.service("web")
 	w.settle()
-	says := func(reason, text string) {
+	says := func(reason, text string, shown bool) {
 		t.Helper()
+		web := w.get("web")
+		if c := meta.FindStatusCondition(web.Status.Conditions, v1alpha1.VIPAllocated); (len(web.Status.LoadBalancer.Ingress) > 0) != shown || strings.Contains(c.Message, "10.0.0.10 is not shown: ") == shown {
+			t.Errorf("%s: EXTERNAL-IP is %v, and the Service says %+v", reason, web.Status.LoadBalancer.Ingress, c)
+		}
 		c := meta.FindStatusCondition(w.vip("10.0.0.10").Status.Conditions, v1alpha1.VIPConditionAnnounced)
 		if c == nil || c.Status != metav1.ConditionFalse || c.Reason != reason || !strings.Contains(c.Message, text) {
 			t.Errorf("want %s, %q; got %+v", reason, text, c)
 		}
 	}
-	says("NoNodes", "pool p has no nodes")
+	says("NoNodes", "pool p has no nodes", true)
+	if c := meta.FindStatusCondition(w.get("web").Status.Conditions, v1alpha1.VIPAllocated); !strings.Contains(c.Message, "no node holds 10.0.0.10: pool p has no nodes") {
+		t.Errorf("the Service says %q", c.Message)
+	}
 	w.node("a", "p", "10.0.0.1")
 	w.settle()
-	says("NoReport", "none of the pool's has reported")
+	says("NoReport", "none of the pool's has reported", true)
 	w.says("10.0.0.10", v1alpha1.VirtualIPNodeStatus{Name: "a", State: v1alpha1.VIPFault, Message: "10.0.0.10 is the gateway of this device"})
 	w.settle()
-	says("NoHolder", "a: 10.0.0.10 is the gateway of this device")
+	says("NoHolder", "a: 10.0.0.10 is the gateway of this device", false)
 	w.says("10.0.0.10", v1alpha1.VirtualIPNodeStatus{Name: "a", State: v1alpha1.VIPNotReady, Message: "no pod is ready"})
 	w.settle()
-	says("NoHolder", "on none is a pod of the Service ready")
+	says("NoHolder", "on none is a pod of the Service ready", true)
 }

@@ -63,7 +63,14 @@ func (p *planner) describeService(s *corev1.Service) {
 	// holder is where it ends.
 	mode := corev1.LoadBalancerIPModeProxy
 	s.Status.LoadBalancer.Ingress = nil
+	var unheld []string
 	for _, v := range held {
+		if pool := p.pools[v.Spec.Pool]; pool != nil && len(pool.nodes) == 0 {
+			unheld = append(unheld, "no node holds "+v.Spec.Address+": pool "+v.Spec.Pool+" has no nodes")
+		} else if why := refusals(v); why != "" {
+			unheld = append(unheld, v.Spec.Address+" is not shown: "+why)
+			continue
+		}
 		s.Status.LoadBalancer.Ingress = append(s.Status.LoadBalancer.Ingress, corev1.LoadBalancerIngress{Hostname: v.Spec.Pool, IP: v.Spec.Address, IPMode: &mode})
 	}
 	c := metav1.Condition{
@@ -77,5 +84,19 @@ func (p *planner) describeService(s *corev1.Service) {
 		}
 		c.Status, c.Reason, c.Message = metav1.ConditionFalse, bad[0].reason, short(strings.Join(words, "; "))
 	}
+	if len(unheld) > 0 {
+		c.Message = short(c.Message + "; " + strings.Join(unheld, "; "))
+	}
 	setCondition(&s.Status.Conditions, p.now, c)
+}
+
+// refusals gives the reason no node can hold an address: all of them reported, and each refuses it.
+// Clients would wait at EXTERNAL-IP for an answer. An address that has not been reported yet, or
+// whose pods are not ready, is shown, as those of other load balancers are.
+func refusals(v *v1alpha1.VirtualIP) string {
+	refuses := func(n v1alpha1.VirtualIPNodeStatus) bool { return n.State == v1alpha1.VIPFault }
+	if n := len(v.Status.Nodes); n == 0 || n < len(v.Spec.Nodes) || len(slices.DeleteFunc(slices.Clone(v.Status.Nodes), refuses)) > 0 {
+		return ""
+	}
+	return findings(v.Status.Nodes).announced()
 }

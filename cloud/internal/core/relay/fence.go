@@ -101,9 +101,12 @@ func (s *session) confirm(ctx context.Context, w fencedWrite) (version string, m
 	err := fence.Check(ctx, s.relay.client, s.link)
 	switch end := final(err); {
 	case err == nil:
-		if read.missing {
+		switch {
+		case read.missing:
 			s.versions.forget(w.key) // it may be there when the next attempt is made
-		} else {
+		case read.obsolete:
+			s.versions.forget(w.key) // the next write may be older than this one too
+		default:
 			s.versions.put(w.key, read.version)
 		}
 		if read.obsolete {

@@ -1,14 +1,15 @@
 // Package probation takes back what cut this device off from the cloud, by the device itself: what
 // it heard from there can then no longer be corrected from there.
 //
-// It owns which claims (texts of its caller: a route to another device's pods, an address of a
-// Service) are proven, withheld and refused, and keeps that over boots. A claim is proven once the
-// cloud answered a new connection while it stood. Where the cloud does not answer, all that is
-// unproven is withheld for a while: if it answers then, each is tried alone, in the order of their
-// age, and the one that cuts the device off again, with the network well in between, is refused for
-// good; a newer object has another text. If it does not answer either way, claims are not the
-// cause, and stand again until the next link. It refuses to touch the kernel: its caller applies
-// what is Allowed, and says what stands. Run is called once; the others by any goroutine.
+// It owns which claims are proven, withheld and refused, and keeps that over boots. A claim is a
+// text of an agent that applies it: a route to another device's pods, an address of a Service, a
+// virtual IP. It is proven once the cloud answered a new connection while it stood. Where the cloud
+// does not answer, all that is unproven, of all agents, is withheld for a while: if it answers
+// then, each is tried alone, in the order of their age, and the one that cuts the device off again,
+// with the network well in between, is refused for good; a newer object has another text. If it
+// does not answer either way, claims are not the cause, and stand again until the next link. It
+// refuses to touch the kernel: an agent applies what is allowed, and reports what stands. Run is
+// called once; the others by any goroutine.
 package probation
 
 import (
@@ -17,11 +18,14 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
 	"k8s.io/klog/v2"
 
+	"github.com/skerry-io/skerry/beehive"
+	"github.com/skerry-io/skerry/beehive/message"
 	"github.com/skerry-io/skerry/common/rerun"
 	"github.com/skerry-io/skerry/edge/internal/core/agent"
 )
@@ -34,29 +38,35 @@ const (
 	// askAgain is the pause between two questions, and applying how long the caller may take.
 	askAgain = 500 * time.Millisecond
 	applying = 15 * time.Second
+	// between lies between two trials: each dials the cloud, and what comes together is tried
+	// together.
+	between = 10 * time.Second
 
 	provenKey  = "proven"
 	refusedKey = "refused"
+
+	// ofKind ends the kind in the name of a claim.
+	ofKind = ": "
 )
 
 // Config is what a Probation needs.
 type Config struct {
-	Name   string
 	Memory agent.Memory
 	// Ask asks the cloud by a connection that begins from nothing.
 	Ask func(ctx context.Context) error
-	// Wake has the caller apply what is allowed now.
-	Wake func()
 }
 
-// Probation is that of one agent's claims.
+// Probation is that of a device's claims.
 type Probation struct {
 	config Config
 	kick   chan struct{} // one slot
-	stood  chan struct{} // one slot: the caller has applied
+	stood  chan struct{} // one slot: an agent has applied
+	turn   chan struct{} // one slot: who holds it tries something
 
 	mu       sync.Mutex
 	loaded   bool
+	wakes    map[string]func() // of each kind
+	epoch    uint64            // of the link that is known
 	proven   map[string]bool
 	refused  map[string]string // and what was seen
 	known    []string          // all that there are, the oldest first
@@ -65,13 +75,69 @@ type Probation struct {
 	put      bool // off, until the next link
 }
 
+// Name is the module's.
+const Name message.Name = "probation"
+
+// Module runs a Probation.
+type Module struct{ *Probation }
+
+// Name implements beehive.Module.
+func (Module) Name() message.Name { return Name }
+
+// Run implements beehive.Module.
+func (m Module) Run(ctx context.Context, port *beehive.Port) error {
+	port.Ready()
+	return m.Probation.Run(ctx)
+}
+
 // New makes a Probation. It reads and starts nothing.
 func New(c Config) *Probation {
-	return &Probation{config: c, kick: make(chan struct{}, 1), stood: make(chan struct{}, 1), proven: map[string]bool{}, refused: map[string]string{}, withheld: map[string]bool{}}
+	return &Probation{
+		config: c, kick: make(chan struct{}, 1), stood: make(chan struct{}, 1), turn: make(chan struct{}, 1), wakes: map[string]func(){}, proven: map[string]bool{},
+		refused: map[string]string{}, standing: map[string]bool{}, withheld: map[string]bool{},
+	}
+}
+
+// Alone waits until no other trial of what cuts this device off is under way, and keeps others from
+// beginning until release is called: two at once would be taken for each other's cause. A nil
+// Probation has none.
+func (p *Probation) Alone(ctx context.Context) (release func(), err error) {
+	if p == nil {
+		return func() {}, nil
+	}
+	select {
+	case p.turn <- struct{}{}:
+		return func() { <-p.turn }, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+// Claims are those of one agent. A nil one holds nothing back.
+type Claims struct {
+	probation *Probation
+	kind      string
+}
+
+// Of returns the claims of an agent, by a word for what they are, for one run of it; wake has it
+// apply what is allowed now. A nil Probation has none.
+func (p *Probation) Of(kind string, wake func()) *Claims {
+	if p == nil {
+		return nil
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.wakes[kind] = wake
+	return &Claims{p, kind}
 }
 
 // Withheld gives the reason a claim must not be applied now; "" where it may.
-func (p *Probation) Withheld(claim string) string {
+func (c *Claims) Withheld(claim string) string {
+	if c == nil {
+		return ""
+	}
+	p := c.probation
+	claim = c.kind + ofKind + claim
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.load()
@@ -84,12 +150,20 @@ func (p *Probation) Withheld(claim string) string {
 	return ""
 }
 
-// Applied lists the claims, and those of them that the kernel has now.
-func (p *Probation) Applied(all, standing []string) {
+// Applied lists the agent's claims, and those of them that the kernel has now.
+func (c *Claims) Applied(all, standing []string) {
+	if c == nil {
+		return
+	}
+	p, prefix := c.probation, c.kind+ofKind
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.load()
-	gone := func(claim string) bool { return !slices.Contains(all, claim) }
+	listed := map[string]bool{}
+	for _, claim := range all {
+		listed[prefix+claim] = true
+	}
+	gone := func(claim string) bool { return strings.HasPrefix(claim, prefix) && !listed[claim] }
 	before := len(p.proven) + len(p.refused)
 	maps.DeleteFunc(p.proven, func(claim string, _ bool) bool { return gone(claim) })
 	maps.DeleteFunc(p.refused, func(claim, _ string) bool { return gone(claim) })
@@ -99,14 +173,14 @@ func (p *Probation) Applied(all, standing []string) {
 	}
 	p.known = slices.DeleteFunc(p.known, gone)
 	for _, claim := range all {
-		if !slices.Contains(p.known, claim) {
+		if claim = prefix + claim; !slices.Contains(p.known, claim) {
 			p.known = append(p.known, claim)
 			p.put = false // something new; what is only put back is not
 		}
 	}
-	p.standing = map[string]bool{}
+	maps.DeleteFunc(p.standing, func(claim string, _ bool) bool { return strings.HasPrefix(claim, prefix) })
 	for _, claim := range standing {
-		p.standing[claim] = true
+		p.standing[prefix+claim] = true
 	}
 	signal(p.stood)
 	if !p.put && len(p.unproven()) > 0 {
@@ -114,11 +188,18 @@ func (p *Probation) Applied(all, standing []string) {
 	}
 }
 
-// LinkOpened has what was put off looked at again.
-func (p *Probation) LinkOpened() {
+// Linked has what was put off looked at again, once for each link.
+func (c *Claims) Linked(epoch uint64) {
+	if c == nil {
+		return
+	}
+	p := c.probation
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.put = false
+	if epoch == p.epoch {
+		return
+	}
+	p.epoch, p.put = epoch, false
 	signal(p.kick)
 }
 
@@ -133,14 +214,23 @@ func (p *Probation) Run(ctx context.Context) error {
 		p.mu.Lock()
 		all := p.unproven()
 		p.mu.Unlock()
-		if len(all) > 0 {
-			p.try(ctx, all)
+		if len(all) == 0 {
+			continue
+		}
+		p.try(ctx, all)
+		if rerun.Pause(ctx, between) != nil {
+			return nil
 		}
 	}
 }
 
 // try finds out whether claims that stand cut the device off.
 func (p *Probation) try(ctx context.Context, all []string) {
+	release, err := p.Alone(ctx)
+	if err != nil {
+		return
+	}
+	defer release()
 	why := p.answers(ctx, patience)
 	switch {
 	case ctx.Err() != nil:
@@ -150,15 +240,17 @@ func (p *Probation) try(ctx context.Context, all []string) {
 		return
 	}
 	log := klog.FromContext(ctx)
-	log.Info("Cloud unreachable and some claims unproven; withdrawing them to test", "kind", p.config.Name, "claims", all, "err", why)
-	defer p.withhold(ctx, false)
-	p.withhold(ctx, true, all...)
+	log.Info("Cloud unreachable and some claims unproven; withdrawing them to test", "claims", all, "err", why)
+	defer p.withhold(ctx, "", false)
+	p.withhold(ctx, "", true, all...)
 	if p.answers(ctx, recovery) != nil {
 		p.postpone()
 		return
 	}
 	for i, one := range all {
-		p.withhold(ctx, true, all[i+1:]...)
+		if !p.withhold(ctx, one, true, all[i+1:]...) {
+			continue // it is not in the kernel now, for another reason: it stays unproven
+		}
 		why := p.answers(ctx, patience)
 		if ctx.Err() != nil {
 			return
@@ -167,12 +259,12 @@ func (p *Probation) try(ctx context.Context, all []string) {
 			p.prove(one)
 			continue
 		}
-		p.withhold(ctx, true, all[i:]...)
+		p.withhold(ctx, "", true, all[i:]...)
 		if p.answers(ctx, recovery) != nil {
 			p.postpone()
 			return
 		}
-		log.Info("Withdrew a claim: it cut this device off from the cloud", "kind", p.config.Name, "claim", one, "err", why)
+		log.Info("Withdrew a claim: it cut this device off from the cloud", "claim", one, "err", why)
 		p.refuse(one, fmt.Sprintf("it cut this device off from the cloud twice (%v), and was withdrawn", why))
 	}
 }
@@ -182,29 +274,51 @@ func (p *Probation) unproven() []string {
 	return slices.DeleteFunc(slices.Clone(p.known), func(claim string) bool { return p.proven[claim] || !p.standing[claim] })
 }
 
-// withhold has the caller apply all but these, and waits until it has.
-func (p *Probation) withhold(ctx context.Context, wait bool, claims ...string) {
+// withhold has the agents apply all but these, and waits until they have. It returns whether the
+// kernel has the claim that is tried.
+func (p *Probation) withhold(ctx context.Context, tried string, wait bool, claims ...string) bool {
 	p.mu.Lock()
 	p.withheld = map[string]bool{}
 	for _, claim := range claims {
 		p.withheld[claim] = true
 	}
-	select {
-	case <-p.stood: // of before
-	default:
-	}
+	wakes := slices.Collect(maps.Values(p.wakes))
 	p.mu.Unlock()
-	p.config.Wake()
+	for _, wake := range wakes {
+		wake()
+	}
 	if !wait {
-		return
+		return false
 	}
 	late := time.NewTimer(applying)
 	defer late.Stop()
-	select {
-	case <-ctx.Done():
-	case <-p.stood:
-	case <-late.C:
+	for {
+		if stands, done := p.settled(tried); done {
+			return stands
+		}
+		select {
+		case <-ctx.Done():
+			return false
+		case <-p.stood:
+		case <-late.C:
+			stands, _ := p.settled(tried)
+			return stands
+		}
 	}
+}
+
+// settled reports whether the claim that is tried stands, and whether that and the absence of what
+// is withheld are as they should be.
+func (p *Probation) settled(tried string) (stands, done bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	stands = p.standing[tried]
+	for claim := range p.withheld {
+		if p.standing[claim] {
+			return stands, false
+		}
+	}
+	return stands, stands || tried == ""
 }
 
 func (p *Probation) postpone() {
@@ -251,13 +365,13 @@ func (p *Probation) load() {
 	}
 	kept, err := p.config.Memory.Load()
 	if err != nil {
-		klog.Background().Error(err, "Failed to read which claims are proven, retrying", "kind", p.config.Name)
+		klog.Background().Error(err, "Failed to read which claims are proven, retrying")
 		return
 	}
 	p.loaded = true
 	for key, into := range map[string]any{provenKey: &p.proven, refusedKey: &p.refused} {
 		if err := json.Unmarshal(kept[key], into); err != nil && len(kept[key]) > 0 {
-			klog.Background().Error(err, "Failed to read which claims are proven", "kind", p.config.Name, "key", key)
+			klog.Background().Error(err, "Failed to read which claims are proven", "key", key)
 		}
 	}
 }
@@ -273,7 +387,7 @@ func (p *Probation) save() {
 		err = p.config.Memory.Save(context.Background(), map[string][]byte{provenKey: proven, refusedKey: refused})
 	}
 	if err != nil {
-		klog.Background().Error(err, "Failed to persist which claims are proven", "kind", p.config.Name)
+		klog.Background().Error(err, "Failed to persist which claims are proven")
 	}
 }
 

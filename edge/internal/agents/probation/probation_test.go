@@ -26,14 +26,16 @@ func (s store) Save(_ context.Context, changes map[string][]byte) error {
 // device applies what is allowed, and reaches the cloud as long as no bad claim stands and the
 // network is there.
 type device struct {
-	p      *probation.Probation
-	wakes  chan struct{}
-	mu     sync.Mutex
-	wanted []string
-	stands []string
-	least  int // how few have stood
-	bad    map[string]bool
-	away   bool
+	p       *probation.Claims
+	all     *probation.Probation
+	running sync.WaitGroup
+	wakes   chan struct{}
+	mu      sync.Mutex
+	wanted  []string
+	stands  []string
+	least   int // how few have stood
+	bad     map[string]bool
+	away    bool
 }
 
 func newDevice(t *testing.T, kept store) *device {
@@ -44,7 +46,7 @@ func newDevice(t *testing.T, kept store) *device {
 		default:
 		}
 	}
-	d.p = probation.New(probation.Config{Name: "routes", Memory: kept, Wake: wake, Ask: func(context.Context) error {
+	p := probation.New(probation.Config{Memory: kept, Ask: func(context.Context) error {
 		d.mu.Lock()
 		defer d.mu.Unlock()
 		if d.away || slices.ContainsFunc(d.stands, func(c string) bool { return d.bad[c] }) {
@@ -52,10 +54,10 @@ func newDevice(t *testing.T, kept store) *device {
 		}
 		return nil
 	}})
+	d.all, d.p = p, p.Of("route", wake)
 	ctx, cancel := context.WithCancel(t.Context())
-	var running sync.WaitGroup
-	running.Go(func() { _ = d.p.Run(ctx) })
-	running.Go(func() {
+	d.running.Go(func() { _ = p.Run(ctx) })
+	d.running.Go(func() {
 		for {
 			select {
 			case <-ctx.Done():
@@ -65,7 +67,7 @@ func newDevice(t *testing.T, kept store) *device {
 			}
 		}
 	})
-	t.Cleanup(func() { cancel(); running.Wait() })
+	t.Cleanup(func() { cancel(); d.running.Wait() })
 	return d
 }
 
@@ -118,6 +120,57 @@ func TestClaims_01_WhatTakesTheLinkIsUndoneByTheDevice(t *testing.T) {
 	})
 }
 
+// Claims of several agents come while one of them takes the way to the cloud: that one is found,
+// whichever agent it is of, and no other is blamed for it. A claim that its agent has taken out of
+// the kernel meanwhile is not tried.
+func TestClaims_01_NoAgentIsBlamedForAnother(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newDevice(t, store{})
+		gone := false
+		var others []*probation.Claims
+		for _, kind := range []string{"address of the Service", "virtual IP"} {
+			wake := make(chan struct{}, 1)
+			c := d.all.Of(kind, func() {
+				select {
+				case wake <- struct{}{}:
+				default:
+				}
+			})
+			others = append(others, c)
+			apply := func() {
+				if withheld := c.Withheld("fine") != ""; withheld || gone && kind == "virtual IP" {
+					gone = gone || kind == "virtual IP"
+					c.Applied([]string{"fine"}, nil)
+					return
+				}
+				c.Applied([]string{"fine"}, []string{"fine"})
+			}
+			apply()
+			d.running.Go(func() {
+				for {
+					select {
+					case <-t.Context().Done():
+						return
+					case <-wake:
+						apply()
+					}
+				}
+			})
+		}
+		d.bad["evil"] = true
+		d.want("a", "evil")
+		time.Sleep(10 * time.Minute)
+		if got := d.standing(); !slices.Equal(got, []string{"a"}) {
+			t.Errorf("%q stand", got)
+		}
+		for _, c := range others {
+			if why := c.Withheld("fine"); why != "" {
+				t.Errorf("of an innocent claim is said %q", why)
+			}
+		}
+	})
+}
+
 // A network that is away for another reason costs nothing that is proven, and what is not is put
 // back; it is tried again when a link opens.
 func TestClaims_01_NetworkThatIsAwayCostsNoClaim(t *testing.T) {
@@ -141,7 +194,7 @@ func TestClaims_01_NetworkThatIsAwayCostsNoClaim(t *testing.T) {
 		d.mu.Lock()
 		d.away, d.bad["b"] = false, true
 		d.mu.Unlock()
-		d.p.LinkOpened()
+		d.p.Linked(2)
 		time.Sleep(time.Hour)
 		if got := d.standing(); !slices.Equal(got, []string{"a"}) {
 			t.Errorf("%q stand", got)

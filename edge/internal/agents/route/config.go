@@ -8,6 +8,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/skerry-io/skerry/beehive/message"
+	"github.com/skerry-io/skerry/edge/internal/agents/probation"
 	"github.com/skerry-io/skerry/edge/internal/core/agent"
 )
 
@@ -32,6 +33,8 @@ type Config struct {
 	Surroundings func() Surroundings
 	// Probes are the ways to the cloud, each tried from nothing: names, the join server, the link.
 	Probes []Probe
+	// Probation is what else of this device is tried for cutting it off; nil: nothing is.
+	Probation *probation.Probation
 
 	FullCheck    time.Duration // everything is read and compared in about this interval; 60 s
 	ProbeTimeout time.Duration // how long the cloud and the gateway may be silent after a change before it is taken back; 10 s

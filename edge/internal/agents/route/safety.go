@@ -39,6 +39,11 @@ func (r *run) apply(ctx context.Context, sets, removals []change) {
 // writeWatched makes changes, watched. What is being tried is on the disk first: a process that
 // dies meanwhile leaves a word for the next one, which takes the route back.
 func (r *run) writeWatched(ctx context.Context, all []change) {
+	release, err := r.config.Probation.Alone(ctx)
+	if err != nil {
+		return // edgecore ends
+	}
+	defer release()
 	var works []Probe
 	if r.link.Up {
 		works = r.prober.working(ctx, hopsOf(r.view.gateways))
@@ -49,7 +54,7 @@ func (r *run) writeWatched(ctx context.Context, all []change) {
 		}
 		return
 	}
-	if err := r.trying(ctx, all); err != nil {
+	if err = r.trying(ctx, all); err != nil {
 		klog.FromContext(ctx).Error(err, "Routes are not tried: what is tried could not be written to the store first")
 		for _, c := range all {
 			r.keys.all[c.key].bad = reject(v1alpha1.RoutePending, "the node's disk does not take what must be written down "+
@@ -178,6 +183,11 @@ func (r *run) proveStanding(ctx context.Context) {
 	if len(all) == 0 || len(r.prober.cloud) == 0 {
 		return
 	}
+	release, err := r.config.Probation.Alone(ctx)
+	if err != nil {
+		return // edgecore ends
+	}
+	defer release()
 	why := gone(ctx, r.prober.cloud, r.config.ProbeTimeout)
 	if ctx.Err() != nil {
 		return
@@ -191,7 +201,7 @@ func (r *run) proveStanding(ctx context.Context) {
 	log := klog.FromContext(ctx)
 	log.Info("The cloud is not reached by a new connection, and some routes were never watched: the node looks whether "+
 		"it is reached without them", "routes", len(all), "err", why)
-	if err := r.trying(ctx, all); err != nil {
+	if err = r.trying(ctx, all); err != nil {
 		log.Error(err, "Routes are not tried: what is tried could not be written to the store first")
 		return
 	}

@@ -73,6 +73,7 @@ func (a *Agent) start(_ context.Context, kit *agent.Run) (agent.Sync, error) {
 	}
 	adverts := newAdvertLog(a.cfg.Monitor, kit.Wake)
 	r.trial = &trial{ask: a.cfg.Ask, wake: kit.Wake, most: a.cfg.Times.Answer}
+	r.claims, r.linked = a.cfg.Probation.Of("virtual IP", kit.Wake), map[types.UID]bool{}
 	if a.cfg.Ask == nil && a.cfg.Hub != "" {
 		r.trial.ask = r.askCloud
 	}
@@ -189,6 +190,7 @@ func (r *run) sync(ctx context.Context) (again time.Duration, err error) {
 		}
 	}
 	errs = append(errs, r.tryNew(ctx, roles))
+	r.applied(vips, roles)
 	soon, reported := r.report(ctx, f, roles, errors.Join(programmed, applied))
 	if soon > 0 && (again == 0 || soon < again) {
 		again = soon

@@ -14,6 +14,7 @@ import (
 
 	"github.com/skerry-io/skerry/beehive/message"
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
+	"github.com/skerry-io/skerry/edge/internal/agents/probation"
 	"github.com/skerry-io/skerry/edge/internal/core/agent"
 	"github.com/skerry-io/skerry/edge/internal/kernel/acd"
 	"github.com/skerry-io/skerry/edge/internal/kernel/balance"
@@ -77,6 +78,9 @@ type Config struct {
 	Guards func() []Guard
 	// Hub is the module that has the link, which the cloud is asked through; "" for none.
 	Hub message.Name
+	// Probation takes back an address that takes the link away, and with it the way to ask; nil:
+	// there is no cloud to lose.
+	Probation *probation.Probation
 	// Ask asks the cloud anything, end to end; default: over the link of Hub.
 	Ask func(ctx context.Context) error
 	// Monitor hears other hosts' VRRP on an interface; default acd.Monitor.
@@ -176,6 +180,8 @@ type run struct {
 	readySince map[string]time.Time
 	probe      *conflictProbe
 	trial      *trial
+	claims     *probation.Claims
+	linked     map[types.UID]bool // addresses that this node has, and had with a link
 	// suspects are addresses with which the cloud could not be reached together. The first may be
 	// claimed, since suspected; the others wait.
 	suspects  []types.UID

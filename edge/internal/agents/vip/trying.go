@@ -1,7 +1,9 @@
 package vip
 
 import (
+	"cmp"
 	"context"
+	"fmt"
 	"maps"
 	"slices"
 	"time"
@@ -9,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
+	"github.com/skerry-io/skerry/common/api/v1alpha1"
 	"github.com/skerry-io/skerry/edge/internal/kernel/keepalived"
 )
 
@@ -19,6 +22,13 @@ func (r *run) withheldNow() map[types.UID]string {
 	maps.Copy(out, r.memory.CutOff)
 	trying := r.memory.Trying
 	r.mu.Unlock()
+	if r.claims != nil {
+		for _, v := range r.vips.List() {
+			if why := r.claims.Withheld(claimOf(v)); why != "" {
+				out[v.UID] = why
+			}
+		}
+	}
 	r.trial.mu.Lock()
 	defer r.trial.mu.Unlock()
 	if r.trial.withheld != "" {
@@ -41,6 +51,38 @@ func (r *run) withheldNow() map[types.UID]string {
 		out[uid] = "this node lost the cloud when it took several addresses: they are tried one by one"
 	}
 	return out
+}
+
+// claimOf names an address in the probation of what this device applies: a newer object has another
+// uid.
+func claimOf(v *v1alpha1.VirtualIP) string { return fmt.Sprintf("%s (%s)", v.Name, v.UID) }
+
+// applied tells the probation which addresses there are, and which this node has and had while it
+// was linked. One that it took on an island is none: no cloud answers either way, and the other
+// devices rely on it.
+func (r *run) applied(vips []*v1alpha1.VirtualIP, roles []Role) {
+	link, states := r.kit.Link(), r.cfg.Elector.States()
+	if link.Up {
+		r.claims.Linked(link.Link.Epoch)
+	}
+	sorted := slices.SortedFunc(slices.Values(vips), func(a, b *v1alpha1.VirtualIP) int {
+		return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.Name, b.Name))
+	})
+	var all, standing []string
+	for _, v := range sorted {
+		all = append(all, claimOf(v))
+	}
+	for _, role := range roles {
+		uid := role.VIP.UID
+		if role.Fault != "" || states[role.election()] != keepalived.Master {
+			delete(r.linked, uid)
+			continue
+		}
+		if r.linked[uid] = r.linked[uid] || link.Up; r.linked[uid] {
+			standing = append(standing, claimOf(role.VIP))
+		}
+	}
+	r.claims.Applied(all, standing)
 }
 
 // suspectFor is how long the next of several suspects has to become the holder again; else it is

@@ -23,6 +23,7 @@ import (
 	"k8s.io/kubernetes/pkg/proxy/nftables"
 	proxyutil "k8s.io/kubernetes/pkg/proxy/util"
 	utiliptables "k8s.io/kubernetes/pkg/util/iptables"
+	"sigs.k8s.io/knftables"
 )
 
 // Proxy is what an opened driver receives; of Kubernetes' proxy.Provider.
@@ -56,10 +57,13 @@ const (
 )
 
 // Driver opens the proxy.
-type Driver struct{ mode, node string }
+type Driver struct {
+	mode, node string
+	refusals   []knftables.Interface // of each family, once they are open
+}
 
 // New makes a Driver. It touches nothing.
-func New(mode, node string) *Driver { return &Driver{mode, node} }
+func New(mode, node string) *Driver { return &Driver{mode: mode, node: node} }
 
 // Open makes the proxy, in the mode that it says. No rule is written before both Synced calls.
 func (d *Driver) Open(ctx context.Context) (Proxy, string, error) {

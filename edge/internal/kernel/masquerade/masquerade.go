@@ -23,13 +23,17 @@ const table = "skerry-pods"
 // Rules are what is masqueraded: packets from Pods, but for those to Inside; and what the device
 // itself sends to Others, the pods of other devices. A connection to a ClusterIP has the address of
 // the way that the ClusterIP is on, mostly the uplink's, to which no host on the LAN has a route.
+// Neighbours are the other devices themselves, to which a ClusterIP leads where a pod has its
+// device's network: what goes there by the translation of a ClusterIP gets the way's address too.
 // Strays are pods of this device that no other device knows a way to: what they send has the
 // device's address wherever it leaves the device.
 type Rules struct {
 	Pods   []netip.Prefix
 	Inside []netip.Prefix
 	Others []netip.Prefix
-	Strays []netip.Prefix
+	// Neighbours are single addresses.
+	Neighbours []netip.Prefix
+	Strays     []netip.Prefix
 }
 
 // Driver makes the kernel masquerade.
@@ -99,6 +103,9 @@ func render(family string, want Rules) string {
 	}
 	if len(others) > 0 {
 		fmt.Fprintf(&b, "\t\tfib saddr type local %s daddr { %s } masquerade\n", family, strings.Join(others, ", "))
+	}
+	if neighbours := of(want.Neighbours); len(neighbours) > 0 {
+		fmt.Fprintf(&b, "\t\tfib saddr type local ct status dnat %s daddr { %s } masquerade\n", family, strings.Join(neighbours, ", "))
 	}
 	b.WriteString("\t}\n}\n")
 	return b.String()

@@ -89,3 +89,32 @@ func TestApply_OtherPods(t *testing.T) {
 		t.Errorf("the device is seen as %q, want 10.94.0.1 (%v)", seen, err)
 	}
 }
+
+// A ClusterIP leads to a peer itself, where a pod has its device's network: the peer sees an
+// address that it can answer, and what goes to it without a ClusterIP keeps its own.
+func TestClaims_31_ClusterIPOfAPeerItself(t *testing.T) {
+	lan := lantest.New(t)
+	device, peer := lan.Host("10.94.0.1/24"), lan.Host("10.94.0.2/24")
+	peer.Serve(8080, "here")
+	device.Shell("ip link add up0 type veth peer name up1; ip address add 10.96.9.1/24 dev up0; ip link set up0 up; ip link set up1 up; ip route add 10.97.0.0/24 dev up0 src 10.96.9.1; " +
+		"nft add table ip proxy; nft 'add chain ip proxy out { type nat hook output priority -100; }'; nft add rule ip proxy out ip daddr 10.97.0.1 tcp dport 80 dnat to 10.94.0.2:8080")
+	rules := masquerade.Rules{Pods: []netip.Prefix{netip.MustParsePrefix("10.95.1.0/24")}}
+	driver := masquerade.New()
+	apply := func() {
+		t.Helper()
+		if err := device.Do(func() error { return driver.Apply(t.Context(), rules) }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	apply()
+	if _, seen, err := device.Ask("tcp", "10.97.0.1:80", 3*time.Second); err == nil {
+		t.Fatalf("without the rule it is answered, as %s: this shows nothing", seen)
+	}
+	rules.Neighbours = []netip.Prefix{netip.MustParsePrefix("10.94.0.2/32")}
+	apply()
+	for _, to := range []string{"10.97.0.1:80", "10.94.0.2:8080"} {
+		if _, seen, err := device.Ask("tcp", to, 10*time.Second); err != nil || seen != "10.94.0.1" {
+			t.Errorf("%s: the device is seen as %q, want 10.94.0.1 (%v)", to, seen, err)
+		}
+	}
+}

@@ -31,6 +31,9 @@ const (
 	maxWaiting = 32
 	// finishFor is how long queries that were read are waited for at the end: an upstream has less.
 	finishFor = 2 * time.Second
+	// syncWait is below the 5 s after which a resolver asks again (resolv.conf(5)).
+	syncWait = 4 * time.Second
+	syncPoll = 20 * time.Millisecond
 	// addressEvery is how often it is made sure that the device still has the address.
 	addressEvery = time.Minute
 )

@@ -17,6 +17,8 @@ import (
 type sockets struct {
 	udp net.PacketConn
 	tcp net.Listener
+	// inherited: queries wait in both while nobody reads.
+	inherited bool
 }
 
 // firstInherited is SD_LISTEN_FDS_START of sd_listen_fds(3).
@@ -70,6 +72,7 @@ func (in *Inherited) find(at netip.AddrPort) (s sockets) {
 // open takes the inherited sockets, and makes those that are missing.
 func open(ctx context.Context, at netip.AddrPort, in *Inherited) (sockets, error) {
 	s := in.find(at)
+	s.inherited = s.udp != nil && s.tcp != nil
 	config := net.ListenConfig{Control: freebind}
 	var err error
 	if s.udp == nil {

@@ -24,6 +24,7 @@ import (
 	"github.com/skerry-io/skerry/beehive"
 	"github.com/skerry-io/skerry/beehive/message"
 	"github.com/skerry-io/skerry/common/recovery"
+	"github.com/skerry-io/skerry/common/rerun"
 	"github.com/skerry-io/skerry/edge/internal/core/connshare"
 )
 
@@ -84,6 +85,9 @@ func (m *Module) serve(ctx context.Context, s sockets) error {
 			}
 		})
 	})
+	if s.inherited {
+		m.waitSynced(ctx)
+	}
 	for _, server := range []*dns.Server{
 		{PacketConn: s.udp, Handler: handler, UDPSize: payload},
 		{Listener: netutil.LimitListener(connshare.Listen(s.tcp, m.shares(asking)), maxTCP), Handler: handler},
@@ -111,6 +115,16 @@ func (m *Module) serve(ctx context.Context, s sockets) error {
 	}
 	klog.FromContext(ctx).Info("DNS server listens", "listen", m.config.Listen, "domain", m.config.Domain)
 	return g.Wait()
+}
+
+// waitSynced leaves queries in the sockets that outlive the process until all names are known, for
+// as long as a resolver may wait: it need not ask again.
+func (m *Module) waitSynced(ctx context.Context) {
+	for end := time.Now().Add(syncWait); !m.config.View.HasSynced() && time.Now().Before(end); {
+		if rerun.Pause(ctx, syncPoll) != nil {
+			return
+		}
+	}
 }
 
 // shares bound the connections of an address. A host of the LAN reaches the listener like a pod,

@@ -79,7 +79,8 @@ func (p *Plan) keep(made []netroute.Route, least int) int {
 		p.Rules.Inside = append(p.Rules.Inside, r.Key.Prefix)
 		for _, hop := range r.Hops {
 			if hop.Gateway.IsValid() {
-				p.Rules.Inside = append(p.Rules.Inside, netip.PrefixFrom(hop.Gateway, hop.Gateway.BitLen()))
+				neighbour := netip.PrefixFrom(hop.Gateway, hop.Gateway.BitLen())
+				p.Rules.Inside, p.Rules.Neighbours = append(p.Rules.Inside, neighbour), append(p.Rules.Neighbours, neighbour)
 			}
 			tunnel = tunnel || hop.Interface == wireguard.Interface
 		}
@@ -164,7 +165,8 @@ func (p *Plan) route(s State, m peers.Member, own []netip.Prefix, found *finding
 		hop, ok := onLink(s, m, r.Addr().Is4())
 		route := netroute.Route{Key: key, Type: netroute.Unicast, Hops: []netroute.Hop{hop}}
 		if ok && !always {
-			p.Rules.Inside = append(p.Rules.Inside, netip.PrefixFrom(hop.Gateway, hop.Gateway.BitLen()))
+			neighbour := netip.PrefixFrom(hop.Gateway, hop.Gateway.BitLen())
+			p.Rules.Inside, p.Rules.Neighbours = append(p.Rules.Inside, neighbour), append(p.Rules.Neighbours, neighbour)
 		} else if route, ok = p.encrypt(s, m, key, own); !ok {
 			missing := &found.away
 			if always {
@@ -191,11 +193,14 @@ func refused(s State, m peers.Member, r netip.Prefix) string {
 	if g, touched := s.Guards.Touched(r); touched {
 		return fmt.Sprintf("%s, of device %s, is not routed: it overlaps %s, %s", r, m.Node, g.Prefix, g.Why)
 	}
+	if s.At == nil {
+		return ""
+	}
+	// Where a device is connected, which its certificate showed; an address that it only says would
+	// take the pods of others away.
 	for _, other := range s.Site.Members {
-		for _, a := range other.Addresses {
-			if r.Contains(a) {
-				return fmt.Sprintf("%s, of device %s, is not routed: it has %s, an address of device %s", r, m.Node, a, other.Node)
-			}
+		if a := s.At(other.Node); a.IsValid() && r.Contains(a) {
+			return fmt.Sprintf("%s, of device %s, is not routed: it has %s, an address of device %s", r, m.Node, a, other.Node)
 		}
 	}
 	return ""

@@ -318,6 +318,12 @@ func TestClaims_01_RangesOfOthersAreNeverRouted(t *testing.T) {
 	} {
 		p := podnet.Make(state(func(s *podnet.State) {
 			s.Guards = guards
+			s.At = func(node string) netip.Addr {
+				if node == "d" {
+					return netip.MustParseAddr("203.0.113.7")
+				}
+				return netip.Addr{}
+			}
 			s.Site.Members[1] = member("b", "192.168.1.2", "10.1.2.0/24")
 			s.Site.Members = append(s.Site.Members, member("c", "192.168.1.3", r), member("d", "203.0.113.7"))
 		}))
@@ -327,5 +333,19 @@ func TestClaims_01_RangesOfOthersAreNeverRouted(t *testing.T) {
 		if slices.Contains(p.Rules.Others, netip.MustParsePrefix(r)) {
 			t.Errorf("%s is taken for pods: %v", r, p.Rules.Others)
 		}
+	}
+}
+
+// A device says that it has an address among the pods of another one: the others are routed to all
+// the same. Where it is connected it really is.
+func TestClaims_03_AddressThatADeviceSaysTakesNoPods(t *testing.T) {
+	p := podnet.Make(state(func(s *podnet.State) {
+		s.At = func(string) netip.Addr { return netip.Addr{} }
+		s.Site.Members[1] = member("b", "192.168.1.2", "10.1.2.0/24")
+		s.Site.Members = append(s.Site.Members, member("c", "10.1.2.5"))
+		s.Site.Members[2].Addresses = append(s.Site.Members[2].Addresses, netip.MustParseAddr("10.1.2.6"))
+	}))
+	if len(p.Routes) != 1 || strings.Contains(p.Message, "10.1.2.5") {
+		t.Errorf("%s", text(p))
 	}
 }

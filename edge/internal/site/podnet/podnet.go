@@ -87,10 +87,8 @@ type Config struct {
 	// Guards are the networks that no other device's range may touch; remote is where the link
 	// leads now, the zero value without one. nil: none.
 	Guards func(remote netip.Addr) claim.Guards
-	// Ask asks the cloud by a new connection, and Memory keeps which ranges are proven: what takes
-	// the link away is taken back. A nil Ask: there is no cloud to lose.
-	Ask    func(ctx context.Context) error
-	Memory agent.Memory
+	// Probation takes back what takes the link away; nil: there is no cloud to lose.
+	Probation *probation.Probation
 	// Changed receives when a device may be elsewhere.
 	Changed <-chan struct{}
 }
@@ -133,11 +131,7 @@ func New(c Config) *agent.Module {
 				r.Wake()
 			}
 		})
-		s := &syncer{Config: c, run: r, client: client, routes: routes}
-		if c.Ask != nil {
-			s.probation = probation.New(probation.Config{Name: "pod network", Memory: c.Memory, Ask: c.Ask, Wake: r.Wake})
-			r.Go(s.probation.Run)
-		}
+		s := &syncer{Config: c, run: r, client: client, routes: routes, claims: c.Probation.Of("route to the pods of", r.Wake)}
 		return func(ctx context.Context) (time.Duration, error) {
 			node, known := nodes.Get(c.NodeName)
 			if !known {
@@ -155,13 +149,11 @@ type syncer struct {
 	run    *agent.Run
 	client kubernetes.Interface
 	routes *netroute.Driver
-	// probation is nil where there is no cloud to lose; epoch is that of the link it knows.
-	probation *probation.Probation
-	epoch     uint64
-	said      bool // that NetworkPolicies are not enforced
-	rules     masquerade.Rules
-	ruled     time.Time // when the kernel was last made to masquerade by rules
-	since     time.Time // when the Node was seen first
+	claims *probation.Claims
+	said   bool // that NetworkPolicies are not enforced
+	rules  masquerade.Rules
+	ruled  time.Time // when the kernel was last made to masquerade by rules
+	since  time.Time // when the Node was seen first
 	// noTunnels: the kernel has no WireGuard, as it said in this run.
 	noTunnels bool
 }
@@ -196,12 +188,9 @@ func (s *syncer) state(ctx context.Context, node *corev1.Node) (State, time.Dura
 	if s.Guards != nil {
 		st.Guards = s.Guards(remoteOf(s.run.Link()))
 	}
-	if s.probation != nil {
-		st.Withheld = s.probation.Withheld
-		if l := s.run.Link(); l.Up && l.Link.Epoch != s.epoch {
-			s.epoch = l.Link.Epoch
-			s.probation.LinkOpened()
-		}
+	st.Withheld = s.claims.Withheld
+	if l := s.run.Link(); l.Up {
+		s.claims.Linked(l.Link.Epoch)
 	}
 	if s.since.IsZero() {
 		s.since = time.Now()
@@ -308,9 +297,7 @@ func (s *syncer) apply(ctx context.Context, p Plan) error {
 	// The way first: a pod that starts is to find it.
 	if p.Routes != nil {
 		errs = append(errs, s.setRoutes(ctx, p.Routes))
-		if s.probation != nil {
-			s.probation.Applied(p.Claims, p.Standing)
-		}
+		s.claims.Applied(p.Claims, p.Standing)
 	}
 	errs = append(errs, s.masquerade(ctx, p.Rules))
 	if have, err := os.ReadFile(path); err != nil || !bytes.Equal(have, p.Conflist) {

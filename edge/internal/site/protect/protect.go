@@ -37,8 +37,11 @@ const (
 type Config struct {
 	Memory agent.Memory
 	// Fixed are those of the device's files; Site is nil where it has no others.
-	Fixed      func() []claim.Guard
-	Site       *peers.Holder
+	Fixed func() []claim.Guard
+	Site  *peers.Holder
+	// At is where a device of the site is connected, the zero value where it is not: an address
+	// that a device only says would take it from others.
+	At         func(node string) netip.Addr
 	Interfaces func() ([]netif.Interface, error)
 }
 
@@ -78,14 +81,12 @@ func (n *Networks) Guards(remote netip.Addr) claim.Guards {
 	for _, ip := range n.own {
 		guards.Host(ip, "an address of this device")
 	}
-	if n.config.Site == nil {
+	if n.config.Site == nil || n.config.At == nil {
 		return guards
 	}
 	if s := n.config.Site.Current(); s != nil {
 		for _, m := range s.Members {
-			for _, ip := range m.Addresses {
-				guards.Host(ip, "an address of device "+m.Node)
-			}
+			guards.Host(n.config.At(m.Node), "an address of device "+m.Node)
 		}
 	}
 	return guards

@@ -3,6 +3,7 @@ package services
 import (
 	"cmp"
 	"context"
+	"net/netip"
 	"reflect"
 	"slices"
 	"sync"
@@ -235,4 +236,43 @@ func (f *feed) judgeAgain(v View) (why []string) {
 	}
 	slices.Sort(why)
 	return why
+}
+
+// claims are the addresses outside of the cluster that Services have, the oldest Service's first,
+// and those that the proxy was given.
+func (f *feed) claims(v View) (all []string, given map[string]bool) {
+	rules := f.rules()
+	withheld := rules.Withheld
+	rules.Withheld = nil
+	var services []*corev1.Service
+	for _, o := range v.Services().GetStore().List() {
+		if s, ok := o.(*corev1.Service); ok && external(s) && s.Labels[proxyNameLabel] == "" {
+			services = append(services, s)
+		}
+	}
+	slices.SortFunc(services, func(a, b *corev1.Service) int {
+		return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.UID, b.UID))
+	})
+	given = map[string]bool{}
+	for _, s := range services {
+		judged, _ := rules.Judge(s)
+		texts := slices.Clone(judged.Spec.ExternalIPs)
+		for _, i := range judged.Status.LoadBalancer.Ingress {
+			if i.IPMode == nil || *i.IPMode != corev1.LoadBalancerIPModeProxy { // else no rule has it
+				texts = append(texts, i.IP)
+			}
+		}
+		for _, text := range texts {
+			a, err := netip.ParseAddr(text)
+			if err != nil {
+				continue // an ingress by name
+			}
+			claim := claimOf(s, a.Unmap())
+			all = append(all, claim)
+			if withheld == nil || withheld(claim) == "" {
+				given[claim] = true
+			}
+		}
+	}
+	return all, given
 }

@@ -17,6 +17,14 @@ type Rules struct {
 	External []netip.Prefix
 	// Guards are what no address of a Service may be: what leads to the cloud, hosts, name servers.
 	Guards claim.Guards
+	// Withheld gives the reason a claim (see claimOf) must not be applied now; nil: none is.
+	Withheld func(claim string) string
+}
+
+// claimOf names an address that a Service claims outside of the cluster: a newer Service has
+// another uid.
+func claimOf(s *corev1.Service, a netip.Addr) string {
+	return fmt.Sprintf("%s/%s %s (%s)", s.Namespace, s.Name, a, s.UID)
 }
 
 // Judge returns the Service as the proxy gets it, the same where all of it counts, and says what
@@ -37,10 +45,18 @@ func (r Rules) Judge(s *corev1.Service) (*corev1.Service, []string) {
 			why = append(why, fmt.Sprintf("externalIP %s is in none of modules.services.externalIPs", a))
 		default:
 			g, touched := r.Guards.TouchedBy(a)
-			if touched {
+			switch {
+			case touched:
 				why = append(why, fmt.Sprintf("%s is in %s, %s", a, g.Prefix, g.Why))
+			case r.Withheld != nil:
+				reason := r.Withheld(claimOf(s, a))
+				if reason == "" {
+					return true
+				}
+				why = append(why, fmt.Sprintf("%s: %s", a, reason))
+			default:
+				return true
 			}
-			return !touched
 		}
 		return false
 	}

@@ -2,8 +2,10 @@ package services_test
 
 import (
 	"context"
+	"errors"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -13,11 +15,13 @@ import (
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/skerry-io/skerry/beehive"
 	"github.com/skerry-io/skerry/beehive/beehivetest"
 	"github.com/skerry-io/skerry/beehive/message"
 	"github.com/skerry-io/skerry/common/claim"
+	"github.com/skerry-io/skerry/edge/internal/agents/probation"
 	"github.com/skerry-io/skerry/edge/internal/core/agent/agenttest"
 	"github.com/skerry-io/skerry/edge/internal/core/linkstate"
 	"github.com/skerry-io/skerry/edge/internal/kernel/kubeproxy"
@@ -134,3 +138,77 @@ func TestClaims_02_TheProxyGetsJudgedServices(t *testing.T) {
 		}
 	})
 }
+
+// An address that no guard knows, and that takes the way to the cloud, is withdrawn by the device
+// and named; a Service that came with it keeps its own, and a newer one is tried.
+func TestClaims_02_AddressThatTakesTheLinkIsUndone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		api := agenttest.NewAPI()
+		api.Put(t, "nodes", &corev1.Node{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Node"}, ObjectMeta: metav1.ObjectMeta{Name: "edge1"}})
+		put := func(name, address string) {
+			api.Put(t, "services", &corev1.Service{
+				TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Service"}, ObjectMeta: metav1.ObjectMeta{Namespace: "bobs", Name: name, UID: types.UID(name)},
+				Spec: corev1.ServiceSpec{ExternalIPs: []string{address}},
+			})
+		}
+		put("evil", "203.0.113.7")
+		put("fine", "203.0.113.8")
+		corrected := make(chan struct{})
+		close(corrected)
+		view, err := serviceview.New(api.Config(), corrected)
+		if err != nil {
+			t.Fatal(err)
+		}
+		p := &kernel{proxy: &proxy{disk: &disk{kept: map[string][]byte{}}}, has: map[string][]string{}}
+		held := probation.New(probation.Config{Memory: &disk{kept: map[string][]byte{}}, Ask: func(context.Context) error {
+			if slices.Contains(p.of("evil"), "203.0.113.7") {
+				return errors.New("connection refused")
+			}
+			return nil
+		}})
+		ctx, cancel := context.WithCancel(t.Context())
+		var running sync.WaitGroup
+		running.Go(func() { view.Follow(ctx) })
+		running.Go(func() { _ = held.Run(ctx) })
+		defer func() { cancel(); running.Wait() }()
+		m := services.New(services.Config{
+			NodeName: "edge1", Enable: true, API: api.Config(), View: view, Driver: p, Memory: p.disk, Site: func() string { return "" }, Probation: held,
+			Rules: func(netip.Addr) services.Rules {
+				return services.Rules{External: claim.Prefixes([]string{"203.0.113.0/24"})}
+			},
+		})
+		beehivetest.Run(t, []beehivetest.Peer{{Name: "edgehub"}}, beehive.Entry{Module: m, Groups: []message.Group{linkstate.Agents}, Restart: beehive.Never()})
+		time.Sleep(10 * time.Minute)
+		if evil, fine := p.of("evil"), p.of("fine"); len(evil) > 0 || !slices.Equal(fine, []string{"203.0.113.8"}) {
+			t.Errorf("the proxy has %q of the one that cuts the device off, and %q of the other", evil, fine)
+		}
+		if note := m.State().Note; !strings.Contains(note, "bobs/evil") || !strings.Contains(note, "cut this device off") {
+			t.Errorf("the status is %q", note)
+		}
+	})
+}
+
+// kernel is a proxy that has the external addresses of Services.
+type kernel struct {
+	*proxy
+	mu  sync.Mutex
+	has map[string][]string
+}
+
+func (k *kernel) take(s *corev1.Service) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.has[s.Name] = s.Spec.ExternalIPs
+}
+
+func (k *kernel) of(name string) []string {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.has[name]
+}
+
+func (k *kernel) Open(context.Context) (kubeproxy.Proxy, string, error) {
+	return k, kubeproxy.NFTables, nil
+}
+func (k *kernel) OnServiceAdd(s *corev1.Service)       { k.take(s) }
+func (k *kernel) OnServiceUpdate(_, s *corev1.Service) { k.take(s) }

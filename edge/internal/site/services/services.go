@@ -28,6 +28,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/skerry-io/skerry/beehive/message"
+	"github.com/skerry-io/skerry/edge/internal/agents/probation"
 	"github.com/skerry-io/skerry/edge/internal/core/agent"
 	"github.com/skerry-io/skerry/edge/internal/core/store"
 	"github.com/skerry-io/skerry/edge/internal/kernel/kubeproxy"
@@ -48,6 +49,9 @@ const (
 type Driver interface {
 	Open(ctx context.Context) (p kubeproxy.Proxy, mode string, err error)
 	Clear(ctx context.Context) error
+	// ResetTCP has TCP refused by a reset; done is false while that can't be so yet. It is called
+	// again now and then, in the nftables mode alone.
+	ResetTCP(ctx context.Context) (done bool, err error)
 }
 
 // Config is what the module works with.
@@ -64,6 +68,9 @@ type Config struct {
 	// Rules judges addresses of Services that are outside of the cluster; remote is where the link
 	// leads now. nil: no externalIP counts, and every address of a load balancer.
 	Rules func(remote netip.Addr) Rules
+	// Probation takes back an address outside of the cluster that takes the link away; nil: there
+	// is no cloud to lose.
+	Probation *probation.Probation
 	// Bounds that are zero are the standard ones.
 	Bounds Bounds
 	Events func(ctx context.Context) (agent.Recorder, error)
@@ -87,7 +94,7 @@ func New(c Config) *agent.Module {
 		if err != nil {
 			return nil, err
 		}
-		s := &switcher{Config: c, run: r, over: make(chan error, 1)}
+		s := &switcher{Config: c, run: r, over: make(chan error, 1), claims: c.Probation.Of("address of the Service", r.Wake), since: map[string]time.Time{}}
 		r.Go(func(ctx context.Context) error {
 			select {
 			case err := <-s.over:
@@ -98,7 +105,8 @@ func New(c Config) *agent.Module {
 		})
 		return func(ctx context.Context) (time.Duration, error) {
 			n, _ := nodes.Get(c.NodeName)
-			return 0, s.sync(ctx, pods.List(), n)
+			err := s.sync(ctx, pods.List(), n)
+			return sooner(s.applied(time.Now()), s.reset(ctx, time.Now())), err
 		}, nil
 	}
 	return agent.New(kit)
@@ -129,11 +137,15 @@ type switcher struct {
 	over chan error // one slot: ends edgecore
 
 	proxy    kubeproxy.Proxy // nil: off
+	mode     string          // of the proxy
+	resets   time.Time       // until when TCP is taken to be refused by a reset
 	unknown  bool            // the store has not taken yet that rules may be ours
 	feed     *feed
 	topology map[string]string
 	judged   []string // addresses of Services that don't count
-	aside    string   // the kube-proxy pod that it stays off for
+	claims   *probation.Claims
+	since    map[string]time.Time // when a claim was handed to the proxy
+	aside    string               // the kube-proxy pod that it stays off for
 	out      int
 }
 
@@ -157,6 +169,9 @@ func (s *switcher) sync(ctx context.Context, pods []*corev1.Pod, node *corev1.No
 		_ = s.own(ctx) // a full disk; again the next time
 	}
 	s.setTopology(node)
+	if l := s.run.Link(); l.Up {
+		s.claims.Linked(l.Link.Epoch)
+	}
 	why := s.feed.judgeAgain(s.View)
 	news := !slices.Equal(why, s.judged)
 	s.judged = why
@@ -180,9 +195,72 @@ func (s *switcher) sync(ctx context.Context, pods []*corev1.Pod, node *corev1.No
 }
 
 // rules are the present ones.
+// The proxy makes its chains anew each hour, and for another topology. A look at them starts programs.
+const (
+	resetAgain = 5 * time.Second
+	resetHolds = 10 * time.Minute
+)
+
+// reset has TCP refused by a reset. It returns when to look again.
+func (s *switcher) reset(ctx context.Context, now time.Time) (again time.Duration) {
+	switch {
+	case s.proxy == nil || s.mode != kubeproxy.NFTables:
+		return 0
+	case now.Before(s.resets):
+		return s.resets.Sub(now)
+	}
+	done, err := s.Driver.ResetTCP(ctx)
+	switch {
+	case err != nil: // ICMP refuses too
+		klog.FromContext(ctx).Error(err, "Failed to have TCP refused by a reset; retrying later")
+	case !done:
+		return resetAgain
+	}
+	s.resets = now.Add(resetHolds)
+	return resetHolds
+}
+
+// sooner is the shorter of two waits, of which 0 is none.
+func sooner(a, b time.Duration) time.Duration {
+	if a == 0 || b > 0 && b < a {
+		return b
+	}
+	return a
+}
+
+// programming is how long the proxy may take to have the kernel do what it was told: only then the
+// cloud's answer says something of a claim.
+const programming = 5 * time.Second
+
+// applied tells the probation which addresses outside of the cluster Services claim, and which of
+// them the kernel has by now. It returns when to look again, 0 for no hurry.
+func (s *switcher) applied(now time.Time) (again time.Duration) {
+	if s.proxy == nil {
+		return 0
+	}
+	all, given := s.feed.claims(s.View)
+	maps.DeleteFunc(s.since, func(claim string, _ time.Time) bool { return !given[claim] })
+	var standing []string
+	for claim := range given {
+		since, known := s.since[claim]
+		if !known {
+			since, s.since[claim] = now, now
+		}
+		if left := programming - now.Sub(since); left > 0 {
+			if again == 0 || left < again {
+				again = left
+			}
+			continue
+		}
+		standing = append(standing, claim)
+	}
+	s.claims.Applied(all, standing)
+	return again
+}
+
 func (s *switcher) rules() Rules {
 	if s.Rules == nil {
-		return Rules{}
+		return Rules{Withheld: s.claims.Withheld}
 	}
 	var remote netip.Addr
 	if l := s.run.Link(); l.Up {
@@ -190,7 +268,9 @@ func (s *switcher) rules() Rules {
 			remote = at.Addr().Unmap()
 		}
 	}
-	return s.Rules(remote)
+	rules := s.Rules(remote)
+	rules.Withheld = s.claims.Withheld
+	return rules
 }
 
 // maxListed is how many refused addresses a text names.
@@ -222,7 +302,7 @@ func (s *switcher) begin(ctx context.Context, node *corev1.Node) error {
 		return fmt.Errorf("serving Services: %w", err)
 	}
 	s.feed = newFeed(p, s.Bounds, s.rules)
-	s.proxy = p
+	s.proxy, s.mode = p, mode
 	s.setTopology(node)
 	if err := s.feed.attach(ctx, s.View, p, s.run.Wake); err != nil {
 		return err
@@ -258,7 +338,7 @@ func (s *switcher) setTopology(node *corev1.Node) {
 	if maps.Equal(labels, s.topology) {
 		return
 	}
-	s.topology = labels
+	s.topology, s.resets = labels, time.Now().Add(resetAgain) // it has the chains made anew
 	s.proxy.OnTopologyChange(labels)
 }
 

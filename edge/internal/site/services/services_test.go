@@ -87,12 +87,13 @@ func (p *proxy) Open(context.Context) (kubeproxy.Proxy, string, error) {
 	return p, kubeproxy.NFTables, nil
 }
 
-func (p *proxy) Clear(context.Context) error        { return nil }
-func (p *proxy) OnServiceAdd(*corev1.Service)       { p.services.Add(1) }
-func (p *proxy) OnServiceSynced()                   {}
-func (p *proxy) OnEndpointSlicesSynced()            {}
-func (p *proxy) OnTopologyChange(map[string]string) {}
-func (p *proxy) SyncLoop()                          { p.looping.Store(true) }
+func (p *proxy) Clear(context.Context) error            { return nil }
+func (p *proxy) ResetTCP(context.Context) (bool, error) { return true, nil }
+func (p *proxy) OnServiceAdd(*corev1.Service)           { p.services.Add(1) }
+func (p *proxy) OnServiceSynced()                       {}
+func (p *proxy) OnEndpointSlicesSynced()                {}
+func (p *proxy) OnTopologyChange(map[string]string)     {}
+func (p *proxy) SyncLoop()                              { p.looping.Store(true) }
 
 // The store knows that rules may be ours before there are any. One that knows it is not written
 // again, and a full disk does not keep Services away: the proxy is opened once, and the store
