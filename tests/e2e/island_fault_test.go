@@ -14,6 +14,7 @@ import (
 
 	"github.com/skerry-io/skerry/tests/cluster/faultproxy"
 	"github.com/skerry-io/skerry/tests/cluster/lab"
+	"github.com/skerry-io/skerry/tests/cluster/suite"
 )
 
 // servingReplica is the replica of cloudcore that holds a device's link.
@@ -43,19 +44,29 @@ func (s *system) leaseHolder(ctx context.Context, node string) (epoch, instance 
 }
 
 // TestIsland_11_AStaleSessionWritesNothing: the replica that serves the node stands still (SIGSTOP)
-// with writes under way, the edge moves over and goes on; then the first wakes up and still
-// believes in its session. It must write nothing for the node any more: the Lease stays the newer
-// session's, and every event is there once, as it was reported.
+// with events and a status under way, the edge moves over and goes on; then the first wakes up and
+// still believes in its session. It must write nothing for the node any more: the Lease stays the
+// newer session's, and so does the pod's status; every event is there once, as it was reported.
 func TestIsland_11_AStaleSessionWritesNothing(t *testing.T) {
 	s := use(t)
 	s.reportEvents("edge1", true)
-	pod := s.pod(s.Namespace(), "moves", "edge1")
+	ns := s.Namespace()
+	s.Apply(ns, islander("moves", "edge1")+"    readinessProbe: {httpGet: {path: /healthz, port: 8080}, periodSeconds: 1, failureThreshold: 1}\n")
+	pod := &s.WaitPods(ns, "app=moves", "edge1", 1)[0]
+	ready := func(ctx context.Context) error {
+		p, err := s.Client.CoreV1().Pods(ns).Get(ctx, pod.Name, metav1.GetOptions{})
+		if err == nil && !suite.PodReady(*p) {
+			err = errors.New("the cluster has it not ready")
+		}
+		return err
+	}
 	s.waitLinked("edge1")
 	first, err := s.servingReplica(t.Context(), "edge1")
 	s.Check(err)
 	f := s.flood(pod)
 	wait := f.in(600)
 	f.waitFor(100)
+	s.post(pod, "/fail") // a status that is under way when the replica stops
 	s.onHost(first, "pkill", "-STOP", "-x", "cloudcore")
 	awake := false
 	wake := func() {
@@ -72,6 +83,8 @@ func TestIsland_11_AStaleSessionWritesNothing(t *testing.T) {
 		return nil
 	})
 	wait()
+	s.post(pod, "/heal")
+	s.WaitFor("the newer session's status", ready)
 	s.WaitFor("the Lease to name the newer session", func(ctx context.Context) error {
 		d, err := s.deviceStatus(ctx, "edge1")
 		if err != nil {
@@ -92,7 +105,7 @@ func TestIsland_11_AStaleSessionWritesNothing(t *testing.T) {
 		if err == nil && (e != epoch || i != instance) {
 			err = fmt.Errorf("it names %s of %s, not %s of %s", e, i, epoch, instance)
 		}
-		return err
+		return errors.Join(err, ready(t.Context()))
 	})
 	f.waitArrived()
 	s.WaitReady("edge1", true)

@@ -195,7 +195,8 @@ func (s *switcher) sync(ctx context.Context, pods []*corev1.Pod, node *corev1.No
 }
 
 // rules are the present ones.
-// The proxy makes its chains anew each hour, and for another topology. A look at them starts programs.
+// The proxy makes its chains anew each hour, and for another topology. A look at them starts
+// programs.
 const (
 	resetAgain = 5 * time.Second
 	resetHolds = 10 * time.Minute

@@ -1,0 +1,213 @@
+package e2e_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/skerry-io/skerry/tests/cluster"
+)
+
+// TestClaims_18_EmptyStoreIsNamedAsLoss: the store of a device that is cut off becomes empty, and
+// then goes: the status names each as a loss, pods stay, and all comes again with a link.
+func TestClaims_18_EmptyStoreIsNamedAsLoss(t *testing.T) {
+	s := use(t)
+	before := s.Containers("edge1")
+	for how, lose := range map[string]func(string) error{"empty": func(f string) error { return os.Truncate(f, 0) }, "gone": os.Remove} {
+		s.Cut("edge1")
+		s.Kill("edge1", "edgecore")
+		s.Check(lose(s.path("edge1", storeFile)))
+		s.Start("edge1", "edgecore")
+		s.WaitFor("the loss of a store that is "+how+" to be named", func(ctx context.Context) error {
+			out, _, complaint := s.edgecore("edge1", "status")
+			if !strings.Contains(out, "lost") {
+				return errors.New(out + complaint)
+			}
+			return nil
+		})
+		s.Check(s.same("edge1", before))
+		s.Heal("edge1")
+		s.WaitReady("edge1", true)
+		s.waitLinked("edge1")
+	}
+	s.WaitPods("sample", "app=sample", "edge1", 1)
+	s.Check(s.same("edge1", before))
+}
+
+// TestClaims_21_DeletedPodWithAFinalizerStaysVisible: a pod that somebody holds by a finalizer is
+// deleted. Its containers end, and the device's own API shows it, with a link and without, until
+// the finalizer is taken away.
+func TestClaims_21_DeletedPodWithAFinalizerStaysVisible(t *testing.T) {
+	s := use(t)
+	ns := s.Namespace()
+	pod := s.pod(ns, "held", "edge1")
+	pods := s.Client.CoreV1().Pods(ns)
+	finalizers := func(list string) {
+		t.Helper()
+		_, err := pods.Patch(context.WithoutCancel(t.Context()), pod.Name, types.MergePatchType, []byte(`{"metadata":{"finalizers":`+list+`}}`), metav1.PatchOptions{})
+		if err != nil && !apierrors.IsNotFound(err) {
+			t.Fatal(err)
+		}
+	}
+	finalizers(`["example.com/held"]`)
+	defer finalizers("null")
+	s.WaitFor("the device to know the finalizer", func(ctx context.Context) error {
+		out, err := s.TryEdgeKubectl(ctx, "edge1", "get", "pod", "-n", ns, pod.Name, "-o", "jsonpath={.metadata.finalizers}")
+		if err == nil && !strings.Contains(out, "example.com/held") {
+			err = errors.New(out)
+		}
+		return err
+	})
+	s.Check(pods.Delete(t.Context(), pod.Name, metav1.DeleteOptions{}))
+	phase := func(ctx context.Context) (string, error) {
+		return s.TryEdgeKubectl(ctx, "edge1", "get", "pod", "-n", ns, pod.Name, "-o", "jsonpath={.status.phase} {.metadata.deletionTimestamp}")
+	}
+	s.WaitFor("its containers to end", func(ctx context.Context) error {
+		out, err := phase(ctx)
+		if apierrors.IsNotFound(err) || err != nil && strings.Contains(err.Error(), "NotFound") {
+			t.Fatalf("the device does not show it: %v", err)
+		}
+		if err == nil && (strings.HasPrefix(out, "Running") || !strings.Contains(out, "T")) {
+			err = errors.New(out)
+		}
+		return err
+	})
+	s.WaitFor("the cluster to know that too", func(ctx context.Context) error {
+		p, err := pods.Get(ctx, pod.Name, metav1.GetOptions{})
+		if err == nil && p.Status.Phase == "Running" {
+			err = errors.New("it runs")
+		}
+		return err
+	})
+	s.Cut("edge1")
+	if out, err := phase(t.Context()); err != nil {
+		t.Errorf("without a link the device does not show it: %s %v", out, err)
+	}
+	s.Heal("edge1")
+	s.waitLinked("edge1")
+	if out, err := phase(t.Context()); err != nil {
+		t.Errorf("with a new link the device does not show it: %s %v", out, err)
+	}
+	finalizers("null")
+	s.WaitFor("it to go", func(ctx context.Context) error {
+		if out, err := phase(ctx); err == nil {
+			return errors.New(out)
+		}
+		return nil
+	})
+}
+
+// TestClaims_22_PathThatDropsLargePackets: a router on the way drops packets of more than 1,200
+// bytes, both ways, without a word. The device links all the same, by small TCP segments, and names
+// the cause.
+func TestClaims_22_PathThatDropsLargePackets(t *testing.T) {
+	s := use(t)
+	const rules = "table ip hole { chain forward { type filter hook forward priority -10; policy accept; iifname \"up1\" meta length > 1200 drop; oifname \"up1\" meta length > 1200 drop; }; }"
+	for host, device := range map[string]string{"edge1": "wan0", "cloud": "eth0", "cloud2": "eth0"} { // else the kernel sends several segments as one
+		s.onHost(host, "ip", "link", "set", device, "gso_max_segs", "1")
+		defer s.onHostIn(context.WithoutCancel(t.Context()), host, "ip", "link", "set", device, "gso_max_segs", "65535")
+	}
+	s.onHost("router", "sh", "-c", "echo '"+rules+"' | nft -f -")
+	defer func() {
+		s.onHostIn(context.WithoutCancel(t.Context()), "router", "nft", "delete", "table", "ip", "hole")
+	}()
+	s.Cut("edge1") // a new link, not the one that is open
+	s.WaitReady("edge1", false)
+	s.Heal("edge1")
+	s.WaitFor("the path's limit to be named", func(context.Context) error {
+		log, err := os.ReadFile(s.Trial.LogPath("edge1", "edgecore"))
+		if err == nil && !strings.Contains(string(log), "large packets may be lost on the way (its MTU)") {
+			err = errors.New("the log has no word of it")
+		}
+		return err
+	})
+	s.waitLinked("edge1")
+	s.WaitReady("edge1", true)
+	// More than one packet's worth comes down.
+	ns := s.Namespace()
+	s.Apply(ns, "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: large}\ndata: {v: "+strings.Repeat("x", 100_000)+"}\n---\n"+
+		samplePod("reads", "edge1")+"    envFrom: [{configMapRef: {name: large, optional: true}}]\n    volumeMounts: [{name: v, mountPath: /v}]\n  volumes: [{name: v, configMap: {name: large}}]\n")
+	s.WaitPods(ns, "app=reads", "edge1", 1)
+}
+
+// onHostIn is onHost for the end of a test.
+func (s *system) onHostIn(ctx context.Context, host, command string, args ...string) {
+	s.T.Helper()
+	if _, err := s.Run(ctx, append([]string{"exec", host, "--", command}, args...)...); err != nil {
+		s.T.Error(err)
+	}
+}
+
+// TestClaims_15_PageOpensNoStreamThroughAProxy: an administrator runs `kubectl proxy`, and a web
+// page asks it for a stream into a pod of a device, by WebSocket, which needs no permission of the
+// page that answers. kubectl itself, which names no origin, gets its stream by the same proxy.
+func TestClaims_15_PageOpensNoStreamThroughAProxy(t *testing.T) {
+	s := use(t)
+	pod := s.WaitPods("sample", "app=sample", "edge1", 1)[0]
+	address := s.proxy()
+	path := "/apis/subresources.skerry.io/v1alpha1/namespaces/sample/pods/" + pod.Name + "/exec?command=id&stdout=true&container=" + pod.Spec.Containers[0].Name
+	upgrade := func(ctx context.Context, origin string) (int, string, error) {
+		r, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+path, http.NoBody)
+		if err != nil {
+			return 0, "", err
+		}
+		for key, value := range map[string]string{
+			"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13", "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==", "Sec-WebSocket-Protocol": "v5.channel.k8s.io",
+		} {
+			r.Header.Set(key, value)
+		}
+		if origin != "" {
+			r.Header.Set("Origin", origin)
+		}
+		answer, err := (&http.Client{Timeout: 30 * time.Second}).Do(r)
+		if err != nil {
+			return 0, "", err
+		}
+		defer answer.Body.Close()
+		if answer.StatusCode == http.StatusSwitchingProtocols {
+			return answer.StatusCode, "", nil
+		}
+		body, err := io.ReadAll(io.LimitReader(answer.Body, 4096))
+		return answer.StatusCode, string(body), err
+	}
+	s.WaitFor("a stream for who names no origin", func(ctx context.Context) error {
+		code, body, err := upgrade(ctx, "")
+		if err == nil && code != http.StatusSwitchingProtocols {
+			err = fmt.Errorf("%d %s", code, body)
+		}
+		return err
+	})
+	for _, origin := range []string{"https://evil.example", "http://127.0.0.1:8001", "null"} {
+		if code, body, err := upgrade(t.Context(), origin); err != nil || code != http.StatusForbidden {
+			t.Errorf("a page of %s got %d %s, %v", origin, code, body, err)
+		}
+	}
+}
+
+// proxy runs `kubectl proxy` as the administrator, with what it refuses by default, until the test
+// ends.
+func (s *system) proxy() (address string) {
+	s.T.Helper()
+	address = cluster.FreeAddress(s.T, "tcp")
+	_, port, err := net.SplitHostPort(address)
+	s.Check(err)
+	ctx, cancel := context.WithCancel(s.T.Context())
+	ended := make(chan struct{})
+	s.T.Cleanup(func() { cancel(); <-ended })
+	go func() {
+		defer close(ended)
+		_, _ = s.Run(ctx, "kubectl", "proxy", "--address=127.0.0.1", "--port="+port)
+	}()
+	return "127.0.0.1:" + port
+}
