@@ -59,7 +59,7 @@ func (s *system) kept(namespace, name string) error {
 // the control plane evicts none, the device restarts none. Of a device that opted out pods are
 // evicted, but for one with the label.
 func TestShip_13_AutonomyIsTheDefault(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	namespace := s.Namespace()
 	s.Apply(namespace, samplePod("unlabelled", "edge2"))
 	s.WaitPods(namespace, "app=unlabelled", "edge2", 1)
@@ -85,7 +85,7 @@ func TestShip_13_AutonomyIsTheDefault(t *testing.T) {
 // usual, but for those that are labelled, or in a namespace that is. On the device nothing is
 // touched before the link is back.
 func TestIsland_14_AutonomyLabelKeepsPods(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	s.optOut("edge2")
 	plain, autonomous := s.Namespace(), s.Namespace()
 	_, err := s.Client.CoreV1().Namespaces().Patch(t.Context(), autonomous, types.MergePatchType, autonomyLabel(`"true"`), metav1.PatchOptions{})

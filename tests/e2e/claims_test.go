@@ -22,7 +22,7 @@ import (
 // TestClaims_18_EmptyStoreIsNamedAsLoss: the store of a device that is cut off becomes empty, and
 // then goes: the status names each as a loss, pods stay, and all comes again with a link.
 func TestClaims_18_EmptyStoreIsNamedAsLoss(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	before := s.Containers("edge1")
 	for how, lose := range map[string]func(string) error{"empty": func(f string) error { return os.Truncate(f, 0) }, "gone": os.Remove} {
 		s.Cut("edge1")
@@ -49,7 +49,7 @@ func TestClaims_18_EmptyStoreIsNamedAsLoss(t *testing.T) {
 // deleted. Its containers end, and the device's own API shows it, with a link and without, until
 // the finalizer is taken away.
 func TestClaims_21_DeletedPodWithAFinalizerStaysVisible(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	ns := s.Namespace()
 	pod := s.pod(ns, "held", "edge1")
 	pods := s.Client.CoreV1().Pods(ns)
@@ -112,7 +112,7 @@ func TestClaims_21_DeletedPodWithAFinalizerStaysVisible(t *testing.T) {
 // bytes, both ways, without a word. The device links all the same, by small TCP segments, and names
 // the cause.
 func TestClaims_22_PathThatDropsLargePackets(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	const rules = "table ip hole { chain forward { type filter hook forward priority -10; policy accept; iifname \"up1\" meta length > 1200 drop; oifname \"up1\" meta length > 1200 drop; }; }"
 	for host, device := range map[string]string{"edge1": "wan0", "cloud": "eth0", "cloud2": "eth0"} { // else the kernel sends several segments as one
 		s.onHost(host, "ip", "link", "set", device, "gso_max_segs", "1")
@@ -153,7 +153,7 @@ func (s *system) onHostIn(ctx context.Context, host, command string, args ...str
 // page asks it for a stream into a pod of a device, by WebSocket, which needs no permission of the
 // page that answers. kubectl itself, which names no origin, gets its stream by the same proxy.
 func TestClaims_15_PageOpensNoStreamThroughAProxy(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	pod := s.WaitPods("sample", "app=sample", "edge1", 1)[0]
 	address := s.proxy()
 	path := "/apis/subresources.skerry.io/v1alpha1/namespaces/sample/pods/" + pod.Name + "/exec?command=id&stdout=true&container=" + pod.Spec.Containers[0].Name

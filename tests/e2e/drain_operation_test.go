@@ -19,7 +19,7 @@ import (
 
 // A static pod of the device's own kubelet stays through a drain, with the container that it had.
 func TestDrain_05_StaticPodKeepsItsContainer(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	ns := s.drains()
 	file := s.path("edge1", "/etc/skerry/manifests/static.yaml")
 	s.Check(os.MkdirAll(s.path("edge1", "/etc/skerry/manifests"), 0o755))
@@ -60,7 +60,7 @@ spec:
 // An image that is not what it should be cordons nothing. One that is, is on the device before the
 // first cordon; a second requester joins the drain, and one boot ends both.
 func TestDrain_06_ImageIsThereBeforeTheCordon(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	ns := s.drains()
 	const image = "/var/lib/skerry/os-2.img"
 	content := []byte(strings.Repeat("the second image\n", 1000))
@@ -120,7 +120,7 @@ func TestDrain_06_ImageIsThereBeforeTheCordon(t *testing.T) {
 // A client that can reach the loopback address reads no metrics; one that can read root's files
 // does.
 func TestTraps_26_MetricsNeedAToken(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	h, err := s.Trial.Host("edge1")
 	s.Check(err)
 	client := http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{DisableKeepAlives: true, DialContext: h.Dial}}

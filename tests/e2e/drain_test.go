@@ -220,7 +220,7 @@ func (s *system) logged(node string, from int64) (steps []string, end int64) {
 
 // What a person sees, on both sides, of a drain asked for in the cloud; the end of it by deletion.
 func TestDrain_01_KubectlAndTheDeviceShowTheDrain(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	ns := s.drains()
 	s.reportEvents("edge1", true)
 	_, from := s.logged("edge1", 0)
@@ -264,7 +264,7 @@ func TestDrain_01_KubectlAndTheDeviceShowTheDrain(t *testing.T) {
 }
 
 func TestDrain_02_BlockedPodsNameTheBudget(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	ns := s.drains()
 	s.web(ns, "edge1", 1)
 	s.WaitPods(ns, "app=web", "edge1", 1)
@@ -319,7 +319,7 @@ func TestDrain_07_GoesOnWhoeverDies(t *testing.T) {
 	}
 	for name, fault := range faults {
 		t.Run(name, func(t *testing.T) {
-			s := use(t)
+			s := newSystem(t)
 			ns := s.drains()
 			s.web(ns, "edge1", 1)
 			s.WaitPods(ns, "app=web", "edge1", 1)
@@ -347,7 +347,7 @@ func TestDrain_07_GoesOnWhoeverDies(t *testing.T) {
 // On the spot, without a link: it waits, says so, and goes ahead by the operator's word. The cloud
 // receives all that later.
 func TestDrain_08_OperatorOnTheSpotForces(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	s.drains()
 	s.Cut("edge1")
 	s.waitUnlinked("edge1")
@@ -401,7 +401,7 @@ func TestDrain_08_OperatorOnTheSpotForces(t *testing.T) {
 
 // A reboot by a hook, asked for in the cloud.
 func TestDrain_09_RebootByHookUncordons(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	ns := s.drains()
 	s.web(ns, "edge1", 1)
 	s.loosen(ns)
@@ -425,7 +425,7 @@ func TestDrain_09_RebootByHookUncordons(t *testing.T) {
 }
 
 func TestDrain_09_AdministratorsCordonStays(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	ns := s.drains()
 	t.Cleanup(func() { s.Must(s.Run(context.Background(), "kubectl", "uncordon", "edge1")) })
 	s.Kubectl("cordon", "edge1")
@@ -446,7 +446,7 @@ func TestDrain_09_AdministratorsCordonStays(t *testing.T) {
 // Both nodes at once: one ends, the other names which budget holds it, and ends too when the first
 // takes pods again.
 func TestDrain_10_BothNodesAtOnceEnd(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	ns := s.drains()
 	s.web(ns, "edge1", 2)
 	s.Apply(ns, nodeOperation("one", "edge1", "Drain", "")+"---\n"+nodeOperation("two", "edge2", "Drain", ""))
@@ -480,7 +480,7 @@ func TestDrain_10_BothNodesAtOnceEnd(t *testing.T) {
 
 // Rule 9: traffic moves first. An operator's own maintenance is not ended by a drain.
 func TestDrain_09_VirtualIPsMoveBeforeTheFirstEviction(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	ns := s.drains()
 	s.shop()
 	s.waitShop(2)
@@ -525,7 +525,7 @@ func TestDrain_09_VirtualIPsMoveBeforeTheFirstEviction(t *testing.T) {
 // What can't be done is said when it is asked for; what is not a node's business is
 // refused by Kubernetes.
 func TestDrain_11_RefusedWhenAskedFor(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	ns := s.drains()
 	if _, code, complaint := s.edgecore("edge1", "operation", "shutdown"); code != 2 || !strings.Contains(complaint, "no hook is configured") {
 		t.Errorf("a shutdown without a hook: code %d, %s", code, complaint)

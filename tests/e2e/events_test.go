@@ -56,7 +56,7 @@ func (s *system) waitReasons(client kubernetes.Interface, pod *corev1.Pod, want 
 // TestEvents_01: events are not reported: the device shows the kubelet's, the cloud has
 // none of them.
 func TestEvents_01_SwitchedOffTheDeviceShowsThem(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	s.reportEvents("edge1", false)
 	ns := s.Namespace()
 	pod := s.pod(ns, "quiet", "edge1")
@@ -84,7 +84,7 @@ func TestEvents_01_SwitchedOffTheDeviceShowsThem(t *testing.T) {
 // TestEvents_02: events are reported: the kubelet's own of a pod's life are in the cloud, from this
 // node, and kubectl describe shows them.
 func TestEvents_02_SwitchedOnKubectlDescribeShowsThem(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	s.reportEvents("edge1", true)
 	ns := s.Namespace()
 	s.Apply(ns, `apiVersion: v1
@@ -130,7 +130,7 @@ spec:
 
 // TestEvents_03: a thousand events while the link is cut; all are there when it is back.
 func TestEvents_03_AThousandWhileCut(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	s.reportEvents("edge1", true)
 	f := s.flood(s.pod(s.Namespace(), "island", "edge1"))
 	s.Cut("edge1")
@@ -146,7 +146,7 @@ func TestEvents_03_AThousandWhileCut(t *testing.T) {
 
 // TestEvents_04: edgecore is killed twice while the link is cut, once in the middle of the writing.
 func TestEvents_04_EdgecoreKilledWhileCut(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	s.reportEvents("edge1", true)
 	f := s.flood(s.pod(s.Namespace(), "island", "edge1"))
 	s.Cut("edge1")
@@ -164,7 +164,7 @@ func TestEvents_04_EdgecoreKilledWhileCut(t *testing.T) {
 // TestEvents_05: cloudcore is killed while events flow, again and again, whichever replica
 // has the node.
 func TestEvents_05_CloudcoreKilledInMidFlood(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	s.reportEvents("edge1", true)
 	f := s.flood(s.pod(s.Namespace(), "stream", "edge1"))
 	wait := f.in(1500)
@@ -180,7 +180,7 @@ func TestEvents_05_CloudcoreKilledInMidFlood(t *testing.T) {
 // TestEvents_07: one node storms; another one's Lease, which the same replica of cloudcore renews,
 // is renewed before it runs out, each time.
 func TestEvents_07_AStormDelaysNoOtherLease(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	s.reportEvents("edge1", true)
 	pod := s.pod(s.Namespace(), "storm", "edge1")
 	replica := s.atOneReplica()
@@ -248,7 +248,7 @@ func (s *system) atOneReplica() (replica string) {
 // TestEvents_08: the outbox is full: the oldest events are gone, the newest arrive, and the cloud
 // gets the number of missing ones.
 func TestEvents_08_FullOutboxDropsTheOldest(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	s.reportEvents("edge1", true)
 	s.set("edge1", "modules.metaManager.eventLimit.entries=300", "modules.metaManager.eventLimit.entries=10000")
 	f := s.flood(s.pod(s.Namespace(), "island", "edge1"))
@@ -300,7 +300,7 @@ func TestEvents_08_FullOutboxDropsTheOldest(t *testing.T) {
 // TestEvents_09: a node writes what is another's: its pod's status, its Lease, an event about its
 // pod. The cloud refuses, and the device is notified.
 func TestEvents_09_WritesOfAnothersObjectsAreRefused(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	s.reportEvents("edge1", true)
 	ns := s.Namespace()
 	theirs := s.pod(ns, "theirs", "edge2")
@@ -353,7 +353,7 @@ func TestEvents_09_WritesOfAnothersObjectsAreRefused(t *testing.T) {
 // or 500, not at all, or does what it is asked and loses the answer; then it is away. Later
 // everything is there, once.
 func TestEvents_06_APIServerInTroubleLosesNothing(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	s.reportEvents("edge1", true)
 	namespace := s.Namespace()
 	var floods []*flood // of several pods: events about one are written one after another
@@ -414,7 +414,7 @@ func TestEvents_06_APIServerInTroubleLosesNothing(t *testing.T) {
 // TestEvents_10: the disk is full: a client that writes an event gets that error; the kubelet works
 // on, and so does everything when there is room.
 func TestEvents_10_FullDiskIsAnErrorAndGoesOn(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	s.reportEvents("edge1", true)
 	ns := s.Namespace()
 	pod := s.pod(ns, "tight", "edge1")

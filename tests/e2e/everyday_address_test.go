@@ -14,7 +14,7 @@ import (
 // TestEveryday_19: the device boots with another address than before. Its pods run again without a
 // link; with one the cluster has the new address, and reaches the pods' logs.
 func TestEveryday_19_AnotherAddressAtTheStart(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	ns := s.Namespace()
 	pod := s.pod(ns, "bare", "edge1")
 	s.Cut("edge1")

@@ -63,7 +63,7 @@ func (c deviceClock) set(at time.Time) {
 // right, when it is set back by a month, and when a container ends after that.
 func TestEveryday_12_ContainersOfAnEarlierClock(t *testing.T) {
 	const node = "edge1"
-	s := use(t)
+	s := newSystem(t)
 	ns := s.Namespace()
 	pod := s.pod(ns, "dusk", node)
 	clock := s.deviceClock(node)

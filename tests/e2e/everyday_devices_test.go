@@ -90,7 +90,7 @@ spec:
 // one. The driver follows its slices by a selector and publishes them through the device's API;
 // they stay when the link comes back.
 func TestEveryday_06_DRAPodComesBack(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	ns := s.Namespace()
 	s.Apply(ns, fmt.Sprintf(`
 apiVersion: rbac.authorization.k8s.io/v1
@@ -168,7 +168,7 @@ spec: {spec: {devices: {requests: [{name: one, exactly: {deviceClassName: device
 // TestEveryday_07: a pod with a volume that is attached runs again after reboots without a link,
 // the same one.
 func TestEveryday_07_PodWithAnAttachedVolumeComesBack(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	ns := s.Namespace()
 	s.Apply(ns, fmt.Sprintf(`
 apiVersion: storage.k8s.io/v1

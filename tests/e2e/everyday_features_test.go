@@ -14,7 +14,7 @@ import (
 // that need optional features of the container runtime, an image volume and a user namespace, run
 // again too, or the device names them with the reason.
 func TestEveryday_18_ResizedPodsAndWhatCantComeBack(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	ns := s.Namespace()
 	pod := func(name, spec string) string {
 		return `

@@ -74,7 +74,7 @@ func (s *system) pinned(ctx context.Context, node string) (names []string, err e
 // every 5 minutes: down to 1 % of a disk that is far fuller, so that it takes all that it may.
 func TestEveryday_11_SandboxImageSurvivesCollection(t *testing.T) {
 	const node = "edge2"
-	s := use(t)
+	s := newSystem(t)
 	ns := s.Namespace()
 	pod := s.pod(ns, "keeper", node)
 	const decoy, prefetched, sample = "skerry.local/decoy:1", "skerry.local/prefetched:1", "skerry.local/sample:1"

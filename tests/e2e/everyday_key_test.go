@@ -92,7 +92,7 @@ func (s *system) token(pod corev1.Pod) (token, keyID string, err error) {
 // new key within minutes, those too that ask for nothing, and the device takes no token of the old
 // one any more; without the link again it is the same.
 func TestEveryday_17_AccountKeyIsReplacedWhileTheDeviceIsAway(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	ns, name := s.followerPod()
 	follower := s.WaitPods(ns, "app=follower", "edge1", 1)[0]
 	quiet := *s.pod(ns, "quiet", "edge1")

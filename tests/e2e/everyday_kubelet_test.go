@@ -17,7 +17,7 @@ import (
 // with the credentials of a credential provider; the pod runs again after a reboot without a link
 // and without the registry.
 func TestEveryday_22_FlagsOfTheKubelet(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	ns := s.Namespace()
 	const dir = "/var/lib/kubelet-flags"
 	file := func(name string) string { return s.path("edge1", filepath.Join(dir, name)) }

@@ -35,7 +35,7 @@ func (s *system) now(pod corev1.Pod) *corev1.Pod {
 // network but its LAN, starts its pods, which keep running; when the network comes it finds its
 // cloud by itself.
 func TestEveryday_13_NetworkComesLate(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	ns := s.Namespace()
 	pod := s.pod(ns, "bare", "edge1")
 	s.waitLinked("edge1")

@@ -36,7 +36,7 @@ func (s *system) label(node string, labels map[string]string) {
 // not choose, are named until an administrator has set them again.
 func TestEveryday_16_ADeletedNodeComesBackAsItWas(t *testing.T) {
 	const node = "edge1"
-	s := use(t)
+	s := newSystem(t)
 	ns := s.Namespace()
 	s.pod(ns, "stays", node)
 	nodes := s.Client.CoreV1().Nodes()

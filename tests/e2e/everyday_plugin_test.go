@@ -15,7 +15,7 @@ import (
 // reboots without a link and with one, and the kubelet never rejects it. Where the plugin does not
 // come, the pod is named, and runs once it has.
 func TestEveryday_08_PodsOfDevicePluginsComeBack(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	ns := s.Namespace()
 	s.driver(ns, "plugin")
 	s.Apply(ns, deviceUser("resources: {limits: {devices.example/thing: 1}}", ""))

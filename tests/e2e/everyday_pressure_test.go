@@ -140,7 +140,7 @@ func running(p *corev1.Pod) bool {
 // all run again, as the pods that they were, and the cluster never hears of it; a pod that is to
 // run once has ended. With a link Kubernetes' rules hold.
 func TestEveryday_09_PodsEndedByDiskPressureRunAgain(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	ns := s.Namespace()
 	fill, free := s.shortOfDisk("edge1")
 	s.Apply(ns, islander("bare", "edge1"))
@@ -234,7 +234,7 @@ func TestEveryday_09_PodsEndedByDiskPressureRunAgain(t *testing.T) {
 // TestEveryday_09: the same for memory: where a device on an island is short of it, the pods that
 // its kubelet evicts run again once it is not.
 func TestEveryday_09_PodsEndedByMemoryPressureRunAgain(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	ns := s.Namespace()
 	pod := *s.pod(ns, "bare", "edge1")
 	seen := s.watchEnds(ns)

@@ -13,7 +13,7 @@ import (
 // TestEveryday_14: the power goes in the middle of a pull, again and again. The image is whole in
 // the end, and its pod runs; the other pods come back each time.
 func TestEveryday_14_PowerCutInAPull(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	ns := s.Namespace()
 	other := s.pod(ns, "bare", "edge1")
 	r := s.newRegistry("./tests/images/devices")

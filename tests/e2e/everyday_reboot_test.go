@@ -162,7 +162,7 @@ func (s *system) shutdownLog(node string) string {
 // TestEveryday_01: an orderly reboot without a link ends containers, each by SIGTERM and in the
 // order of priorities, and no pod.
 func TestEveryday_01_OrderlyRebootOnAnIsland(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	ns := s.Namespace()
 	s.Check(os.RemoveAll(s.path("edge1", notes)))
 	s.Apply(ns, everydayPods())
@@ -251,7 +251,7 @@ func (s *system) follow(namespace string) (changed func() []string) {
 // TestEveryday_02: the same with a link: nothing moves though it could, nothing is replaced,
 // nothing is left behind; meanwhile the node is not Ready.
 func TestEveryday_02_OrderlyRebootOnLine(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	ns := s.Namespace()
 	s.Apply(ns, `apiVersion: apps/v1
 kind: Deployment
@@ -299,7 +299,7 @@ spec:
 
 // TestEveryday_03: `systemctl stop edgecore` and a start later: containers go on.
 func TestEveryday_03_EdgecoreStopsAndStarts(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	ns := s.Namespace()
 	s.Apply(ns, samplePod("bare", "edge1"))
 	before := s.WaitPods(ns, "", "edge1", 1)
@@ -339,7 +339,7 @@ func (s *system) waitKubelet(node string) {
 // killed by its watchdog: containers go on. An edgecore that is killed while the device shuts down,
 // and starts again, starts no kubelet.
 func TestEveryday_04_KilledAtAnyTime(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	ns := s.Namespace()
 	s.Apply(ns, samplePod("bare", "edge1"))
 	before := s.WaitPods(ns, "", "edge1", 1)
@@ -372,7 +372,7 @@ func TestEveryday_04_KilledAtAnyTime(t *testing.T) {
 // TestEveryday_04_RuntimeIsDown: if the container runtime is dead or hangs, the device's status
 // reports it, and so does a condition of its Node until it is back.
 func TestEveryday_04_RuntimeIsDown(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	status := func(want string) {
 		t.Helper()
 		s.WaitFor("the device to report the state of its runtime", func(ctx context.Context) error {
@@ -424,7 +424,7 @@ func (s *system) logind(node string, args ...string) {
 // TestEveryday_05: operations that reboot a device on an island, whatever lets them go ahead, leave
 // it its pods.
 func TestEveryday_05_OperationsOnAnIsland(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	ns := s.drains()
 	const before = `modules.drain.hooks.reboot=echo "$SKERRY_NODE goes down for $SKERRY_OPERATION"; touch ` + rebootMark
 	s.set("edge1", "modules.drain.hooks.reboot="+filepath.Join(s.Dir, "images", "logind")+" reboot", before)
@@ -466,7 +466,7 @@ func TestEveryday_05_OperationsOnAnIsland(t *testing.T) {
 // TestEveryday_05: who reboots a device by hand while an operation drains it for a reboot has done
 // what the operation was for: it does not reboot again.
 func TestEveryday_05_ByHandInMidDrain(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	ns := s.drains()
 	s.web(ns, "edge1", 1)
 	before := s.WaitPods(ns, "app=web", "edge1", 1)

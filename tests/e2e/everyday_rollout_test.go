@@ -13,7 +13,7 @@ import (
 // an event of the DaemonSet names the device. With more that may be unavailable the others get the
 // new version, and the device when it is back.
 func TestEveryday_15_RolloutNamesTheDeviceThatItWaitsFor(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	ns := s.Namespace()
 	manifest := func(most, version string) string {
 		return `

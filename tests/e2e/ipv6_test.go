@@ -16,7 +16,7 @@ import (
 // it, over websocket and over QUIC. Pods come and their logs are read; a cut that swallows
 // everything is noticed, and healed.
 func TestTraps_09_LinkOverIPv6Works(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	s.Check(s.Trial.LinkIPv6(t.Context(), "edge2"))
 	ns := s.Namespace()
 	s.set("edge2", fmt.Sprintf("modules.edgeHub.servers=[%q]", lab.Replica6(1)), fmt.Sprintf("modules.edgeHub.servers=[%s]", lab.Cloud()))

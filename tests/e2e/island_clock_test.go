@@ -67,7 +67,7 @@ func (w *wrongClock) start(node string) (stop func()) {
 // it can, runs a new pod with a token, and can join; events that happened before, then and
 // afterwards are all there with the times they were given. Then the clock is right again.
 func TestIsland_16_ClockAt1970RunsPodsAndLosesNoEvent(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	s.reportEvents("edge1", true)
 	ns := s.Namespace()
 	pod := s.pod(ns, "dusk", "edge1")
@@ -138,7 +138,7 @@ func TestIsland_16_ClockAt1970RunsPodsAndLosesNoEvent(t *testing.T) {
 // expired, and the device reports that its clock may be wrong. Nothing of it is left once the
 // clock is right.
 func TestHostile_16_ClockAfterTheCAOpensNoLinkAndStopsNoPod(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	ns := s.Namespace()
 	s.pod(ns, "patient", "edge1")
 	before := s.Containers("edge1")

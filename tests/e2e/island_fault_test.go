@@ -48,7 +48,7 @@ func (s *system) leaseHolder(ctx context.Context, node string) (epoch, instance 
 // still believes in its session. It must write nothing for the node any more: the Lease stays the
 // newer session's, and so does the pod's status; every event is there once, as it was reported.
 func TestIsland_11_AStaleSessionWritesNothing(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	s.reportEvents("edge1", true)
 	ns := s.Namespace()
 	s.Apply(ns, islander("moves", "edge1")+"    readinessProbe: {httpGet: {path: /healthz, port: 8080}, periodSeconds: 1, failureThreshold: 1}\n")
@@ -115,7 +115,7 @@ func TestIsland_11_AStaleSessionWritesNothing(t *testing.T) {
 // it does when another client writes the same object. Nothing is given up for that: the Lease is
 // renewed, states arrive, and so do repeats of events.
 func TestIsland_Conflicts(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	s.reportEvents("edge1", true)
 	ns := s.Namespace()
 	pod := s.pod(ns, "crashes", "edge1")
@@ -162,7 +162,7 @@ func TestIsland_Conflicts(t *testing.T) {
 // TestEvents_03_AThousandOverAThinLink: 1,000 events over a link of 256 kbit/s that loses every
 // twentieth packet, with a cut in the middle: all of them, once, and the link lives.
 func TestEvents_03_AThousandOverAThinLink(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	s.reportEvents("edge1", true)
 	pod := s.pod(s.Namespace(), "talks", "edge1")
 	s.waitLinked("edge1")

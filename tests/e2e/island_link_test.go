@@ -22,7 +22,7 @@ import (
 // TestIsland_01: a cut of ten minutes: no container is touched, then or when the link is back, and
 // the device's own API answers all the time.
 func TestIsland_01_CutForTenMinutesTouchesNoPod(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	before := s.Containers("edge1")
 	s.Cut("edge1")
 	device := s.device("edge1")
@@ -42,7 +42,7 @@ func TestIsland_01_CutForTenMinutesTouchesNoPod(t *testing.T) {
 // TestIsland_02: while the link is cut, a container crashes and another's probe fails: both are
 // restarted. It is reported to the cloud later.
 func TestIsland_02_CrashedContainerRestartsWhileCut(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	ns := s.Namespace()
 	crashes := s.pod(ns, "crashes", "edge1")
 	// The startup probe gives a busy machine the time to start it: only what it is asked
@@ -78,7 +78,7 @@ func TestIsland_02_CrashedContainerRestartsWhileCut(t *testing.T) {
 // A node is Ready when its link is back, and not when its kubelet looks at its Node the next time:
 // here that is in an hour. The kubelet's other conditions are as it said them too.
 func TestReadyWithTheLink(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	s.set("edge2", "modules.edged.kubelet.nodeStatusUpdateFrequency=1h", "modules.edged.kubelet.nodeStatusUpdateFrequency=10s")
 	s.WaitReady("edge2", true)
 	s.Cut("edge2")
@@ -97,7 +97,7 @@ func TestReadyWithTheLink(t *testing.T) {
 // A device that comes back without its kubelet, here because containerd does not run, is NotReady
 // like any other that is not heard of, though its session has written its Lease.
 func TestNotReadyWithoutAKubelet(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	t.Cleanup(func() { _ = s.Trial.Start(context.Background(), "edge2", "containerd") })
 	s.Kill("edge2", "containerd")
 	s.Kill("edge2", "edgecore")
@@ -111,7 +111,7 @@ func TestNotReadyWithoutAKubelet(t *testing.T) {
 // TestIsland_06: a ConfigMap and a Secret change while the link is cut; the pod's volumes follow
 // when it is back.
 func TestIsland_06_VolumesFollowConfigChangesOfACut(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	ns := s.Namespace()
 	config := func(value string) string {
 		return fmt.Sprintf("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: settings}\ndata: {level: %[1]s}\n---\napiVersion: v1\nkind: Secret\nmetadata: {name: settings}\nstringData: {word: %[1]s}\n", value)
@@ -148,7 +148,7 @@ func TestIsland_06_VolumesFollowConfigChangesOfACut(t *testing.T) {
 // TestIsland_12: kube-apiserver is down for two minutes while the link is up: pods stay, a crashed
 // container is restarted, and everything is reported to the cloud later.
 func TestIsland_12_PodsStayWhileTheAPIServerIsDown(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	s.reportEvents("edge1", true)
 	ns := s.Namespace()
 	pod := s.pod(ns, "crashes", "edge1")
@@ -185,7 +185,7 @@ func TestIsland_12_PodsStayWhileTheAPIServerIsDown(t *testing.T) {
 
 // TestIsland_13: kubectl on the device, while the link is cut: get, describe, events and watch.
 func TestIsland_13_KubectlOnTheDeviceWhileCut(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	ns := s.Namespace()
 	pod := s.pod(ns, "seen", "edge1")
 	s.Cut("edge1")
@@ -298,7 +298,7 @@ func (s *system) reconnect(node string) int64 {
 // TestIsland_15: a pod uses 500 ConfigMaps, none has changed: the bytes to be in step again after a
 // cut are those for 50.
 func TestIsland_15_ConstantBytesOnReconnect(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	ns := s.Namespace()
 	use := func(name string, first, count int) {
 		var objects, sources strings.Builder
@@ -332,7 +332,7 @@ func TestIsland_15_ConstantBytesOnReconnect(t *testing.T) {
 // killed under load and stays away: the edge moves over. Then both are restarted in turn, again
 // under load. Nothing is lost, and the last session is the one that the Lease names.
 func TestIsland_11_EdgeMovesToTheOtherReplica(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	s.reportEvents("edge1", true)
 	pod := s.pod(s.Namespace(), "moves", "edge1")
 	before := s.Containers("edge1")

@@ -19,7 +19,7 @@ import (
 // beside containers that run: it waits, says so, answers no empty list, and kills nothing. With a
 // link it goes on.
 func TestIsland_07_FirstBootWithoutALinkWaits(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	before := s.Containers("edge2")
 	s.Cut("edge2")
 	s.Kill("edge2", "edgecore")
@@ -58,7 +58,7 @@ func TestIsland_07_FirstBootWithoutALinkWaits(t *testing.T) {
 // TestIsland_08: the store is damaged while the link is cut: it is set aside and named, pods stay;
 // with a link it is rebuilt, and pods stay again.
 func TestIsland_08_DamagedStoreIsRebuiltAndPodsStay(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	before := s.Containers("edge1")
 	s.Cut("edge1")
 	s.Kill("edge1", "edgecore")
@@ -102,7 +102,7 @@ func TestIsland_08_DamagedStoreIsRebuiltAndPodsStay(t *testing.T) {
 // TestIsland_09: the disk is full when the cloud changes something and edgecore starts again: pods
 // stay, the error is reported, and everything follows when there is room.
 func TestIsland_09_FullDiskIsReportedAndPodsStay(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	ns := s.Namespace()
 	stays := s.pod(ns, "stays", "edge1")
 	goes := s.pod(ns, "goes", "edge1")
@@ -164,7 +164,7 @@ func TestIsland_09_FullDiskIsReportedAndPodsStay(t *testing.T) {
 // coming and going: nothing acknowledged is missing. Two hundred kills are those of the test with
 // this number beside the store; these ten are of the whole.
 func TestIsland_17_KilledUnderLoadLosesNothingAcknowledged(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	s.reportEvents("edge1", true)
 	ns := s.Namespace()
 	pod := s.pod(ns, "loaded", "edge1")

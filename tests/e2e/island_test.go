@@ -19,7 +19,7 @@ func sorted() cmp.Option { return cmpopts.SortSlices(func(a, b string) bool { re
 // TestUp: both nodes are Ready in the version of the kubelet that is built in, and the sample runs
 // on both with its ConfigMap, Secret and token.
 func TestUp(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	for _, n := range []string{"edge1", "edge2"} {
 		s.WaitReady(n, true)
 		node, err := s.Client.CoreV1().Nodes().Get(t.Context(), n, metav1.GetOptions{})
@@ -43,7 +43,7 @@ func TestUp(t *testing.T) {
 // TestIsland_03: edgecore is killed and started again while the link is cut; its containers are the
 // same as before.
 func TestIsland_03_EdgecoreRestartWhileCutTouchesNoPod(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	before := s.Containers("edge1")
 	if len(before) == 0 {
 		t.Fatal("nothing runs on edge1")
@@ -71,7 +71,7 @@ func TestIsland_03_EdgecoreRestartWhileCutTouchesNoPod(t *testing.T) {
 // TestIsland_04: power cut and reboot without a link: the same pod comes back, with its ConfigMap,
 // Secret and token.
 func TestIsland_04_RebootWhileCutBringsPodsBack(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	pod := s.WaitPods("sample", "app=sample", "edge1", 1)[0]
 	s.Reboot("edge1", true)
 	s.WaitFor("the pod to serve again, without a link", func(ctx context.Context) error {
@@ -111,7 +111,7 @@ func TestIsland_04_RebootWhileCutBringsPodsBack(t *testing.T) {
 // TestIsland_05: while the link is cut, one pod is deleted in the cloud and another is changed;
 // after it is back the node does as the cloud wants, and leaves the others alone.
 func TestIsland_05_PodChangesWhileCutConverge(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	ns := s.Namespace()
 	for _, name := range []string{"stays", "changes", "goes"} {
 		s.Apply(ns, samplePod(name, "edge1"))
@@ -148,7 +148,7 @@ func TestIsland_05_PodChangesWhileCutConverge(t *testing.T) {
 // TestIsland_10: packets vanish without a word; the node becomes NotReady as Kubernetes means it,
 // and Ready again.
 func TestIsland_10_SilentCutIsNoticedByBothSides(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	before := s.Containers("edge1")
 	s.CutSilently("edge1")
 	s.WaitReady("edge1", false)
@@ -174,7 +174,7 @@ func TestIsland_10_SilentCutIsNoticedByBothSides(t *testing.T) {
 // TestKillCloud: cloudcore and the whole control plane die; nothing on the edges notices, and
 // everything goes on when they are back.
 func TestKillCloud(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	before := map[string][]string{"edge1": s.Containers("edge1"), "edge2": s.Containers("edge2")}
 	for _, program := range []string{"cloudcore", "kubeplane"} {
 		s.Kill("cloud", program)

@@ -36,7 +36,10 @@ type system struct {
 	*suite.System
 }
 
-func use(t *testing.T) *system {
+func newSystem(t *testing.T) *system {
 	t.Helper()
 	return &system{tests().Use(t)}
 }
+
+// use is newSystem, for tests that are under way.
+func use(t *testing.T) *system { t.Helper(); return newSystem(t) }

@@ -117,7 +117,7 @@ func (s *system) holdWrites(node string) (release func()) {
 
 // Twenty-two devices on one screen: one is cut, one has an old backlog.
 func TestOperate_01_StatusShowsTheFleetOnOneScreen(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	s.plugin()
 	s.addHollow(20)
 	ns := s.Namespace()
@@ -188,7 +188,7 @@ spec:
 
 // One device: its own status by whichever replica has its link, and the last known state.
 func TestOperate_02_NodeLiveAndAsLastKnown(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	s.plugin()
 	for replica := 1; replica <= 2; replica++ {
 		s.askReplica(replica)
@@ -223,7 +223,7 @@ func TestOperate_02_NodeLiveAndAsLastKnown(t *testing.T) {
 
 // The ClusterRole is enough; with one right less the command names that one.
 func TestOperate_13_ViewersRightsSuffice(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	s.plugin()
 	roles, bindings := s.Client.RbacV1().ClusterRoles(), s.Client.RbacV1().ClusterRoleBindings()
 	bind := func(role string) (user string) {
@@ -279,7 +279,7 @@ func TestOperate_13_ViewersRightsSuffice(t *testing.T) {
 // The metrics of the two programs pass Prometheus' own linter, and all are in docs/metrics.md;
 // each linked node has its series at the replica that has its link.
 func TestMetrics_AreDocumentedAndLinted(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	page, err := os.ReadFile(filepath.Join(s.Root, "docs", "metrics.md"))
 	s.Check(err)
 	family := regexp.MustCompile(`(?m)^# TYPE (skerry_\w+) `)

@@ -17,7 +17,7 @@ import (
 // now says. So it does where another Node of that name is made meanwhile: that one stays, and no
 // patch that waited for the old one hits it.
 func TestOrder_12_ANodeDeletedWhileAwayComesBack(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	nodes := s.Client.CoreV1().Nodes()
 	gone := func() *corev1.Node {
 		t.Helper()

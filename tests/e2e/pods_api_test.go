@@ -128,7 +128,7 @@ func (s *system) waitLog(node, namespace, pod string, want ...string) {
 // what changed once there is one. What it may not do it may not do either way, and what is not
 // known to be allowed is refused.
 func TestIsland_Rule6_PodsFindTheEdgeAPI(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	ns, pod := s.followerPod()
 	s.waitLog("edge1", ns, pod, "watched one", "got one", "secrets Forbidden")
 
@@ -150,7 +150,7 @@ func TestIsland_Rule6_PodsFindTheEdgeAPI(t *testing.T) {
 // A host of the LAN that routes the pods' listener to a device completes no handshake there: its
 // packets do come, as Linux takes them for any address that it has.
 func TestPodsListenerFromTheLAN(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	const at, client = "169.254.20.20", "client"
 	edge := lab.LAN(1).Addr().String()
 	s.onHost(client, "ip", "route", "replace", at+"/32", "via", edge)

@@ -120,7 +120,7 @@ func (s *system) waitStaticRoute(name, want string) {
 }
 
 func TestRoutes_01_NoGatewayEachNodeDetectsOne(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	s.staticRoute("detected", "{subnet: 172.21.0.0/16, gatewayDetection: {probeIP: 203.0.113.1}}")
 	s.waitStaticRoute("detected", "2/2 True Applied edge1,edge2")
 	s.waitKernelRoutes("edge1", "172.21.0.0/16 via 10.10.1.1 dev wan0")
@@ -142,7 +142,7 @@ func TestRoutes_01_NoGatewayEachNodeDetectsOne(t *testing.T) {
 
 // A route in a table of its own is of use to those whom a rule leads there, and to no other.
 func TestRoutes_10_TableThirtyServesItsRuleAlone(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	s.behindTheClient()
 	s.staticRoute("office", "{subnet: 172.20.0.0/16, gateway: "+lanRouter+", table: 30, metric: 5}")
 	s.waitStaticRoute("office", "2/2 True Applied edge1,edge2")
@@ -166,7 +166,7 @@ func TestRoutes_10_TableThirtyServesItsRuleAlone(t *testing.T) {
 }
 
 func TestRoutes_02_ExplicitGatewayIsUsed(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	s.behindTheClient()
 	if err := s.reaches(t.Context(), "edge1", office); err == nil {
 		t.Fatalf("%s answers without a route", office)
@@ -187,7 +187,7 @@ func TestRoutes_02_ExplicitGatewayIsUsed(t *testing.T) {
 }
 
 func TestRoutes_03_04_RouteFollowsSelectorAndLabels(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	s.behindTheClient()
 	t.Cleanup(func() {
 		s.Must(s.Run(context.Background(), "kubectl", "label", "node", "edge1", "edge2", "example.com/line-"))
@@ -208,7 +208,7 @@ func TestRoutes_03_04_RouteFollowsSelectorAndLabels(t *testing.T) {
 // nodePool is the NodePool of that name, and the device decides by what it knows of it, offline
 // too. The status is not for devices.
 func TestRoutes_03_NodePoolSelectsItsNodes(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	floor := func(node string) {
 		t.Helper()
 		s.Apply("default", "apiVersion: skerry.io/v1alpha1\nkind: NodePool\nmetadata: {name: floor}\nspec: {nodeSelector: {matchLabels: {kubernetes.io/hostname: "+node+"}}}\n")
@@ -237,7 +237,7 @@ func TestRoutes_03_NodePoolSelectsItsNodes(t *testing.T) {
 // The Node is deleted, with its device off: what it said is taken out of the status. It joins
 // again, and catches up with what was changed and deleted meanwhile.
 func TestRoutes_05_DeletedNodeLeavesTheStatusAndCatchesUp(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	s.behindTheClient()
 	s.staticRoute("office", "{subnet: 172.20.0.0/16, gateway: "+lanRouter+"}")
 	s.staticRoute("plant", "{subnet: 172.21.0.0/16, gateway: "+lanRouter+"}")
@@ -258,7 +258,7 @@ func TestRoutes_05_DeletedNodeLeavesTheStatusAndCatchesUp(t *testing.T) {
 }
 
 func TestRoutes_06_RoutesGoBeforeTheObject(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	s.staticRoute("office", "{subnet: 172.20.0.0/16, gateway: "+lanRouter+"}")
 	s.waitStaticRoute("office", "2/2 True Applied edge1,edge2")
 	s.Cut("edge2")
@@ -278,7 +278,7 @@ func TestRoutes_06_RoutesGoBeforeTheObject(t *testing.T) {
 }
 
 func TestRoutes_09_NoNodeMatchesIsEmptyAndDeletable(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	s.staticRoute("unmatched", "{subnet: 172.20.0.0/16, gateway: "+lanRouter+", nodePool: nowhere}")
 	s.waitStaticRoute("unmatched", "0/0 True NoNodes ")
 	s.Kubectl("delete", "staticroute", "unmatched", "--timeout=30s")
@@ -294,7 +294,7 @@ func parseTime(text string) time.Time {
 }
 
 func TestRoutes_18_TwoObjectsOneKeyOneWinner(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	s.staticRoute("first", "{subnet: 172.20.0.0/16, gateway: "+lanRouter+"}")
 	s.waitStaticRoute("first", "2/2 True Applied edge1,edge2")
 	s.WaitFor("another second: creationTimestamp counts no less", func(ctx context.Context) error {
@@ -315,7 +315,7 @@ func TestRoutes_18_TwoObjectsOneKeyOneWinner(t *testing.T) {
 }
 
 func TestRoutes_19_RebootWithoutTheCloudRestores(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	s.behindTheClient()
 	s.staticRoute("office", "{subnet: 172.20.0.0/16, gateway: "+lanRouter+"}")
 	s.staticRoute("plant", "{subnet: 172.21.0.0/16, gateway: "+lanRouter+"}")
@@ -338,7 +338,7 @@ func TestRoutes_19_RebootWithoutTheCloudRestores(t *testing.T) {
 // packets for cloudcore go to 172.25.0.10, where they are sent on to it. A route that leads
 // 172.25.0.0/16 elsewhere cuts the link.
 func TestRoutes_20_CutsTheLinkAndIsRolledBack(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	const cloud, far = "198.51.100.10", "172.25.0.10"
 	on := func(host, verb string, rule ...string) {
 		t.Helper()

@@ -119,7 +119,7 @@ func (s *system) onDisk(node string, wanted map[string]string) (found []string, 
 // no token, no Secret and no private key. What is no secret is found there, and a device as it is
 // by default shows keys: the looking works.
 func TestHostile_13_StolenDiskShowsNoSecret(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	const node = "edge2"
 	plain, err := os.ReadFile(s.path(node, "/etc/skerry/edgecore.yaml"))
 	s.Check(err)

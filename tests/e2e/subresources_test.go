@@ -80,7 +80,7 @@ func (s *system) askReplica(number int) {
 }
 
 func TestShip_16_PluginThroughTheReplicaWithoutTheLink(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	s.plugin()
 	ns := s.Namespace()
 	s.Apply(ns, samplePod("plugged", "edge1"))
@@ -278,7 +278,7 @@ spec:
 `
 
 func TestShip_17_PluginRefusesWithoutBothRights(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	s.plugin()
 	s.askReplica(1)
 	ns := s.Namespace()

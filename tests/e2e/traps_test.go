@@ -25,7 +25,7 @@ import (
 // by the discovery document, and its own token holds by them; it does so with everything whole,
 // too.
 func TestTraps_25_27_SameAnswersWithoutLinkOrAPIServer(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	ns, pod := s.followerPod()
 	round := func(name string) {
 		t.Helper()
@@ -78,7 +78,7 @@ func TestTraps_25_27_SameAnswersWithoutLinkOrAPIServer(t *testing.T) {
 // what is there, and says what is wrong wherever a person looks: `status`, `status -o json`,
 // /readyz, and a condition of the Node.
 func TestTraps_24_FullDiskAndARestartStillServes(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	s.smallDisk("edge1", 8)
 	s.fill("edge1")
 	s.Kill("edge1", "edgecore")

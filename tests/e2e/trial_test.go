@@ -5,7 +5,7 @@ import "testing"
 // The command after `trial set` and `trial start` may be one that asks edgecore, also on a busy
 // machine; and what `trial up` says of the sample after a power cut is so at that moment.
 func TestTrial_CommandsReturnWhenItIsSo(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	for _, verb := range [][]string{
 		{"set", "edge1", "log.verbosity=3"},
 		{"set", "edge1", "log.verbosity=2"},

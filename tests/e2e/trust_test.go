@@ -51,7 +51,7 @@ func newCA(t *testing.T) (certificate, key []byte) {
 // docs/dev/link.md says: both stay linked through all of it, no device joins again, and in the end
 // the old one is trusted no more.
 func TestIsland_TrustIsRenewed(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	devices := []string{"edge1", "edge2"}
 	for _, d := range devices {
 		s.waitLinked(d)

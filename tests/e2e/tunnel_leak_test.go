@@ -79,7 +79,7 @@ func scrape(ctx context.Context, h host.Host, url, token string) (map[string]flo
 // 500 streams to one kubelet, open at the same time; then they are closed. It is done twice: what
 // the first round leaves may be room for the next, what the second adds to it is lost.
 func TestTunnel_14_500StreamsLeaveNothing(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	holder := s.holder("edge1")
 	replica := 1
 	for i, name := range options().Replicas() {

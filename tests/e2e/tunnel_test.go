@@ -134,7 +134,7 @@ func (s *system) holder(node string) string {
 }
 
 func TestTunnel_01_LogsOfPodsBehindNAT(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	for _, node := range []string{"edge1", "edge2"} {
 		pod := s.WaitPods("sample", "app=sample", node, 1)[0]
 		// A replica of cloudcore may still hold a session that the test before has killed, until it
@@ -154,7 +154,7 @@ func TestTunnel_01_LogsOfPodsBehindNAT(t *testing.T) {
 }
 
 func TestTunnel_02_LogsFollowedAcrossARestart(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	ns := s.Namespace()
 	s.Apply(ns, samplePod("talks", "edge1"))
 	pod := s.WaitPods(ns, "app=talks", "edge1", 1)[0]
@@ -210,7 +210,7 @@ func (s *system) forwarded(c *command) string {
 }
 
 func TestTunnel_03_ExecWithExitCode(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	pod := s.WaitPods("sample", "app=sample", "edge2", 1)[0]
 	if out := s.Kubectl("exec", "-n", "sample", pod.Name, "--", "/app", "get", "http://127.0.0.1:8080/healthz"); out != "ok\n" {
 		t.Errorf("it says %q", out)
@@ -222,7 +222,7 @@ func TestTunnel_03_ExecWithExitCode(t *testing.T) {
 }
 
 func TestTunnel_06_PortForwardCarries50Connections(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	pod := s.WaitPods("sample", "app=sample", "edge1", 1)[0]
 	address := s.forwarded(s.startKubectl("port-forward", "-n", "sample", "pod/"+pod.Name, ":8080"))
 	var all sync.WaitGroup
@@ -312,7 +312,7 @@ func (s *system) planeIdentity() (certificate, key string) {
 }
 
 func TestTunnel_09_EachCloudcoreLeadsToEachNode(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	cert, key := s.planeIdentity()
 	for n := range options().Replicas() {
 		for _, node := range []string{"edge1", "edge2"} {
@@ -346,12 +346,12 @@ func (s *system) attach(pod corev1.Pod) *command {
 }
 
 func TestTunnel_05_AttachShowsOutput(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	s.attach(s.WaitPods("sample", "app=sample", "edge2", 1)[0])
 }
 
 func TestTunnel_10_CloudcoreKilledEndsStreamsAndTheOtherServes(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	pod := s.WaitPods("sample", "app=sample", "edge1", 1)[0]
 	follow := s.attach(pod)
 	holder := s.holder("edge1")
@@ -371,7 +371,7 @@ func TestTunnel_10_CloudcoreKilledEndsStreamsAndTheOtherServes(t *testing.T) {
 }
 
 func TestTunnel_11_LinkCutEndsStreams(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	pod := s.WaitPods("sample", "app=sample", "edge1", 1)[0]
 	follow := s.attach(pod)
 	s.Kubectl("logs", "-n", "sample", pod.Name) // kube-apiserver keeps that connection
@@ -404,7 +404,7 @@ func TestTunnel_11_LinkCutEndsStreams(t *testing.T) {
 }
 
 func TestTunnel_12_OnlyTheAPIServerOpensStreams(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	// A node's own certificate, which the cluster's CA has signed too, opens nothing.
 	edge, err := s.Trial.Host("edge1")
 	s.Check(err)

@@ -19,7 +19,7 @@ import (
 
 // A terminal on this side, kubectl in it, and a program in a pod that prints what it sees of it.
 func TestTunnel_04_ExecOnATerminal(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	pod := s.WaitPods("sample", "app=sample", "edge1", 1)[0]
 	cmd := exec.CommandContext(t.Context(), filepath.Join(s.Root, "bin", "trial"), "kubectl", "exec", "-it", "-n", "sample", pod.Name, "--", "/app", "terminal")
 	cmd.Dir, cmd.Env = s.Root, append(os.Environ(), "TRIAL_DIR="+s.Dir)
@@ -60,7 +60,7 @@ func TestTunnel_04_ExecOnATerminal(t *testing.T) {
 }
 
 func TestTunnel_07_CopyBothWays(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	ns := s.Namespace()
 	s.Apply(ns, samplePod("copies", "edge2"))
 	s.WaitPods(ns, "app=copies", "edge2", 1)
@@ -86,7 +86,7 @@ func TestTunnel_07_CopyBothWays(t *testing.T) {
 // kubectl debug puts a container into a pod that runs; its output and its end come back as
 // those of any other.
 func TestStreams_Debug(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	ns := s.Namespace()
 	s.Apply(ns, samplePod("debugged", "edge1"))
 	s.WaitPods(ns, "app=debugged", "edge1", 1)
@@ -112,7 +112,7 @@ func TestStreams_Debug(t *testing.T) {
 
 // Every node has its figures, and every pod memory.
 func TestTunnel_08_TopShowsNodesAndPods(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	shown := func(args ...string) func(context.Context) (map[string][]string, error) {
 		return func(ctx context.Context) (map[string][]string, error) {
 			out, err := s.Run(ctx, append(append([]string{"kubectl", "top"}, args...), "--no-headers")...)

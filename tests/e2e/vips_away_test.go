@@ -42,7 +42,7 @@ spec:
 // node whose pod stays, while clients are served; it stays there when the Deployment's new pod is
 // ready. (Traps_16: the test without a Deployment, whose pods are never evicted, had proved less.)
 func TestVIPs_20_Traps_16_NoFlapAfterALongCut(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	ns := s.Namespace()
 	s.Apply(ns, tills)
 	s.WaitPods(ns, "app=till", "", 2)

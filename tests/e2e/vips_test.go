@@ -193,7 +193,7 @@ func otherEdge(node string) string {
 }
 
 func TestVIPs_01_FromServiceToTraffic(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	s.reportEvents("edge1", true)
 	s.reportEvents("edge2", true)
 	s.shop()
@@ -223,7 +223,7 @@ func TestVIPs_01_FromServiceToTraffic(t *testing.T) {
 // A Node that is deleted takes what it reported along. Its device registers it again and counts for
 // its virtual IPs once more, though nothing was started there.
 func TestVIPs_NodeDeletedAndRegisteredAgain(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	s.shop()
 	edge := "edge1"
 	if s.waitShop(2) == edge {
@@ -251,7 +251,7 @@ func TestVIPs_NodeDeletedAndRegisteredAgain(t *testing.T) {
 // With the cloud cut: maintenance and back; the cloud comes back; a reboot of the whole pool
 // offline.
 func TestVIPs_21_AddressesMoveAndReturnWithoutTheCloud(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	s.shop()
 	s.waitShop(2)
 	holder := s.waitShopAt("edge1", "edge2")
@@ -344,7 +344,7 @@ func (s *system) rulesOf(node string) string {
 // gone, and the other node serves. VIPs_25: the Service is deleted: the object goes, and so does
 // everything on the devices; what others have there stays.
 func TestVIPs_10_25_RestartChangesNothingAndReleaseLeavesNothing(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	const mark = "rule-of-an-operator"
 	for _, node := range []string{"edge1", "edge2"} {
 		s.onHost(node, "iptables", "-t", "nat", "-I", "PREROUTING", "-d", "192.0.2.9", "-m", "comment", "--comment", mark, "-j", "ACCEPT")
@@ -424,7 +424,7 @@ func TestVIPs_10_25_RestartChangesNothingAndReleaseLeavesNothing(t *testing.T) {
 // Another host on the LAN has the address already: no node claims it, the object names that host,
 // and it is claimed when that goes.
 func TestVIPs_DuplicateAddress(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	t.Cleanup(func() {
 		s.Must(s.Run(context.Background(), "exec", "client", "--", "sh", "-c", "ip address del "+shopVIP+"/32 dev lo 2>/dev/null; true"))
 	})

@@ -82,7 +82,7 @@ spec:
 `
 
 func TestDeployment(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	ns := s.Namespace()
 	s.Apply(ns, deployment)
 	s.Kubectl("rollout", "status", "-n", ns, "deployment/web", "--timeout=2m")
@@ -105,7 +105,7 @@ func TestDeployment(t *testing.T) {
 }
 
 func TestDaemonSetAndJob(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	ns := s.Namespace()
 	s.Apply(ns, strings.NewReplacer("kind: Deployment", "kind: DaemonSet", "  replicas: 2\n", "").Replace(deployment))
 	pods := s.WaitPods(ns, "app=web", "", 2)
@@ -128,7 +128,7 @@ spec:
 }
 
 func TestFailingProbeRestarts(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	ns := s.Namespace()
 	s.Apply(ns, samplePod("probed", "edge1")+"    livenessProbe: {httpGet: {path: /healthz, port: 8080}, periodSeconds: 1, failureThreshold: 2}\n")
 	pod := s.WaitPods(ns, "app=probed", "edge1", 1)[0]
@@ -143,7 +143,7 @@ func TestFailingProbeRestarts(t *testing.T) {
 }
 
 func TestConfigMapReachesTheVolume(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	ns := s.Namespace()
 	level := func(value string) string {
 		return "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: settings}\ndata: {level: " + value + "}\n"
@@ -167,7 +167,7 @@ func TestConfigMapReachesTheVolume(t *testing.T) {
 }
 
 func TestHostNetwork(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	ns := s.Namespace()
 	s.Apply(ns, samplePod("bare", "edge1")+"  hostNetwork: true\n")
 	pod := s.WaitPods(ns, "app=bare", "edge1", 1)[0]
@@ -180,7 +180,7 @@ func TestHostNetwork(t *testing.T) {
 }
 
 func TestStaticPodHasAMirror(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	h, err := s.Trial.Host("edge1")
 	s.Check(err)
 	manifest := strings.Replace(samplePod("fixed", "edge1"), "  nodeName: edge1\n", "", 1)
@@ -197,7 +197,7 @@ func TestStaticPodHasAMirror(t *testing.T) {
 
 // Concurrent reads of one object must not collapse into one answer: each pod gets its volumes.
 func TestTenPodsShareWhatTheyNeed(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	ns := s.Namespace()
 	objects := "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: shared}\ndata: {k: v}\n---\napiVersion: v1\nkind: Secret\nmetadata: {name: shared}\nstringData: {k: v}\n"
 	for i := range 10 {
@@ -219,7 +219,7 @@ func TestTenPodsShareWhatTheyNeed(t *testing.T) {
 
 // A node goes from one transport to the other; pods don't notice, and new ones run.
 func TestTransports(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	ns := s.Namespace()
 	before := s.Containers("edge1")
 	t.Cleanup(func() {
