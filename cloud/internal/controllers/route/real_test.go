@@ -37,9 +37,9 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/edges"
 )
 
-// world is a real kube-apiserver with the rights of cloudcore's manifests, and two replicas of
+// system is a real kube-apiserver with the rights of cloudcore's manifests, and two replicas of
 // cloudcore's parts for StaticRoutes, one of which leads.
-type world struct {
+type system struct {
 	t      *testing.T
 	plane  *cluster.ControlPlane
 	client *kube.Client
@@ -49,7 +49,7 @@ type world struct {
 	lead   func(replica int) // the other replica takes over
 }
 
-func newWorld(t *testing.T) *world {
+func newSystem(t *testing.T) *system {
 	plane := cluster.Run(t)
 	plane.Apply(t, "manifests/crds")
 	plane.Apply(t, "manifests/cloudcore")
@@ -61,7 +61,7 @@ func newWorld(t *testing.T) *world {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w := &world{t: t, plane: plane, client: client, admin: all.Resource(v1alpha1.Resource(v1alpha1.StaticRoutes)),
+	w := &system{t: t, plane: plane, client: client, admin: all.Resource(v1alpha1.Resource(v1alpha1.StaticRoutes)),
 		pools: all.Resource(v1alpha1.Resource(v1alpha1.NodePools))}
 	cluster.Eventually(t, "StaticRoutes to be served", func(ctx context.Context) error {
 		_, err := w.admin.List(ctx, metav1.ListOptions{})
@@ -111,7 +111,7 @@ type session struct {
 	next atomic.Uint64
 }
 
-func (w *world) connect(node string, replica int) *session {
+func (w *system) connect(node string, replica int) *session {
 	s := &session{Session: hubtest.Session{Name: types.NodeName(node)}, mux: message.NewMux()}
 	w.lease(node)
 	if err := edges.Allow(w.t.Context(), w.plane.Client(), node); err != nil { // as if it had joined: its Lease is read as the node
@@ -131,7 +131,7 @@ func (w *world) connect(node string, replica int) *session {
 }
 
 // lease gives the node's session the right to write, as package relay does.
-func (w *world) lease(node string) {
+func (w *system) lease(node string) {
 	w.t.Helper()
 	_, err := w.plane.Client().CoordinationV1().Leases(corev1.NamespaceNodeLease).Create(w.t.Context(), &coordinationv1.Lease{
 		ObjectMeta: metav1.ObjectMeta{Name: node, Annotations: map[string]string{fence.EpochAnnotation: "1"}},
@@ -142,7 +142,7 @@ func (w *world) lease(node string) {
 }
 
 // report says something as the node, and returns the number of the answer.
-func (w *world) report(s *session, name string, uid types.UID, entry *v1alpha1.StaticRouteNode) uint64 {
+func (w *system) report(s *session, name string, uid types.UID, entry *v1alpha1.StaticRouteNode) uint64 {
 	w.t.Helper()
 	body, err := json.Marshal(entry)
 	if err != nil {
@@ -159,7 +159,7 @@ func (w *world) report(s *session, name string, uid types.UID, entry *v1alpha1.S
 	return id
 }
 
-func (w *world) answered(s *session, id uint64) (r *topicpb.WriteResult) {
+func (w *system) answered(s *session, id uint64) (r *topicpb.WriteResult) {
 	w.t.Helper()
 	cluster.Eventually(w.t, fmt.Sprintf("the answer to report %d of %s", id, s.Name), func(context.Context) error {
 		if r = s.Result(id); r == nil {
@@ -170,7 +170,7 @@ func (w *world) answered(s *session, id uint64) (r *topicpb.WriteResult) {
 	return r
 }
 
-func (w *world) create(name string, spec map[string]any) *v1alpha1.StaticRoute {
+func (w *system) create(name string, spec map[string]any) *v1alpha1.StaticRoute {
 	w.t.Helper()
 	u, err := w.admin.Create(w.t.Context(), &unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": "skerry.io/v1alpha1", "kind": "StaticRoute", "metadata": map[string]any{"name": name, "finalizers": []any{"example.com/other"}}, "spec": spec,
@@ -191,7 +191,7 @@ func typed(t *testing.T, u *unstructured.Unstructured) *v1alpha1.StaticRoute {
 }
 
 // is waits until the status says so much.
-func (w *world) is(name, want string) {
+func (w *system) is(name, want string) {
 	w.t.Helper()
 	cluster.Eventually(w.t, name+" to be "+want, func(ctx context.Context) error {
 		u, err := w.admin.Get(ctx, name, metav1.GetOptions{})
@@ -214,7 +214,7 @@ func (w *world) is(name, want string) {
 	})
 }
 
-func (w *world) node(name string, labels map[string]string) {
+func (w *system) node(name string, labels map[string]string) {
 	w.t.Helper()
 	_, err := w.plane.Client().CoreV1().Nodes().Create(w.t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels}}, metav1.CreateOptions{})
 	if err != nil {
@@ -223,7 +223,7 @@ func (w *world) node(name string, labels map[string]string) {
 }
 
 func TestReal(t *testing.T) {
-	w := newWorld(t)
+	w := newSystem(t)
 	edge := map[string]string{v1alpha1.EdgeOwnLabel: "", "zone": "north"}
 	for _, n := range []string{"edge1", "edge2", "edge3"} {
 		w.node(n, edge)
@@ -362,7 +362,7 @@ func TestReal(t *testing.T) {
 }
 
 // freed waits until our finalizer is removed and only the other one is left.
-func (w *world) freed(name string) {
+func (w *system) freed(name string) {
 	w.t.Helper()
 	cluster.Eventually(w.t, name+" to be let go", func(ctx context.Context) error {
 		u, err := w.admin.Get(ctx, name, metav1.GetOptions{})
@@ -376,7 +376,7 @@ func (w *world) freed(name string) {
 	})
 }
 
-func (w *world) deleted(name string) {
+func (w *system) deleted(name string) {
 	w.t.Helper()
 	if err := w.admin.Delete(w.t.Context(), name, metav1.DeleteOptions{}); err != nil {
 		w.t.Fatal(err)

@@ -14,7 +14,7 @@ import (
 )
 
 // row is a StaticRoute as `kubectl get` shows it: GATEWAY APPLIED/DESIRED.
-func (w *world) row(ctx context.Context, name string) (string, error) {
+func (w *system) row(ctx context.Context, name string) (string, error) {
 	raw, err := w.plane.Client().Discovery().RESTClient().Get().AbsPath("/apis/skerry.io/v1alpha1/staticroutes/"+name).
 		SetHeader("Accept", "application/json;as=Table;v=v1;g=meta.k8s.io").DoRaw(ctx)
 	if err != nil {
@@ -33,7 +33,7 @@ func (w *world) row(ctx context.Context, name string) (string, error) {
 	return fmt.Sprintf("%v %v/%v", cells["Gateway"], cells["Applied"], cells["Desired"]), nil
 }
 
-func (w *world) shows(name, want string) {
+func (w *system) shows(name, want string) {
 	w.t.Helper()
 	cluster.Eventually(w.t, "the columns of "+name+" to be "+want, func(ctx context.Context) error {
 		got, err := w.row(ctx, name)
@@ -47,7 +47,7 @@ func (w *world) shows(name, want string) {
 // GATEWAY shows what the spec says, wherever it says it; APPLIED counts the nodes whose kernel has
 // the route.
 func TestTraps_15_ColumnsShowHopsAndTheKernelsCount(t *testing.T) {
-	w := newWorld(t)
+	w := newSystem(t)
 	edge := map[string]string{v1alpha1.EdgeOwnLabel: ""}
 	w.node("edge1", edge)
 	w.node("edge2", edge)
@@ -78,7 +78,7 @@ func TestTraps_15_ColumnsShowHopsAndTheKernelsCount(t *testing.T) {
 // A device does not know the other nodes' pods: the cloud says in the StaticRoute which of them its
 // subnet overlaps.
 func TestTraps_13_PodsOfOtherNodesAreGuarded(t *testing.T) {
-	w := newWorld(t)
+	w := newSystem(t)
 	add := func(name, podCIDR string) {
 		t.Helper()
 		n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.NodeSpec{PodCIDR: podCIDR, PodCIDRs: []string{podCIDR}}}

@@ -15,8 +15,8 @@ import (
 // versions that do not exist. Each session is refused, with the reason; no reflector starts, and
 // both stay ready.
 func TestHostile_01_ForbiddenInterestIsRefused(t *testing.T) {
-	first := startReal(t)
-	replicas := map[string]*real{"first": first, "second": first.replica(t)}
+	first := newSystem(t)
+	replicas := map[string]*system{"first": first, "second": first.replica(t)}
 	first.plane.AddNode(t, "edge1")
 	one := func(id uint64, group, version, resource string) *topicpb.Interest {
 		return &topicpb.Interest{
@@ -66,7 +66,7 @@ func TestHostile_01_ForbiddenInterestIsRefused(t *testing.T) {
 }
 
 // own opens what cloudcore follows for itself.
-func (r *real) own() (release func()) {
+func (r *system) own() (release func()) {
 	_, pods := r.informers.Open(schema.GroupVersionResource{Version: "v1", Resource: "pods"})
 	_, nodes := r.informers.Open(schema.GroupVersionResource{Version: "v1", Resource: "nodes"})
 	return func() { pods(); nodes() }
@@ -75,7 +75,7 @@ func (r *real) own() (release func()) {
 // What upstream's kubelet watches, with exactly the rights of manifests/cloudcore: cloudcore may
 // follow all of it. A right that is missing there shows as an interest that is refused for ever.
 func TestReal_WatchesOfAKubelet(t *testing.T) {
-	r := startReal(t)
+	r := newSystem(t)
 	r.plane.AddNode(t, "edge1")
 	watches := map[string]*topicpb.Interest{
 		"its Node":                   {Resource: &topicpb.Resource{Version: "v1", Resource: "nodes"}, FieldSelector: "metadata.name=edge1"},

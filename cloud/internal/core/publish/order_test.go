@@ -30,7 +30,7 @@ import (
 var routes = schema.GroupVersionResource{Group: v1alpha1.Group, Version: "v1alpha1", Resource: v1alpha1.StaticRoutes}
 
 // behind is another cloudcore, whose way to kube-apiserver leads through a fault proxy.
-func (r *real) behind(t *testing.T) (*real, *faultproxy.Proxy) {
+func (r *system) behind(t *testing.T) (*system, *faultproxy.Proxy) {
 	t.Helper()
 	proxy, host := r.plane.FaultProxy(t)
 	config := r.plane.ServiceAccount(t, "skerry-system", "cloudcore")
@@ -41,7 +41,7 @@ func (r *real) behind(t *testing.T) (*real, *faultproxy.Proxy) {
 // late is a watch cache that is 20 s behind.
 func late(*http.Request) faultproxy.Lag { return faultproxy.Lag{By: 20 * time.Second} }
 
-func (r *real) configMap(t *testing.T, ns, name, value string) *corev1.ConfigMap {
+func (r *system) configMap(t *testing.T, ns, name, value string) *corev1.ConfigMap {
 	t.Helper()
 	maps := r.admin.CoreV1().ConfigMaps(ns)
 	cm := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}, Data: map[string]string{"k": value}}
@@ -54,7 +54,7 @@ func (r *real) configMap(t *testing.T, ns, name, value string) *corev1.ConfigMap
 	return out
 }
 
-func (r *real) secret(t *testing.T, ns, name, value string) {
+func (r *system) secret(t *testing.T, ns, name, value string) {
 	t.Helper()
 	secrets := r.admin.CoreV1().Secrets(ns)
 	s := &corev1.Secret{ObjectMeta: metav1.ObjectMeta{Name: name}, StringData: map[string]string{"k": value}}
@@ -65,14 +65,14 @@ func (r *real) secret(t *testing.T, ns, name, value string) {
 	}
 }
 
-func (r *real) deletePod(t *testing.T, ns, name string) {
+func (r *system) deletePod(t *testing.T, ns, name string) {
 	t.Helper()
 	if err := r.admin.CoreV1().Pods(ns).Delete(t.Context(), name, metav1.DeleteOptions{GracePeriodSeconds: new(int64)}); err != nil {
 		t.Fatal(err)
 	}
 }
 
-func (r *real) route(t *testing.T, name, gateway string) {
+func (r *system) route(t *testing.T, name, gateway string) {
 	t.Helper()
 	client := dynamic.NewForConfigOrDie(r.plane.Admin()).Resource(routes)
 	o := &unstructured.Unstructured{Object: map[string]any{
@@ -86,7 +86,7 @@ func (r *real) route(t *testing.T, name, gateway string) {
 
 // holdings is what an edge of a node should hold, by name: what distinguishes one version from
 // another.
-func (r *real) holdings(ctx context.Context, ns, node string) (map[string]string, error) {
+func (r *system) holdings(ctx context.Context, ns, node string) (map[string]string, error) {
 	out := map[string]string{}
 	pods, err := r.admin.CoreV1().Pods(ns).List(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=" + node})
 	if err != nil {
@@ -152,7 +152,7 @@ func (e *edge) holdings() map[string]string {
 }
 
 // converges waits until an edge holds exactly what its cluster has for it.
-func (r *real) converges(t *testing.T, what, ns string, e *edge) {
+func (r *system) converges(t *testing.T, what, ns string, e *edge) {
 	t.Helper()
 	start := time.Now()
 	cluster.Eventually(t, what, func(ctx context.Context) error {
@@ -185,7 +185,7 @@ func wanted(node types.NodeName) []*topicpb.Interest {
 // etcd is put back to an older copy while cloudcore runs, with one edge linked and one away.
 // Everything that either holds becomes what the cluster has now, without a hand.
 func TestOrder_00_EtcdFromAnOlderCopyConverges(t *testing.T) {
-	r := startOwnReal(t)
+	r := newOwnSystem(t)
 	r.plane.Apply(t, "manifests/crds")
 	ns := r.plane.Namespace(t)
 	edges := []*edge{r.edge(t, "edge1"), r.edge(t, "edge2")}
@@ -250,7 +250,7 @@ func TestOrder_00_EtcdFromAnOlderCopyConverges(t *testing.T) {
 
 // An edge moves to a cloudcore whose watches are 20 s behind: no pod dies, nothing becomes older.
 func TestOrder_03_LaggingWatchMakesNothingOlder(t *testing.T) {
-	a := startReal(t)
+	a := newSystem(t)
 	a.plane.Apply(t, "manifests/crds")
 	b, proxy := a.behind(t)
 	ns := a.plane.Namespace(t)
@@ -298,7 +298,7 @@ func TestOrder_03_LaggingWatchMakesNothingOlder(t *testing.T) {
 // A list whose answer takes its time is overtaken by one that an edge had to be read for: what
 // is newer stays.
 func TestALateListTakesNothingBack(t *testing.T) {
-	a := startOwnReal(t)
+	a := newOwnSystem(t)
 	a.plane.Apply(t, "manifests/crds")
 	b, proxy := a.behind(t)
 	ns := a.plane.Namespace(t)
@@ -354,7 +354,7 @@ func TestALateListTakesNothingBack(t *testing.T) {
 // The same where the cluster was restored from a backup: what the edge holds is of a time that is
 // lost, and a cloudcore that lags can't tell by its watches. It converges.
 func TestOrder_04_LaggingWatchAfterARestoreConverges(t *testing.T) {
-	a := startOwnReal(t)
+	a := newOwnSystem(t)
 	a.plane.Apply(t, "manifests/crds")
 	b, proxy := a.behind(t)
 	ns := a.plane.Namespace(t)
@@ -399,7 +399,7 @@ func TestOrder_04_LaggingWatchAfterARestoreConverges(t *testing.T) {
 // behind. Nothing else distinguishes the two: what the edge holds is what the lagging watch shows.
 // It is synced only with the status that it has written, since it drops its own copy then.
 func TestSyncedBringsWhatTheEdgeHasWritten(t *testing.T) {
-	a := startReal(t)
+	a := newSystem(t)
 	a.plane.Apply(t, "manifests/crds")
 	b, proxy := a.behind(t)
 	ns := a.plane.Namespace(t)
@@ -434,7 +434,7 @@ func TestSyncedBringsWhatTheEdgeHasWritten(t *testing.T) {
 // behind. That pod is newer than all that the edge holds, or the edge holds none, or what it held
 // before the pod was made: in none of these does the pod come back.
 func TestNoDeletedPodComesBack(t *testing.T) {
-	a := startReal(t)
+	a := newSystem(t)
 	a.plane.Apply(t, "manifests/crds")
 	b, proxy := a.behind(t)
 	ns := a.plane.Namespace(t)

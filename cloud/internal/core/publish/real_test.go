@@ -24,9 +24,9 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/poll"
 )
 
-// real is a cloudcore's way down at a real kube-apiserver, with the rights of its
+// system is a cloudcore's way down at a real kube-apiserver, with the rights of its
 // manifests and no others.
-type real struct {
+type system struct {
 	plane     *cluster.ControlPlane
 	admin     kubernetes.Interface
 	publisher *publish.Publisher
@@ -34,30 +34,30 @@ type real struct {
 	informers *kube.Informers
 }
 
-func startReal(t *testing.T) *real {
+func newSystem(t *testing.T) *system {
 	t.Helper()
-	return startRealAt(t, cluster.Run(t))
+	return newSystemAt(t, cluster.Run(t))
 }
 
-// startOwnReal is startReal at a kube-apiserver that the test may kill and restore.
-func startOwnReal(t *testing.T) *real {
+// newOwnSystem is newSystem at a kube-apiserver that the test may kill and restore.
+func newOwnSystem(t *testing.T) *system {
 	t.Helper()
-	return startRealAt(t, cluster.Own(t))
+	return newSystemAt(t, cluster.Own(t))
 }
 
-func startRealAt(t *testing.T, plane *cluster.ControlPlane) *real {
+func newSystemAt(t *testing.T, plane *cluster.ControlPlane) *system {
 	t.Helper()
 	plane.Apply(t, "manifests/cloudcore")
 	return serveAt(t, plane, plane.ServiceAccount(t, "skerry-system", "cloudcore"))
 }
 
 // replica is another cloudcore at the same kube-apiserver.
-func (r *real) replica(t *testing.T) *real {
+func (r *system) replica(t *testing.T) *system {
 	return serveAt(t, r.plane, r.plane.ServiceAccount(t, "skerry-system", "cloudcore"))
 }
 
 // serveAt runs a way down until the test ends.
-func serveAt(t *testing.T, plane *cluster.ControlPlane, config *rest.Config) *real {
+func serveAt(t *testing.T, plane *cluster.ControlPlane, config *rest.Config) *system {
 	t.Helper()
 	client, err := kube.NewClient(config, kube.Constrained)
 	if err != nil {
@@ -80,10 +80,10 @@ func serveAt(t *testing.T, plane *cluster.ControlPlane, config *rest.Config) *re
 			t.Error(err)
 		}
 	})
-	return &real{plane, plane.Client(), publish.New(informers.Requested(), objects, access, publish.DefaultQuotas()), objects, informers}
+	return &system{plane, plane.Client(), publish.New(informers.Requested(), objects, access, publish.DefaultQuotas()), objects, informers}
 }
 
-func (r *real) edge(t *testing.T, node string) *edge {
+func (r *system) edge(t *testing.T, node string) *edge {
 	e := newEdge(t)
 	e.Name, e.settle = types.NodeName(node), func() {}
 	return e
@@ -114,7 +114,7 @@ func (e *edge) refusal(id uint64) string {
 	return e.refused[id]
 }
 
-func (r *real) pod(t *testing.T, namespace, name, node string, configMap, secret string) *corev1.Pod {
+func (r *system) pod(t *testing.T, namespace, name, node string, configMap, secret string) *corev1.Pod {
 	t.Helper()
 	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}, Spec: corev1.PodSpec{
 		NodeName: node, Containers: []corev1.Container{{Name: "c", Image: "example.test/none:1"}},
@@ -131,7 +131,7 @@ func (r *real) pod(t *testing.T, namespace, name, node string, configMap, secret
 }
 
 func TestReal(t *testing.T) {
-	r := startReal(t)
+	r := newSystem(t)
 	ns := r.plane.Namespace(t)
 	ctx := t.Context()
 	for _, node := range []string{"edge1", "edge2"} {

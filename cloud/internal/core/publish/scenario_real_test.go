@@ -19,7 +19,7 @@ import (
 
 // allowSecrets lets a node have the Secrets of a namespace, whatever its pods need, by RBAC; what
 // it returns takes that back.
-func (r *real) allowSecrets(t *testing.T, ns, node string) (revoke func()) {
+func (r *system) allowSecrets(t *testing.T, ns, node string) (revoke func()) {
 	t.Helper()
 	bindings := r.admin.RbacV1().RoleBindings(ns)
 	_, err := bindings.Create(t.Context(), &rbacv1.RoleBinding{
@@ -45,7 +45,7 @@ func (r *real) allowSecrets(t *testing.T, ns, node string) (revoke func()) {
 // one whose watch was opened as a third node, so that a review says no.
 func TestOrder_09_RefusalsMustLast(t *testing.T) {
 	t.Parallel() // it mostly waits
-	r := startReal(t)
+	r := newSystem(t)
 	ns := r.plane.Namespace(t)
 	role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "secret-reader"}, Rules: []rbacv1.PolicyRule{{
 		APIGroups: []string{""}, Resources: []string{"secrets"}, Verbs: []string{"get", "list", "watch"},
@@ -118,7 +118,7 @@ func TestOrder_09_RefusalsMustLast(t *testing.T) {
 // reads are answered again.
 func TestOrder_11_HungReadsHoldUpNoOtherNode(t *testing.T) {
 	t.Parallel() // it mostly waits
-	a := startReal(t)
+	a := newSystem(t)
 	b, proxy := a.behind(t)
 	ns := a.plane.Namespace(t)
 	hung, other := a.edge(t, "edge1"), a.edge(t, "edge2")

@@ -19,7 +19,7 @@ import (
 )
 
 // typesOf are the types of the addresses that kube-apiserver has of edge1.
-func (w *world) typesOf() (out []string) {
+func (w *system) typesOf() (out []string) {
 	status, _ := w.api.get("/api/v1/nodes/edge1")["status"].(map[string]any)
 	list, _ := status["addresses"].([]any)
 	for _, a := range list {
@@ -34,7 +34,7 @@ func TestHideAddresses(t *testing.T) {
 	const addresses = `[{"type":"InternalIP","address":"10.0.0.1"},{"type":"Hostname","address":"edge1"},{"type":"ExternalIP","address":"192.0.2.1"}]`
 	hidden := []string{"skerry.io/InternalIP", "Hostname", "skerry.io/ExternalIP"}
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
+		w := newSystem(t)
 		w.relay.HideAddresses()
 		var before map[string]any
 		if err := json.Unmarshal([]byte(`{"metadata":{"name":"edge1","uid":"u","resourceVersion":"1"},"status":{"addresses":`+addresses+`}}`), &before); err != nil {

@@ -32,7 +32,7 @@ type replicas struct {
 	admin kubernetes.Interface
 	ns    string
 	proxy *faultproxy.Proxy // the first one's way
-	relay [2]*world
+	relay [2]*system
 	epoch uint64
 }
 
@@ -58,7 +58,7 @@ func newReplicas(t *testing.T) *replicas {
 		pods := relay.NewPods(informers)
 		g.Go(func() error { return informers.Run(ctx) })
 		g.Go(func() error { return pods.Run(ctx) })
-		r.relay[i] = &world{t: t, relay: relay.New(client, pods, fmt.Sprintf("cloudcore-%d", i))}
+		r.relay[i] = &system{t: t, relay: relay.New(client, pods, fmt.Sprintf("cloudcore-%d", i))}
 	}
 	t.Cleanup(func() {
 		cancel()

@@ -21,7 +21,7 @@ import (
 var lives = topic.Heartbeat.New(message.Resource{}, &topicpb.Heartbeat{KubeletAlive: true})
 
 // renewedAt is the time in the Lease, as kube-apiserver has it.
-func (w *world) renewedAt() time.Time {
+func (w *system) renewedAt() time.Time {
 	w.t.Helper()
 	at, err := time.Parse(metav1.RFC3339Micro, w.renewed())
 	if err != nil {
@@ -57,7 +57,7 @@ func TestLeaseIsYoungAtEachHeartbeat(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(t)
+				w := newSystem(t)
 				w.keepalive = test.keepalive
 				if test.period > 0 {
 					w.relay.RenewEvery(test.period)
@@ -113,7 +113,7 @@ func TestLeaseIsYoungAtEachHeartbeat(t *testing.T) {
 // The Lease has the state of the session, without an additional write.
 func TestLeaseHasTheSession(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
+		w := newSystem(t)
 		e := w.connect("edge1", 5)
 		e.send(lives)
 		time.Sleep(time.Second)
@@ -153,7 +153,7 @@ func TestLeaseIsAcquiredAndRenewedAtOnce(t *testing.T) {
 	for name, alive := range map[string]bool{"the kubelet lives": true, "it does not": false} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(t)
+				w := newSystem(t)
 				w.api.mu.Lock()
 				w.api.delay = func(r kube.Request) time.Duration {
 					if r.Method == "GET" {
@@ -179,7 +179,7 @@ func TestLeaseIsAcquiredAndRenewedAtOnce(t *testing.T) {
 // renewal: the write of a session that renews nothing is a moment later than the one before.
 func TestLeaseIsLaterWithEachSession(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
+		w := newSystem(t)
 		w.connect("edge1", 5).send(lives)
 		time.Sleep(5 * time.Second)
 		for epoch := uint64(6); epoch < 9; epoch++ {
@@ -197,7 +197,7 @@ func TestLeaseIsLaterWithEachSession(t *testing.T) {
 // before it was set back, is a later one too: kube-controller-manager would not take it for one.
 func TestRenewalByAClockThatIsBehind(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
+		w := newSystem(t)
 		w.leaseOf("edge1", -time.Minute)
 		e := w.connect("edge1", 5)
 		before := w.renewedAt()
@@ -230,7 +230,7 @@ func around(r *rand.Rand, d time.Duration) time.Duration {
 // takes: the write that follows is refused, and the newest is read then.
 func TestLeaseOfAnOldCache(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
+		w := newSystem(t)
 		w.connect("edge1", 5)
 		synctest.Wait()
 		read := kube.Request{Method: "GET", Path: leasePath, Query: "resourceVersion=0"}

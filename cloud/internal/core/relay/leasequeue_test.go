@@ -20,7 +20,7 @@ import (
 var allLeases = path.Dir(leasePath)
 
 // leaseOf has a Lease of the node that was renewed so long ago.
-func (w *world) leaseOf(node types.NodeName, age time.Duration) {
+func (w *system) leaseOf(node types.NodeName, age time.Duration) {
 	w.api.mu.Lock()
 	defer w.api.mu.Unlock()
 	w.api.store(path.Join(allLeases, string(node)), map[string]any{
@@ -34,7 +34,7 @@ func (w *world) leaseOf(node types.NodeName, age time.Duration) {
 
 // puts are the nodes whose Leases were written, in that order, and how many Leases were read by
 // themselves and together.
-func (w *world) puts() (order []string, single, lists int) {
+func (w *system) puts() (order []string, single, lists int) {
 	w.api.mu.Lock()
 	defer w.api.mu.Unlock()
 	for _, c := range w.api.calls {
@@ -57,8 +57,8 @@ const (
 
 // comeBack has many devices come at once, the Lease of each of another age: node i's is i*0.05 s
 // old, but for those that ran out. Each request takes a second.
-func comeBack(t *testing.T, fail func(kube.Identity, kube.Request) (*kube.Response, error)) *world {
-	w := newWorld(t)
+func comeBack(t *testing.T, fail func(kube.Identity, kube.Request) (*kube.Response, error)) *system {
+	w := newSystem(t)
 	w.api.fail = fail
 	w.api.delay = func(kube.Request) time.Duration { return time.Second }
 	for i := range manyNodes {
@@ -149,7 +149,7 @@ func TestLeasesWithoutAListOfThem(t *testing.T) {
 // them for all leaves that to another.
 func TestLeasesAreReadForOneSession(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
+		w := newSystem(t)
 		w.api.delay = func(r kube.Request) time.Duration {
 			if r.Path == allLeases && r.Method == "GET" {
 				return 5 * time.Second

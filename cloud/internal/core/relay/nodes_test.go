@@ -16,7 +16,7 @@ import (
 // Each node whose link is here has its series, up to a bound, and none once its link is gone.
 func TestNodesHaveSeries(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
+		w := newSystem(t)
 		nodes := w.relay.Nodes(1)
 		one, two := w.connect("edge1", 5), w.connect("edge2", 5)
 		for _, e := range []*edge{one, two} {

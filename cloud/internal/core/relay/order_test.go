@@ -34,7 +34,7 @@ import (
 // authorizer knows nothing yet for a while. No write is refused. A refusal that lasts is believed.
 func TestALateAuthorizerRefusesNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
+		w := newSystem(t)
 		w.addPod("a", "edge1", "u1")
 		e := w.connect("edge1", 1)
 		start := time.Now()
@@ -84,7 +84,7 @@ func TestAnyKeepaliveKeepsTheLease(t *testing.T) {
 			authority := linktest.NewAuthority(t)
 			cert := authority.Node(t, "edge1").Leaf
 			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(t)
+				w := newSystem(t)
 				links := make(listener)
 				h := cloudhub.New(cloudhub.Config{}, []link.Listener{links}, []cloudhub.Part{w.relay})
 				ctx, stop := context.WithCancel(t.Context())
@@ -145,7 +145,7 @@ func TestAnyKeepaliveKeepsTheLease(t *testing.T) {
 // other node's Lease is renewed and its writes are made.
 func TestHungReadsHoldUpNoOtherNode(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
+		w := newSystem(t)
 		w.addPod("a", "edge1", "u1")
 		w.relay.HideAddresses()
 		w.api.mu.Lock()
@@ -189,7 +189,7 @@ func TestHungReadsHoldUpNoOtherNode(t *testing.T) {
 func TestEventsAboutOneObjectKeepTheirOrder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const pods, events = 4, 60
-		w := newWorld(t)
+		w := newSystem(t)
 		for i := range pods {
 			w.addPod(fmt.Sprintf("p%d", i), "edge1", fmt.Sprintf("u%d", i))
 		}
@@ -261,7 +261,7 @@ func TestPathAndBodyAgree(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(t)
+				w := newSystem(t)
 				w.addPod("mine", "edge1", "m")
 				w.addPod("theirs", "edge2", "t")
 				a, b := w.connect("edge1", 1), w.connect("edge2", 1)
@@ -310,7 +310,7 @@ func (l *lines) logger(verbosity int) klog.Logger {
 }
 
 // counted is the value of the only series of a metric that has the label.
-func (w *world) counted(t *testing.T, name, label, value string) float64 {
+func (w *system) counted(t *testing.T, name, label, value string) float64 {
 	t.Helper()
 	registry := prometheus.NewRegistry()
 	if err := registry.Register(w.relay.Metrics()); err != nil {
@@ -346,7 +346,7 @@ func TestTraps_28_RefusalsAboutGoneObjectsAreQuiet(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(t)
+				w := newSystem(t)
 				w.addPod("a", "edge1", "u1")
 				logged := &lines{}
 				e := w.openWith(klog.NewContext(t.Context(), logged.logger(2)), "edge1", 1)

@@ -25,7 +25,7 @@ func TestFaultsOnACycle(t *testing.T) {
 		for _, every := range []int{2, 3, 4, 5} {
 			t.Run(fmt.Sprintf("%s every %d", faults, every), func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
-					w := newWorld(t)
+					w := newSystem(t)
 					for i := range pods {
 						w.addPod(fmt.Sprintf("p%d", i), "edge1", fmt.Sprintf("u%d", i))
 					}

@@ -33,7 +33,7 @@ func TestQuotaOfStatuses(t *testing.T) {
 	for name, bytes := range map[string]int{"relay.quotas.statusesPerSecond": 100, "relay.quotas.statusBytesPerSecond": 512 << 10} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(t)
+				w := newSystem(t)
 				w.relay.Limit(relay.Quotas{
 					Statuses:    quota.Rate{PerSecond: float64(d.StatusesPerSecond), Burst: d.StatusBurst, Heavy: d.HeavyNodes},
 					StatusBytes: quota.Rate{PerSecond: float64(d.StatusBytesPerSecond), Burst: d.StatusByteBurst, Heavy: d.HeavyNodes},
@@ -117,7 +117,7 @@ func TestQuotaOfStatuses(t *testing.T) {
 // go beside them, and so do those of a heavy one whose turn another has had for a second.
 func TestHeavyNodesTakeTurns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
+		w := newSystem(t)
 		w.relay.Limit(relay.Quotas{Events: quota.Rate{PerSecond: 100, Burst: 1600, Heavy: 2}})
 		const floods, each = 20, 300
 		took := 10 * time.Millisecond
@@ -194,7 +194,7 @@ func TestHeavyNodesTakeTurns(t *testing.T) {
 // statuses that never end.
 func TestStatusesPassEvents(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
+		w := newSystem(t)
 		w.api.mu.Lock()
 		w.api.delay = func(kube.Request) time.Duration { return 100 * time.Millisecond }
 		w.api.mu.Unlock()
@@ -250,7 +250,7 @@ func TestStatusesPassEvents(t *testing.T) {
 // events have had their turns.
 func TestStatusesPassEventsThatWaitForTheirTurns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
+		w := newSystem(t)
 		w.relay.Limit(relay.Quotas{Events: quota.Rate{PerSecond: 1000, Burst: 1600}})
 		var busy atomic.Bool
 		w.api.mu.Lock()
@@ -312,7 +312,7 @@ func TestFloodsLeaveTimeToOthers(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(t)
+				w := newSystem(t)
 				w.relay.Limit(relay.Quotas{Events: quota.Rate{PerSecond: 1000, Burst: 1600}})
 				const took = 10 * time.Millisecond
 				var writes atomic.Int64
@@ -360,7 +360,7 @@ func TestFloodsLeaveTimeToOthers(t *testing.T) {
 // is above it is answered 429 at once, and taken once there is room.
 func TestBytesInFlight(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
+		w := newSystem(t)
 		w.relay.Limit(relay.Quotas{Bytes: 4 << 20})
 		e := w.connect("edge1", 1)
 		slow := true

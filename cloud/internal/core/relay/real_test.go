@@ -77,7 +77,7 @@ func TestReal(t *testing.T) {
 		}
 		made[name] = p
 	}
-	w := &world{t: t, relay: relay.New(client, pods, "cloudcore-1")}
+	w := &system{t: t, relay: relay.New(client, pods, "cloudcore-1")}
 	e := w.open("edge1", 7)
 	defer func() {
 		e.cancel()

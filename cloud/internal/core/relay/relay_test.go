@@ -26,7 +26,7 @@ func TestEventsAreWrittenOnceInEffect(t *testing.T) {
 	for encoding, encode := range encodings(t) {
 		t.Run(encoding, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(t)
+				w := newSystem(t)
 				w.addPod("a", "edge1", "u1")
 				e := w.connect("edge1", 5)
 				path := "/api/v1/namespaces/default/events/a.1"
@@ -96,7 +96,7 @@ func TestEvents_09_ForgedEventsAreRefused(t *testing.T) {
 		for encoding, encode := range encodings(t) {
 			t.Run(name+", "+encoding, func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
-					w := newWorld(t)
+					w := newSystem(t)
 					w.addPod("mine", "edge1", "m")
 					w.addPod("theirs", "edge2", "t")
 					w.addPod("moved", "edge1", "before")
@@ -138,7 +138,7 @@ func TestPodWrites(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(t)
+				w := newSystem(t)
 				w.addPod("a", "edge1", "u1")
 				e := w.connect("edge1", 1)
 				e.send(test.topic.New(message.Resource{}, test.write))
@@ -211,7 +211,7 @@ func TestRetries(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(t)
+				w := newSystem(t)
 				w.addPod("a", "edge1", "u1")
 				e := w.connect("edge1", 1)
 				start, try := time.Now(), 0
@@ -249,7 +249,7 @@ func TestRetries(t *testing.T) {
 
 func TestOrderIsKeptForEachObjectAndOthersDontWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
+		w := newSystem(t)
 		for i := range 20 {
 			w.addPod(fmt.Sprintf("p%d", i), "edge1", fmt.Sprintf("u%d", i))
 		}
@@ -292,7 +292,7 @@ func TestOrderIsKeptForEachObjectAndOthersDontWait(t *testing.T) {
 
 func TestOneNodesBackOffIsNotAnothers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
+		w := newSystem(t)
 		w.addPod("a", "edge1", "u1")
 		w.addPod("b", "edge2", "u2")
 		one, two := w.connect("edge1", 1), w.connect("edge2", 1)
@@ -315,7 +315,7 @@ func TestOneNodesBackOffIsNotAnothers(t *testing.T) {
 
 func TestWritesStopWithTheSession(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
+		w := newSystem(t)
 		w.addPod("a", "edge1", "u1")
 		e := w.connect("edge1", 1)
 		w.api.mu.Lock()
@@ -333,7 +333,7 @@ func TestWritesStopWithTheSession(t *testing.T) {
 
 const leasePath = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases/edge1"
 
-func (w *world) renewed() string {
+func (w *system) renewed() string {
 	o := w.api.get(leasePath)
 	if o == nil {
 		return "none"
@@ -349,7 +349,7 @@ func TestLeaseIsProtobuf(t *testing.T) {
 	for name, json := range map[string]bool{"protobuf": false, "answered as JSON": true} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(t)
+				w := newSystem(t)
 				w.api.objects[leasePath] = map[string]any{
 					"apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
 					"metadata": map[string]any{"name": "edge1", "namespace": "kube-node-lease", "resourceVersion": "1", "annotations": map[string]any{"example.com/x": "y"}},
@@ -381,7 +381,7 @@ func TestLeaseIsProtobuf(t *testing.T) {
 
 func TestLeaseIsRenewedWhileTheKubeletLives(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
+		w := newSystem(t)
 		w.api.objects["/api/v1/nodes/edge1"] = map[string]any{"metadata": map[string]any{"name": "edge1", "uid": "node-uid"}}
 		e := w.connect("edge1", 5)
 		// Never without a renewTime, which kube-controller-manager could not compare with: one that
@@ -428,7 +428,7 @@ func TestLeaseIsRenewedWhileTheKubeletLives(t *testing.T) {
 
 func TestAnOlderSessionOnAnotherReplicaStops(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
+		w := newSystem(t)
 		w.addPod("a", "edge1", "u1")
 		old := w.connect("edge1", 5)
 		old.send(topic.Heartbeat.New(message.Resource{}, &topicpb.Heartbeat{KubeletAlive: true}))
@@ -505,7 +505,7 @@ func TestRequests(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(t)
+				w := newSystem(t)
 				e := w.connect("edge1", 1)
 				w.api.mu.Lock()
 				w.api.calls = nil
@@ -529,7 +529,7 @@ func TestRequests(t *testing.T) {
 
 func TestRequestsOfANodeAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
+		w := newSystem(t)
 		e := w.connect("edge1", 1)
 		w.api.mu.Lock()
 		w.api.delay = func(kube.Request) time.Duration { return time.Second }
@@ -559,7 +559,7 @@ func TestRequestsOfANodeAreBounded(t *testing.T) {
 
 func TestAQueueHasABound(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
+		w := newSystem(t)
 		w.addPod("a", "edge1", "u1")
 		e := w.connect("edge1", 1)
 		w.api.mu.Lock()

@@ -189,7 +189,7 @@ func TestOrder_08_ALateAuthorizerRefusesNothing(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	r := &replicas{t: t, admin: plane.Client(), ns: plane.Namespace(t), relay: [2]*world{{t: t, relay: relay.New(client, known, "cloudcore-1")}}}
+	r := &replicas{t: t, admin: plane.Client(), ns: plane.Namespace(t), relay: [2]*system{{t: t, relay: relay.New(client, known, "cloudcore-1")}}}
 	p := r.pod("pod")
 	e := r.connect(0)
 	e.send(r.event(1, topicpb.Verb_CREATE, "pod.1", p, 1))

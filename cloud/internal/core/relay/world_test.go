@@ -295,7 +295,7 @@ type stores struct{ pods *kube.Store }
 
 func (s stores) Open(schema.GroupVersionResource) (*kube.Store, func()) { return s.pods, func() {} }
 
-type world struct {
+type system struct {
 	t         *testing.T
 	api       *apiserver
 	pods      *kube.Store
@@ -303,8 +303,8 @@ type world struct {
 	keepalive time.Duration // of the edges to come; 0: 10 s
 }
 
-func newWorld(t *testing.T) *world {
-	w := &world{t: t, api: newAPIServer(), pods: kube.NewStore(kube.Pods)}
+func newSystem(t *testing.T) *system {
+	w := &system{t: t, api: newAPIServer(), pods: kube.NewStore(kube.Pods)}
 	if err := w.pods.Replace(nil); err != nil {
 		t.Fatal(err)
 	}
@@ -318,17 +318,17 @@ func newWorld(t *testing.T) *world {
 	return w
 }
 
-func (w *world) connect(node types.NodeName, epoch uint64) *edge {
+func (w *system) connect(node types.NodeName, epoch uint64) *edge {
 	e := w.open(node, epoch)
 	synctest.Wait()
 	return e
 }
 
-func (w *world) open(node types.NodeName, epoch uint64) *edge {
+func (w *system) open(node types.NodeName, epoch uint64) *edge {
 	return w.openWith(context.WithValue(w.t.Context(), sessionOf{}, node), node, epoch)
 }
 
-func (w *world) openWith(parent context.Context, node types.NodeName, epoch uint64) *edge {
+func (w *system) openWith(parent context.Context, node types.NodeName, epoch uint64) *edge {
 	e := &edge{Session: hubtest.Session{Name: node, Number: epoch, Every: w.keepalive}, t: w.t, mux: message.NewMux(), answers: map[message.ID]*topicpb.APIResponse{}, ended: make(chan error, 1)}
 	service := w.relay.Attach(e, e.mux)
 	ctx, cancel := context.WithCancel(parent)
@@ -338,7 +338,7 @@ func (w *world) openWith(parent context.Context, node types.NodeName, epoch uint
 	return e
 }
 
-func (w *world) addPod(name, node, uid string) {
+func (w *system) addPod(name, node, uid string) {
 	w.t.Helper()
 	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID(uid), ResourceVersion: "1"}, Spec: corev1.PodSpec{NodeName: node}}
 	if err := w.pods.Put(p); err != nil {
