@@ -108,7 +108,7 @@ func TestEveryday_17_TokensOfAReplacedKeyAreRenewed(t *testing.T) {
 		c := newCloud(t)
 		e := newEdge(t, c, metamanager.Config{})
 		var mu sync.Mutex
-		key, issued := "old", map[string]int{}
+		key, flips, issued := "old", false, map[string]int{}
 		token := func(audience string) string {
 			return base64.RawURLEncoding.EncodeToString(fmt.Appendf(nil, `{"kid":%q}`, key)) + "." + audience
 		}
@@ -124,6 +124,9 @@ func TestEveryday_17_TokensOfAReplacedKeyAreRenewed(t *testing.T) {
 			}
 			audience := asked.Spec.Audiences[0]
 			issued[audience]++
+			if flips {
+				key += "'"
+			}
 			asked.Status.Token = token(audience)
 			asked.Status.ExpirationTimestamp = metav1.NewTime(time.Now().Add(time.Hour))
 			body, err := json.Marshal(asked)
@@ -213,11 +216,34 @@ func TestEveryday_17_TokensOfAReplacedKeyAreRenewed(t *testing.T) {
 		refuse(token("y"))
 		want("after one ten minutes later", map[string]int{"x": 2, "y": 3})
 
+		// Replicas of kube-apiserver that change their keys one after the other.
+		mu.Lock()
+		flips = true
+		before := issued["x"] + issued["y"]
+		mu.Unlock()
+		pass(10)
+		refuse(token("y"))
+		for range 10 {
+			pass(1)
+			ask("x")
+			ask("y")
+		}
+		synctest.Wait()
+		mu.Lock()
+		if n := issued["x"] + issued["y"] - before; n > 60 {
+			t.Errorf("%d tokens were asked for in ten minutes", n)
+		}
+		flips = false
+		mu.Unlock()
+		pass(10) // all of one key again
+		ask("x")
+		ask("y")
 		mu.Lock()
 		key = "newest"
+		clear(issued)
 		mu.Unlock()
 		pass(50)
 		ask("x")
-		want("after the key has signed another", map[string]int{"x": 3, "y": 4})
+		want("after the key has signed another", map[string]int{"x": 1, "y": 1})
 	})
 }

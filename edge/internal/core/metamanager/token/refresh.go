@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/time/rate"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
@@ -17,8 +18,14 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/core/store/storepb"
 )
 
-// refreshers is how many tokens are asked for at one time when a link has come up.
-const refreshers = 4
+const (
+	// refreshers is how many tokens are asked for at one time when a link has come up.
+	refreshers = 4
+	// Renewals for another key come in threes at most (a refusal, the key that it brings, and
+	// one more), and then once in renewAgain: while a cluster's replicas change their keys one
+	// after the other, each token may be of another.
+	renewals, renewAgain = 3, time.Minute
+)
 
 // Refresh asks for new tokens, each time that linked has a value, in the place of the kept ones
 // that are past or near their end: so that they are young again should the link go before the
@@ -26,12 +33,16 @@ const refreshers = 4
 // The same for those of a key that the cloud has replaced, as soon as it is seen to. It ends with
 // ctx.
 func (t *Keeper) Refresh(ctx context.Context, linked <-chan struct{}) error {
+	limit := rate.NewLimiter(rate.Every(renewAgain), renewals)
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-linked:
 		case <-t.due:
+			if limit.Wait(ctx) != nil {
+				return nil
+			}
 		}
 		if n, err := t.refreshAll(ctx, time.Now()); err != nil && ctx.Err() == nil {
 			klog.FromContext(ctx).Info("Not all kept tokens could be renewed; the kubelet asks for them when it needs them", "renewed", n, "err", err)
