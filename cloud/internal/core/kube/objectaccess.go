@@ -14,37 +14,23 @@ const (
 	recheckRefused = time.Minute
 )
 
-// recheck asks again about what was decided some time ago.
-func (w *ObjectWatches) recheck(ctx context.Context) {
-	now := time.Now()
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.ctx == nil {
-		return
-	}
-	for _, s := range w.objects {
-		s.mu.Lock()
-		for m := range s.members {
-			age := now.Sub(m.checked)
-			due := m.access == granted && age >= recheckGranted || m.access == refused && age >= recheckRefused
-			if due && !m.asking {
-				m.asking = true
-				w.wg.Go(func() { w.authorise(ctx, s, m) })
-			}
-		}
-		s.mu.Unlock()
-	}
+// objectAccess decides whether members may have their object: by reviews, and by a read as the node
+// before a right is taken from it.
+type objectAccess struct {
+	reader *objectReader
+	access *Access
+	review chan struct{} // bounds the reviews in flight
 }
 
 // authorise asks about a member until the answer is believed.
-func (w *ObjectWatches) authorise(ctx context.Context, s *watchedObject, m *member) {
+func (a *objectAccess) authorise(ctx context.Context, s *watchedObject, m *member) {
 	defer func() {
 		s.mu.Lock()
 		m.asking = false
 		s.mu.Unlock()
 	}()
 	for {
-		if w.reviewOnce(ctx, s, m) {
+		if a.reviewOnce(ctx, s, m) {
 			return
 		}
 		s.mu.Lock()
@@ -58,7 +44,7 @@ func (w *ObjectWatches) authorise(ctx context.Context, s *watchedObject, m *memb
 }
 
 // reviewOnce reports whether the matter is settled for now.
-func (w *ObjectWatches) reviewOnce(ctx context.Context, s *watchedObject, m *member) bool {
+func (a *objectAccess) reviewOnce(ctx context.Context, s *watchedObject, m *member) bool {
 	s.mu.Lock()
 	if m.left || m.busy {
 		s.mu.Unlock()
@@ -73,7 +59,7 @@ func (w *ObjectWatches) reviewOnce(ctx context.Context, s *watchedObject, m *mem
 	asked := time.Now()
 	m.busy = true
 	s.mu.Unlock()
-	d, err := w.ask(ctx, s.ref, m.node, first)
+	d, err := a.ask(ctx, s.ref, m.node, first)
 
 	s.mu.Lock()
 	m.busy = false
@@ -98,30 +84,30 @@ func (w *ObjectWatches) reviewOnce(ctx context.Context, s *watchedObject, m *mem
 	read := !settled && m.lasting() && !m.denied
 	s.mu.Unlock()
 	if read {
-		return w.readToDecide(ctx, s, m)
+		return a.readToDecide(ctx, s, m)
 	}
 	return settled
 }
 
 // ask has a member reviewed when there is room.
-func (w *ObjectWatches) ask(ctx context.Context, ref Ref, node types.NodeName, remembered bool) (Decision, error) {
+func (a *objectAccess) ask(ctx context.Context, ref Ref, node types.NodeName, remembered bool) (Decision, error) {
 	select {
-	case w.review <- struct{}{}:
+	case a.review <- struct{}{}:
 	case <-ctx.Done():
 		return Decision{}, ctx.Err()
 	}
-	defer func() { <-w.review }()
-	ask := w.access.Review
+	defer func() { <-a.review }()
+	ask := a.access.Review
 	if remembered {
-		ask = w.access.Allowed
+		ask = a.access.Allowed
 	}
 	return ask(ctx, node, Attributes{Verb: "watch", Resource: ref.Resource, Namespace: ref.Namespace, Name: ref.Name})
 }
 
 // readToDecide reads the object as the node: what a node's pods need is never taken from it on the
 // word of reviews alone. It reports whether the matter is settled for now.
-func (w *ObjectWatches) readToDecide(ctx context.Context, s *watchedObject, m *member) bool {
-	_, err := w.get(ctx, s.ref, m.node)
+func (a *objectAccess) readToDecide(ctx context.Context, s *watchedObject, m *member) bool {
+	_, err := a.reader.get(ctx, s.ref, m.node)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {

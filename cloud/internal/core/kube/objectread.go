@@ -3,7 +3,7 @@ package kube
 import (
 	"context"
 	"fmt"
-	"sync"
+	"math/rand/v2"
 	"sync/atomic"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -12,60 +12,76 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 )
 
-// ObjectWatches watch single objects, each with one watch for all the nodes that need it, opened as
-// one of them: cloudcore itself has no right to read a Secret or a ConfigMap. Every other node that
-// shares the watch is reviewed on its own. A watch begins with the whole state of its object, so
-// one that was opened again after a break needs no history, and a cluster that was restored from a
-// backup is noticed.
-type ObjectWatches struct {
+// objectReader reads and watches single objects as the nodes that need them, and encodes them. It
+// keeps nothing of them, and may be used by many goroutines.
+type objectReader struct {
 	client  *Client
-	access  *Access
 	catalog *catalog
 	rest    *rest.RESTClient
-	review  chan struct{}
-	opening chan struct{}
-	plain   plainMode
-	says    atomic.Bool // a watch has said when its initial events were at their end
-
-	mu      sync.Mutex
-	ctx     context.Context // of Run; nil while it doesn't run
-	wg      sync.WaitGroup
-	objects map[Ref]*watchedObject
+	opening chan struct{} // bounds the watches that are being opened
+	// plain is set once a kube-apiserver without the streaming list (KEP-3157) was met: objects are
+	// read after each opening of a watch then.
+	plain atomic.Bool
 }
 
-// plainMode is set once a kube-apiserver without the streaming list (KEP-3157) was met: objects are
-// read after each opening of a watch then.
-type plainMode struct{ atomic.Bool }
-
-func (w *ObjectWatches) request(ref Ref, node types.NodeName) *rest.Request {
-	r := w.rest.Get().Resource(ref.Resource.Resource).Namespace(ref.Namespace).SetHeader("Impersonate-User", NodeUser(node))
-	if w.client.mode == Classic {
-		r = r.SetHeader("Impersonate-Group", nodeGroups()...)
+func (r *objectReader) request(ref Ref, node types.NodeName) *rest.Request {
+	q := r.rest.Get().Resource(ref.Resource.Resource).Namespace(ref.Namespace).SetHeader("Impersonate-User", NodeUser(node))
+	if r.client.mode == Classic {
+		q = q.SetHeader("Impersonate-Group", nodeGroups()...)
 	}
-	return r
+	return q
 }
 
 // get reads the object as the node, consistently.
-func (w *ObjectWatches) get(ctx context.Context, ref Ref, node types.NodeName) (runtime.Object, error) {
+func (r *objectReader) get(ctx context.Context, ref Ref, node types.NodeName) (runtime.Object, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	o, err := w.request(ref, node).Name(ref.Name).Do(ctx).Get()
-	w.client.revisions.Failed(err)
+	o, err := r.request(ref, node).Name(ref.Name).Do(ctx).Get()
+	r.client.revisions.Failed(err)
 	return o, err
+}
+
+// current reads the object as the node, consistently, and returns it with its version. An object
+// that does not exist is nil, with the version as of which that is so.
+func (r *objectReader) current(ctx context.Context, ref Ref, node types.NodeName) (*Object, uint64, error) {
+	o, err := r.get(ctx, ref, node)
+	version := versionOf(o)
+	if apierrors.IsNotFound(err) {
+		o, version, err = r.absentAsOf(ctx, ref, node)
+	}
+	if err != nil {
+		return nil, 0, err
+	}
+	encoded, err := r.encode(ref, o)
+	return encoded, version, err
+}
+
+// refresh brings an object up to date by a consistent read as the node.
+func (r *objectReader) refresh(ctx context.Context, s *watchedObject, node types.NodeName) error {
+	before := s.snapshot()
+	o, version, err := r.current(ctx, s.ref, node)
+	if err != nil {
+		return err
+	}
+	if s.refreshed(before, version, o) {
+		r.client.revisions.check()
+	}
+	return nil
 }
 
 // absentAsOf reads, as the node and consistently, that there is no such object; it returns the
 // version as of which that is so, or the object if it exists by now.
-func (w *ObjectWatches) absentAsOf(ctx context.Context, ref Ref, node types.NodeName) (o runtime.Object, version uint64, err error) {
+func (r *objectReader) absentAsOf(ctx context.Context, ref Ref, node types.NodeName) (o runtime.Object, version uint64, err error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	options := &metav1.ListOptions{FieldSelector: byName(ref)}
-	list, err := w.request(ref, node).VersionedParams(options, scheme.ParameterCodec).Do(ctx).Get()
-	w.client.revisions.Failed(err)
+	list, err := r.request(ref, node).VersionedParams(options, scheme.ParameterCodec).Do(ctx).Get()
+	r.client.revisions.Failed(err)
 	if err != nil {
 		return nil, 0, err
 	}
@@ -87,42 +103,36 @@ func byName(ref Ref) string {
 	return fields.OneTermEqualSelector("metadata.name", ref.Name).String()
 }
 
-// read makes what is known what a consistent read says, unless the watch has brought something
-// newer meanwhile.
-func (w *ObjectWatches) read(ctx context.Context, s *watchedObject, node types.NodeName) error {
-	s.mu.Lock()
-	before, known, had := s.generation, s.known, s.object
-	s.mu.Unlock()
-	o, err := w.get(ctx, s.ref, node)
-	version := versionOf(o)
-	if apierrors.IsNotFound(err) {
-		if o, version, err = w.absentAsOf(ctx, s.ref, node); err != nil {
-			return err
-		}
-	} else if err != nil {
-		return err
+// encode returns an object as the edge gets it; nil for nil.
+func (r *objectReader) encode(ref Ref, o runtime.Object) (*Object, error) {
+	if o == nil {
+		return nil, nil //nolint:nilnil // none is none
 	}
-	var encoded *Object
-	if o != nil {
-		if encoded, err = w.catalog.encoder(s.ref.Resource).encode(o); err != nil {
-			return err
-		}
+	return r.catalog.encoder(ref.Resource).encode(o)
+}
+
+// watch opens the watch of an object as a node. It begins with the object, or with the end of
+// initial events if there is none.
+func (r *objectReader) watch(ctx context.Context, ref Ref, node types.NodeName) (watch.Interface, error) {
+	select {
+	case r.opening <- struct{}{}:
+	case <-ctx.Done():
+		return nil, ctx.Err()
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.generation != before && s.asOf > version {
-		return nil
+	defer func() { <-r.opening }()
+	timeout := int64(1800 + rand.IntN(1800))
+	options := &metav1.ListOptions{
+		FieldSelector: byName(ref), Watch: true, AllowWatchBookmarks: true, ResourceVersion: "0", TimeoutSeconds: &timeout,
 	}
-	if known && had != nil && s.generation == before && version < parseVersion(had.Revision) {
-		// What was read is older than what was known before it was read: the cluster went back, and
-		// the watch waits for versions that are lost.
-		s.asOf = version
-		if s.cancel != nil {
-			s.cancel()
-		}
-		w.client.revisions.check()
+	if !r.plain.Load() {
+		options.SendInitialEvents, options.ResourceVersionMatch = new(true), metav1.ResourceVersionMatchNotOlderThan
 	}
-	s.asOf, s.floor = max(s.asOf, version), version
-	s.set(encoded)
-	return nil
+	events, err := openWatch(ctx, func(ctx context.Context) (watch.Interface, error) {
+		return r.request(ref, node).VersionedParams(options, scheme.ParameterCodec).Watch(ctx)
+	})
+	if apierrors.IsInvalid(err) || apierrors.IsBadRequest(err) {
+		r.plain.Store(true)
+	}
+	r.client.revisions.Failed(err)
+	return events, err
 }

@@ -161,6 +161,89 @@ func (s *watchedObject) pick() (m *member, wait time.Duration) {
 	return m, wait
 }
 
+// knownState is a copy of what is known of an object, from before a read.
+type knownState struct {
+	known      bool
+	object     *Object
+	generation uint64
+}
+
+// snapshot is taken before a read, for refreshed.
+func (s *watchedObject) snapshot() knownState {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return knownState{s.known, s.object, s.generation}
+}
+
+// refreshed takes in a consistent read, unless the watch has brought something newer since the
+// snapshot. It reports whether the read shows that the cluster went back in time: then the watch is
+// ended, since it waits for versions that are lost.
+func (s *watchedObject) refreshed(before knownState, version uint64, o *Object) (wentBack bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.generation != before.generation && s.asOf > version {
+		return false
+	}
+	if before.known && before.object != nil && s.generation == before.generation && version < parseVersion(before.object.Revision) {
+		s.asOf, wentBack = version, true
+		if s.cancel != nil {
+			s.cancel()
+		}
+	}
+	s.asOf, s.floor = max(s.asOf, version), version
+	s.set(o)
+	return wentBack
+}
+
+// opened notes that a watch has been opened as m: kube-apiserver has granted it the object, and
+// what earlier watches were too old for counts no more.
+func (s *watchedObject) opened(m *member) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.floor = 0
+	if !m.left {
+		s.grant(m)
+	}
+}
+
+// initial takes in the state with which a watch began, as of a version. It reports whether it has
+// to be read instead: behind the watch is a cache that may lag, which can't tell that there is no
+// object, or knows an older one.
+func (s *watchedObject) initial(version uint64, o *Object) (read bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.known && version < s.asOf || !s.known && o == nil {
+		return true
+	}
+	s.asOf = version
+	s.set(o)
+	return false
+}
+
+// observed takes in an object, nil for a deleted one, that a watch has brought, unless something
+// newer was read.
+func (s *watchedObject) observed(version uint64, o *Object) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if version <= s.floor {
+		return
+	}
+	if s.asOf = max(s.asOf, version); o == nil {
+		s.asOf = version
+	}
+	s.set(o)
+}
+
+// progressed notes that nothing has changed up to a version.
+func (s *watchedObject) progressed(version uint64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.asOf = max(s.asOf, version)
+}
+
+// reached reports whether the state is known as of a version.
+func (s *watchedObject) reached(version uint64) bool { return s.known && s.asOf >= version }
+
 // set changes what is known and notifies the members. The lock is held.
 func (s *watchedObject) set(o *Object) {
 	if s.known && (s.object == nil) == (o == nil) && (o == nil || s.object.Sum == o.Sum) {

@@ -5,10 +5,13 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
 )
 
 const (
@@ -16,7 +19,29 @@ const (
 	// finds no room waits.
 	reviewers = 64
 	opening   = 64
+	// steady is how long a watch must have lived for the next one to be opened without
+	// more back-off.
+	steady = 10 * time.Second
 )
+
+// ObjectWatches watch single objects, each with one watch for all the nodes that need it, opened as
+// one of them: cloudcore itself has no right to read a Secret or a ConfigMap. Every other node that
+// shares the watch is reviewed on its own. A watch begins with the whole state of its object, so
+// one that was opened again after a break needs no history, and a cluster that was restored from a
+// backup is noticed.
+//
+// Of its parts objectReader asks kube-apiserver, objectStream turns one watch into states of a
+// watchedObject, and that has the members and what each was told.
+type ObjectWatches struct {
+	reader *objectReader
+	access objectAccess
+	says   atomic.Bool // a watch has marked the end of its initial events
+
+	mu      sync.Mutex
+	ctx     context.Context // of Run; nil while it doesn't run
+	wg      sync.WaitGroup
+	objects map[Ref]*watchedObject
+}
 
 // ObjectWatch is a node's part in the watch of an object.
 type ObjectWatch struct {
@@ -33,9 +58,9 @@ func NewObjectWatches(client *Client, access *Access) (*ObjectWatches, error) {
 	if err != nil {
 		return nil, err
 	}
+	reader := &objectReader{client: client, catalog: newCatalog(), rest: r, opening: make(chan struct{}, opening)}
 	w := &ObjectWatches{
-		client: client, access: access, catalog: newCatalog(), rest: r,
-		review: make(chan struct{}, reviewers), opening: make(chan struct{}, opening), objects: map[Ref]*watchedObject{},
+		reader: reader, access: objectAccess{reader, access, make(chan struct{}, reviewers)}, objects: map[Ref]*watchedObject{},
 	}
 	client.revisions.OnRestart(w.restart)
 	return w, nil
@@ -65,7 +90,7 @@ func (w *ObjectWatches) Watch(ref Ref, node types.NodeName, changed func(ObjectS
 		ctx := w.ctx
 		if ok {
 			m.asking = true
-			w.wg.Go(func() { w.authorise(ctx, s, m) })
+			w.wg.Go(func() { w.access.authorise(ctx, s, m) })
 		} else {
 			w.wg.Go(func() { w.follow(ctx, s) })
 		}
@@ -160,12 +185,12 @@ func (w *ObjectWatches) catchUp(s *watchedObject, m *member, version uint64) {
 	w.wg.Go(func() {
 		for tries := 0; ; tries++ {
 			s.mu.Lock()
-			over, reached := m.left || m.asks != ask, s.known && s.asOf >= version
+			over, reached := m.left || m.asks != ask, s.reached(version)
 			s.mu.Unlock()
 			if over || ctx.Err() != nil {
 				return
 			}
-			if reached || w.read(ctx, s, m.node) == nil {
+			if reached || w.reader.refresh(ctx, s, m.node) == nil {
 				break
 			}
 			base := min(100*time.Millisecond<<min(tries, 7), 10*time.Second)
@@ -181,4 +206,103 @@ func (w *ObjectWatches) catchUp(s *watchedObject, m *member, version uint64) {
 			s.tell(m)
 		}
 	})
+}
+
+// recheck asks again about what was decided some time ago.
+func (w *ObjectWatches) recheck(ctx context.Context) {
+	now := time.Now()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.ctx == nil {
+		return
+	}
+	for _, s := range w.objects {
+		s.mu.Lock()
+		for m := range s.members {
+			age := now.Sub(m.checked)
+			due := m.access == granted && age >= recheckGranted || m.access == refused && age >= recheckRefused
+			if due && !m.asking {
+				m.asking = true
+				w.wg.Go(func() { w.access.authorise(ctx, s, m) })
+			}
+		}
+		s.mu.Unlock()
+	}
+}
+
+// follow keeps an object watched, as one node or another, until it has no members.
+func (w *ObjectWatches) follow(ctx context.Context, s *watchedObject) {
+	log := klog.FromContext(ctx).WithValues("resource", s.ref.Resource.Resource, "object", s.ref.Key)
+	failures := 0
+	for ctx.Err() == nil {
+		s.mu.Lock()
+		if s.ended {
+			s.mu.Unlock()
+			return
+		}
+		m, wait := s.pick()
+		var stream context.Context
+		if m != nil {
+			s.opener = m
+			stream, s.cancel = context.WithCancel(ctx)
+			w.authoriseOthers(ctx, s)
+		}
+		s.mu.Unlock()
+		if m == nil {
+			sleep(ctx, wait, s.wake)
+			continue
+		}
+		began := time.Now()
+		err := (&objectStream{reader: w.reader, says: &w.says, s: s, node: m.node}).run(stream, m)
+		if time.Since(began) >= steady {
+			failures = 0
+			s.mu.Lock()
+			m.thrown = 0
+			s.mu.Unlock()
+		}
+		if w.ended(ctx, s, m, err) {
+			continue // with another node, or not at all
+		}
+		failures++
+		if err != nil {
+			log.V(2).Info("Watching an object failed", "node", m.node, "err", err)
+		}
+		base := min(50*time.Millisecond<<min(failures, 8), 10*time.Second)
+		sleep(ctx, base/2+rand.N(base/2), nil)
+	}
+}
+
+// authoriseOthers has those asked about whom the watch says nothing about: also the first member,
+// when another was picked. The object's lock is held.
+func (w *ObjectWatches) authoriseOthers(ctx context.Context, s *watchedObject) {
+	for m := range s.members {
+		if m != s.opener && m.access == checking && !m.asking {
+			m.asking = true
+			w.wg.Go(func() { w.access.authorise(ctx, s, m) })
+		}
+	}
+}
+
+// ended notes that the watch that was opened as m has ended. It reports whether that is m's matter:
+// the next watch is opened without waiting.
+func (w *ObjectWatches) ended(ctx context.Context, s *watchedObject, m *member, err error) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.cancel()
+	s.opener, s.cancel = nil, nil
+	switch {
+	case m.left || ctx.Err() != nil:
+		return true
+	case apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err):
+		m.hold()
+		if m.access == granted { // the right was taken away, or the graph is being built again
+			m.access = checking
+		}
+		if !s.refuse(m, err, true) && !m.asking { // another node may get the watch meanwhile, so m is asked about
+			m.asking = true
+			w.wg.Go(func() { w.access.authorise(ctx, s, m) })
+		}
+		return true
+	}
+	return false
 }
