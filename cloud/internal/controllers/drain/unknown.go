@@ -2,22 +2,17 @@ package drain
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"net/http"
-	"net/url"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/klog/v2"
 
+	"github.com/skerry-io/skerry/cloud/internal/controllers/controller"
 	"github.com/skerry-io/skerry/cloud/internal/core/kube"
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
-	"github.com/skerry-io/skerry/common/rerun"
 )
 
 const (
@@ -28,68 +23,34 @@ const (
 	retry = 10 * time.Second
 )
 
-// Client makes requests at kube-apiserver, as cloudcore itself.
-type Client interface {
-	Do(ctx context.Context, as kube.Identity, r kube.Request) (*kube.Response, error)
-}
-
-// Store is a collection that is followed; a *kube.Store.
-type Store interface {
-	Synced() <-chan struct{}
-	Each(sel *kube.Selection, fn func(*kube.Object) bool)
-	Observe(changed func(old, new *kube.Object)) (cancel func())
-}
-
 // Unknown reports in the status of a NodeOperation that no device will take it up: the cluster has
-// no edge node of that name. It touches no operation that a device has reported of. One runs at a
-// time, under a Lease.
-type Unknown struct {
-	client     Client
-	operations Store
-	nodes      Store
+// no edge node of that name. It touches no operation that a device has reported of.
+func Unknown() controller.Config {
+	return controller.Config{Name: "nodeoperations", Settle: settle, RetryMin: retry, RetryMax: retry, Start: start}
 }
 
-// NewUnknown makes an Unknown. It starts nothing.
-func NewUnknown(client Client, operations, nodes Store) *Unknown {
-	return &Unknown{client, operations, nodes}
-}
-
-// Run works until ctx ends.
-func (u *Unknown) Run(ctx context.Context) error {
-	loop := rerun.New(func(ctx context.Context) (time.Duration, error) { return 0, u.look(ctx) }, rerun.Config{
-		Settle: settle, RetryMin: retry, RetryMax: retry,
-		Failed: func(ctx context.Context, err error, in time.Duration) {
-			klog.FromContext(ctx).V(2).Info("Failed to update operations of unknown nodes, retrying", "in", in, "err", err)
-		},
-	})
-	defer u.operations.Observe(func(_, now *kube.Object) {
-		if now != nil {
-			loop.Wake()
-		}
-	})()
-	defer u.nodes.Observe(func(old, now *kube.Object) {
+func start(_ context.Context, r *controller.Run) (controller.Work, error) {
+	u := &unknown{operations: controller.Watch[v1alpha1.NodeOperation](r, v1alpha1.Resource(v1alpha1.NodeOperations), r.Any)}
+	u.nodes = controller.Watch[corev1.Node](r, corev1.SchemeGroupVersion.WithResource("nodes"), func(old, now *kube.Object) {
 		if old == nil || now == nil || edge(old) != edge(now) {
-			loop.Wake()
+			r.Wake()
 		}
-	})()
-	for _, s := range []Store{u.operations, u.nodes} {
-		select {
-		case <-s.Synced():
-		case <-ctx.Done():
-			return nil
-		}
-	}
-	loop.Run(ctx)
-	return nil
+	})
+	return controller.Level(u.sync), nil
 }
 
 func edge(o *kube.Object) bool { return v1alpha1.IsEdge(o.Labels) }
 
-// look goes through all operations, and writes those whose word about the node is not true.
-func (u *Unknown) look(ctx context.Context) error {
-	everything := &kube.Selection{Labels: labels.Everything(), Fields: fields.Everything()}
+// unknown is one leadership.
+type unknown struct {
+	operations *controller.Collection[v1alpha1.NodeOperation]
+	nodes      *controller.Collection[corev1.Node]
+}
+
+// sync goes through all operations, and writes those whose word about the node is not true.
+func (u *unknown) sync(ctx context.Context) (time.Duration, error) {
 	edges, others := map[string]bool{}, map[string]bool{}
-	u.nodes.Each(everything, func(n *kube.Object) bool {
+	u.nodes.Each(func(n *kube.Object) bool {
 		if edge(n) {
 			edges[n.Name] = true
 		} else {
@@ -97,30 +58,21 @@ func (u *Unknown) look(ctx context.Context) error {
 		}
 		return true
 	})
-	wrong := map[string]string{} // what to say; "" for nothing any more
-	var errs []error
-	u.operations.Each(everything, func(o *kube.Object) bool {
-		var op v1alpha1.NodeOperation
-		if err := json.Unmarshal(o.Raw, &op); err != nil {
-			errs = append(errs, fmt.Errorf("reading NodeOperation %s: %w", o.Name, err))
-			return true
-		}
+	operations, err := u.operations.List()
+	errs := []error{err}
+	for _, o := range operations {
 		why := ""
-		switch name := op.Spec.NodeName; {
+		switch name := o.Spec.NodeName; {
 		case others[name]:
 			why = fmt.Sprintf("node %s is no edge node: no device will take the operation up", name)
 		case !edges[name]:
 			why = fmt.Sprintf("the cluster has no node %s: no device will take the operation up", name)
 		}
-		if !reported(&op) && said(&op) != why {
-			wrong[o.Name] = why
+		if !reported(o) && said(o) != why {
+			errs = append(errs, u.write(ctx, o, why))
 		}
-		return true
-	})
-	for name, why := range wrong {
-		errs = append(errs, u.say(ctx, name, why))
 	}
-	return errors.Join(errs...)
+	return 0, errors.Join(errs...)
 }
 
 // reported tells whether a device has reported an operation: it knows since when it has it.
@@ -136,24 +88,9 @@ func said(o *v1alpha1.NodeOperation) string {
 	return ""
 }
 
-// say reads the newest version and writes on the condition that it still is.
-func (u *Unknown) say(ctx context.Context, name, why string) error {
-	r := v1alpha1.Resource(v1alpha1.NodeOperations)
-	path := "/apis/" + r.Group + "/" + r.Version + "/" + r.Resource + "/" + url.PathEscape(name)
-	resp, err := u.client.Do(ctx, kube.Identity{}, kube.Request{Method: http.MethodGet, Path: path})
-	if err != nil || resp.Code == http.StatusNotFound {
-		return err
-	}
-	if err := resp.Err(); err != nil {
-		return err
-	}
-	var o v1alpha1.NodeOperation
-	if err := json.Unmarshal(resp.Body, &o); err != nil {
-		return fmt.Errorf("reading NodeOperation %s: %w", name, err)
-	}
-	if reported(&o) || said(&o) == why {
-		return nil
-	}
+// write sets or removes the condition, on condition that the operation is the version that was
+// read.
+func (u *unknown) write(ctx context.Context, o *v1alpha1.NodeOperation, why string) error {
 	if why == "" {
 		meta.RemoveStatusCondition(&o.Status.Conditions, v1alpha1.OperationDone)
 	} else {
@@ -161,13 +98,5 @@ func (u *Unknown) say(ctx context.Context, name, why string) error {
 			Type: v1alpha1.OperationDone, Status: metav1.ConditionFalse, Reason: v1alpha1.OperationNodeUnknown, Message: why, ObservedGeneration: o.Generation,
 		})
 	}
-	body, err := json.Marshal(&o)
-	if err != nil {
-		return fmt.Errorf("writing NodeOperation %s: %w", name, err)
-	}
-	resp, err = u.client.Do(ctx, kube.Identity{}, kube.Request{Method: http.MethodPut, Path: path + "/status", ContentType: "application/json", Body: body})
-	if err != nil || resp.Code == http.StatusNotFound {
-		return err
-	}
-	return resp.Err()
+	return u.operations.UpdateStatus(ctx, o)
 }

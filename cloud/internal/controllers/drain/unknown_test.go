@@ -11,10 +11,10 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
 
+	"github.com/skerry-io/skerry/cloud/internal/controllers/controller"
 	"github.com/skerry-io/skerry/cloud/internal/controllers/drain"
 	"github.com/skerry-io/skerry/cloud/internal/core/kube"
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
@@ -42,14 +42,10 @@ func TestTraps_15_OperationForAnUnknownNodeSaysSo(t *testing.T) {
 		t.Fatal(err)
 	}
 	informers := kube.NewInformers(client)
-	ops, release := informers.Open(v1alpha1.Resource(v1alpha1.NodeOperations))
-	defer release()
-	nodes, release := informers.Open(schema.GroupVersionResource{Version: "v1", Resource: "nodes"})
-	defer release()
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return informers.Run(ctx) })
-	g.Go(func() error { return drain.NewUnknown(client, ops, nodes).Run(ctx) })
+	g.Go(func() error { return controller.NewManager(client, informers).Run(ctx, drain.Unknown()) })
 	defer func() {
 		cancel()
 		if err := g.Wait(); err != nil {
