@@ -4,8 +4,8 @@
 // With the default maxUnavailable of 1, a DaemonSet replaces no pod while one device is NotReady,
 // because the device's pod counts as unavailable. The DaemonSet's status does not name the device.
 // The package owns these events. It refuses to change a DaemonSet, and to report an update that
-// makes progress. A Reporter is run by one goroutine; it keeps one message for each blocked
-// DaemonSet.
+// makes progress. It keeps one message for each blocked DaemonSet; it runs as package controller
+// runs a level loop.
 package rollout
 
 import (
@@ -21,13 +21,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/kubernetes/scheme"
-	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
-	"k8s.io/client-go/tools/record"
-	"k8s.io/klog/v2"
 
+	"github.com/skerry-io/skerry/cloud/internal/controllers/controller"
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
-	"github.com/skerry-io/skerry/common/rerun"
 )
 
 const (
@@ -40,9 +36,10 @@ const (
 	mostNamed = 10
 )
 
-// Reporter writes the events.
-type Reporter struct {
+// reporter is one leadership.
+type reporter struct {
 	client  kubernetes.Interface
+	sets    *controller.Kind[appsv1.DaemonSet]
 	waiting map[types.UID]said
 }
 
@@ -51,35 +48,22 @@ type said struct {
 	at      time.Time // of the event; zero: it has not been sent
 }
 
-// New returns a Reporter with cloudcore's own rights. It starts nothing.
-func New(client kubernetes.Interface) *Reporter {
-	return &Reporter{client: client, waiting: map[types.UID]said{}}
+// Controller writes the events.
+func Controller() controller.Config {
+	return controller.Config{Name: "rollouts", RetryMin: poll, RetryMax: 10 * poll, Start: start}
 }
 
-// Run checks until ctx ends. Only the leader runs it.
-func (r *Reporter) Run(ctx context.Context) error {
-	clear(r.waiting)
-	events := record.NewBroadcaster(record.WithContext(ctx))
-	events.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: r.client.CoreV1().Events(metav1.NamespaceAll)})
-	defer events.Shutdown()
-	r.run(ctx, events.NewRecorder(scheme.Scheme, corev1.EventSource{Component: "cloudcore"}))
-	return nil
-}
-
-func (r *Reporter) run(ctx context.Context, recorder record.EventRecorder) {
-	rerun.New(func(ctx context.Context) (time.Duration, error) {
-		if err := r.check(ctx, recorder); err != nil {
+func start(_ context.Context, run *controller.Run) (controller.Work, error) {
+	r := &reporter{client: run.Kubernetes(), waiting: map[types.UID]said{}, sets: controller.Of[appsv1.DaemonSet](run, appsv1.SchemeGroupVersion.WithResource("daemonsets"))}
+	return controller.Level(func(ctx context.Context) (time.Duration, error) {
+		if err := r.check(ctx); err != nil {
 			return 0, err
 		}
 		return poll, nil
-	}, rerun.Config{
-		RetryMin: poll, RetryMax: 10 * poll, Failed: func(ctx context.Context, err error, retry time.Duration) {
-			klog.FromContext(ctx).V(1).Info("Failed to check DaemonSets for blocked roll-outs, retrying", "err", err, "retryIn", retry)
-		},
-	}).Run(ctx)
+	}), nil
 }
 
-func (r *Reporter) check(ctx context.Context, recorder record.EventRecorder) error {
+func (r *reporter) check(ctx context.Context) error {
 	cached := metav1.ListOptions{ResourceVersion: "0"}
 	sets, err := r.client.AppsV1().DaemonSets(metav1.NamespaceAll).List(ctx, cached)
 	if err != nil {
@@ -113,7 +97,7 @@ func (r *Reporter) check(ctx context.Context, recorder record.EventRecorder) err
 			last = said{message: message}
 		}
 		if now := time.Now(); known && now.Sub(last.at) >= again {
-			recorder.Event(set, corev1.EventTypeWarning, "RolloutWaitsForDevices", message)
+			r.sets.Event(set, corev1.EventTypeWarning, "RolloutWaitsForDevices", message)
 			last.at = now
 		}
 		waiting[set.UID] = last

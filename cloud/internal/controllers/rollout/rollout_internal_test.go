@@ -1,6 +1,7 @@
 package rollout
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strings"
@@ -15,10 +16,12 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/record"
 
+	"github.com/skerry-io/skerry/cloud/internal/controllers/controller"
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
 
@@ -61,6 +64,14 @@ func TestBlocked(t *testing.T) {
 	}
 }
 
+// typed is a client without requests of its own.
+type typed struct {
+	kubernetes.Interface
+	controller.Client
+}
+
+func (t typed) Kubernetes() kubernetes.Interface { return t.Interface }
+
 // A DaemonSet whose roll-out waits for devices that are away names them: once it has waited for
 // a while, again when they are others, and once an hour.
 func TestReporter(t *testing.T) {
@@ -94,7 +105,17 @@ func TestReporter(t *testing.T) {
 			}
 		}
 		events := record.NewFakeRecorder(10)
-		go New(client).run(ctx, events)
+		manager := controller.NewManager(typed{Interface: client}, nil)
+		manager.RecordTo(events)
+		running, stop := context.WithCancel(ctx)
+		ended := make(chan error, 1)
+		go func() { ended <- manager.Run(running, Controller()) }()
+		defer func() {
+			stop()
+			if err := <-ended; err != nil {
+				t.Error(err)
+			}
+		}()
 		expect := func(when string, want ...string) {
 			t.Helper()
 			synctest.Wait()
