@@ -73,13 +73,12 @@ func (r *reporting) decide(ctx context.Context) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return r.Sweep(ctx, nodes) })
 	g.Go(func() error {
-		return controller.NewManager(r.client, r.informers).Run(ctx, route.Controller(), drain.Unknown(), rollout.Controller())
+		return controller.NewManager(r.client, r.informers).Run(ctx, route.Controller(), drain.Unknown(), rollout.Controller(), site.Offers())
 	})
 	g.Go(func() error {
 		return r.vips.Run(ctx, vip.Stores{Services: services, Nodes: nodes, Pools: pools, VIPs: vips})
 	})
 	g.Go(func() error { return r.apps.Run(ctx, app.Stores{Apps: apps, Nodes: nodes}) })
 	g.Go(func() error { return r.stats.Run(ctx, clusterinfo.Stores{Infos: infos, Nodes: nodes, Pods: pods}) })
-	g.Go(func() error { return site.NewOffers(r.client).Run(ctx, nodes, pools) })
 	return g.Wait()
 }

@@ -2,22 +2,21 @@ package site
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"net/http"
 	"net/netip"
-	"net/url"
 	"slices"
 	"strings"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/klog/v2"
 
+	"github.com/skerry-io/skerry/cloud/internal/controllers/controller"
 	"github.com/skerry-io/skerry/cloud/internal/core/kube"
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
@@ -27,69 +26,40 @@ const (
 	// are read again.
 	retry  = 5 * time.Second
 	relook = time.Minute
+	// offersTimeout bounds all offers of one call: a write for each device of a new pool.
+	offersTimeout = 10 * time.Minute
 	// maxNamed is how many claims a condition names.
 	maxNamed = 8
 )
 
-// Client makes requests at kube-apiserver; Kubernetes is cloudcore's own typed client.
-type Client interface {
-	Do(ctx context.Context, as kube.Identity, r kube.Request) (*kube.Response, error)
-	Kubernetes() kubernetes.Interface
-}
-
 // Offers offers ranges to devices that have none for their pods, and says in the status of pools
 // what can't be used.
-type Offers struct {
-	client  Client
-	devices *kube.Mirror[Device]
-	pools   *kube.Mirror[v1alpha1.NodePool]
+func Offers() controller.Config {
+	return controller.Config{Name: "podcidrs", Settle: settle, RetryMin: retry, RetryMax: retry, Timeout: offersTimeout, Start: startOffers}
 }
 
-// NewOffers makes an Offers.
-func NewOffers(client Client) *Offers {
-	return &Offers{client: client, devices: kube.NewMirror(readDevice, sameDevice), pools: kube.NewMirror(readPool, samePool)}
+// offers is one leadership.
+type offers struct {
+	client   kubernetes.Interface
+	devices  *kube.Mirror[Device]
+	pools    *kube.Mirror[v1alpha1.NodePool]
+	nodeKind *controller.Kind[corev1.Node]
+	poolKind *controller.Kind[v1alpha1.NodePool]
 }
 
-// Run offers until ctx ends.
-func (o *Offers) Run(ctx context.Context, nodes, pools *kube.Store) error {
-	changed := make(chan struct{}, 1)
-	wake := func() {
-		select {
-		case changed <- struct{}{}:
-		default:
-		}
+func startOffers(_ context.Context, r *controller.Run) (controller.Work, error) {
+	nodes, pools := corev1.SchemeGroupVersion.WithResource("nodes"), v1alpha1.Resource(v1alpha1.NodePools)
+	o := &offers{
+		client:   r.Kubernetes(),
+		devices:  controller.Mirror(r, nodes, readDevice, sameDevice, r.Wake),
+		pools:    controller.Mirror(r, pools, readPool, samePool, r.Wake),
+		nodeKind: controller.Of[corev1.Node](r, nodes),
+		poolKind: controller.Of[v1alpha1.NodePool](r, pools),
 	}
-	defer o.devices.Follow(nodes, wake)()
-	defer o.pools.Follow(pools, wake)()
-	for _, store := range []*kube.Store{nodes, pools} {
-		select {
-		case <-store.Synced():
-		case <-ctx.Done():
-			return nil
-		}
-	}
-	wake()
-	for {
-		wait := relook
-		if err := o.look(ctx); err != nil && ctx.Err() == nil {
-			klog.FromContext(ctx).Error(err, "Failed to offer some pod CIDRs, retrying", "in", retry)
-			wait = retry
-		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-changed:
-		case <-time.After(wait):
-		}
-		select { // changes come in waves, and our own writes come back
-		case <-ctx.Done():
-			return nil
-		case <-time.After(settle):
-		}
-	}
+	return controller.Level(func(ctx context.Context) (time.Duration, error) { return relook, o.look(ctx) }), nil
 }
 
-func (o *Offers) look(ctx context.Context) error {
+func (o *offers) look(ctx context.Context) error {
 	devices, err := o.devices.List()
 	if err != nil {
 		return err
@@ -122,8 +92,8 @@ func (o *Offers) look(ctx context.Context) error {
 }
 
 // taken are the ranges of Services.
-func (o *Offers) taken(ctx context.Context) (all []Taken, err error) {
-	list, err := o.client.Kubernetes().NetworkingV1().ServiceCIDRs().List(ctx, metav1.ListOptions{ResourceVersion: "0"})
+func (o *offers) taken(ctx context.Context) (all []Taken, err error) {
+	list, err := o.client.NetworkingV1().ServiceCIDRs().List(ctx, metav1.ListOptions{ResourceVersion: "0"})
 	if err != nil {
 		return nil, fmt.Errorf("listing the ranges of Services: %w", err)
 	}
@@ -138,26 +108,18 @@ func (o *Offers) taken(ctx context.Context) (all []Taken, err error) {
 }
 
 // offer writes the annotation as the node: cloudcore has no right of its own on Nodes.
-func (o *Offers) offer(ctx context.Context, offer Offer) error {
-	body, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": map[string]any{v1alpha1.PodCIDROfferAnnotation: offer.String()}}})
-	if err != nil {
-		return fmt.Errorf("writing an offer: %w", err)
-	}
-	resp, err := o.client.Do(ctx, kube.Identity{Node: types.NodeName(offer.Node)}, kube.Request{
-		Method: http.MethodPatch, Path: "/api/v1/nodes/" + url.PathEscape(offer.Node), ContentType: "application/merge-patch+json", Body: body,
-	})
-	if err == nil {
-		err = resp.Err()
-	}
-	if err != nil {
-		return fmt.Errorf("offering %s to node %s: %w", offer, offer.Node, err)
+func (o *offers) offer(ctx context.Context, offer Offer) error {
+	patch := map[string]any{"metadata": map[string]any{"annotations": map[string]any{v1alpha1.PodCIDROfferAnnotation: offer.String()}}}
+	node := o.nodeKind.As(kube.Identity{Node: types.NodeName(offer.Node)})
+	if err := node.Patch(ctx, kube.Key{Name: offer.Node}, "", patch); err != nil {
+		return fmt.Errorf("offering %s: %w", offer, err)
 	}
 	klog.FromContext(ctx).Info("Range for pods offered", "node", offer.Node, "range", offer.String())
 	return nil
 }
 
 // tell keeps the pool's conditions.
-func (o *Offers) tell(ctx context.Context, p *v1alpha1.NodePool, a Allocation, devices int, refused []string) error {
+func (o *offers) tell(ctx context.Context, p *v1alpha1.NodePool, a Allocation, devices int, refused []string) error {
 	conditions := append([]metav1.Condition(nil), p.Status.Conditions...)
 	set := func(kind string, is bool, reason, message string) bool {
 		c := metav1.Condition{Type: kind, Status: metav1.ConditionFalse, Reason: "OK", ObservedGeneration: p.Generation}
@@ -184,21 +146,7 @@ func (o *Offers) tell(ctx context.Context, p *v1alpha1.NodePool, a Allocation, d
 	}
 	// The whole list, on condition that it is still the one that was read: others keep
 	// conditions there too.
-	body, err := json.Marshal(map[string]any{
+	return o.poolKind.Patch(ctx, kube.Key{Name: p.Name}, "status", map[string]any{
 		"metadata": map[string]any{"resourceVersion": p.ResourceVersion}, "status": map[string]any{"conditions": conditions},
 	})
-	if err != nil {
-		return fmt.Errorf("writing the conditions of NodePool %s: %w", p.Name, err)
-	}
-	resp, err := o.client.Do(ctx, kube.Identity{}, kube.Request{
-		Method: http.MethodPatch, Path: "/apis/" + v1alpha1.Group + "/" + v1alpha1.Version + "/" + v1alpha1.NodePools + "/" + url.PathEscape(p.Name) + "/status",
-		ContentType: "application/merge-patch+json", Body: body,
-	})
-	if err == nil {
-		err = resp.Err()
-	}
-	if err != nil {
-		return fmt.Errorf("writing the conditions of NodePool %s: %w", p.Name, err)
-	}
-	return nil
 }
