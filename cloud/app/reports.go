@@ -29,7 +29,6 @@ type reporting struct {
 	informers *kube.Informers
 	vips      *vip.Controller
 	apps      *app.Controller
-	stats     *clusterinfo.Controller
 }
 
 func newReporting(client *kube.Client, informers *kube.Informers, policy vip.Policy) (*reporting, error) {
@@ -41,17 +40,13 @@ func newReporting(client *kube.Client, informers *kube.Informers, policy vip.Pol
 	if err != nil {
 		return nil, err
 	}
-	stats, err := clusterinfo.NewController(client.Config(), join.Namespace)
-	if err != nil {
-		return nil, err
-	}
 	kinds := []reports.Kind{route.Kind(), vip.Kind(), drain.Kind(), marks.Kind(), app.Kind()}
 	reports := reports.New(client, kinds...)
 	for _, k := range kinds {
 		objects, _ := informers.Open(k.Resource()) // for as long as cloudcore lives
 		reports.Know(k.Resource(), objects)
 	}
-	return &reporting{reports, client, informers, vips, apps, stats}, nil
+	return &reporting{reports, client, informers, vips, apps}, nil
 }
 
 // decide runs what one replica does at a time.
@@ -66,19 +61,14 @@ func (r *reporting) decide(ctx context.Context) error {
 	defer release()
 	apps, release := r.informers.Open(v1alpha1.Resource(v1alpha1.EdgeApps))
 	defer release()
-	infos, release := r.informers.Open(v1alpha1.Resource(v1alpha1.ClusterInfos))
-	defer release()
-	pods, release := r.informers.Open(schema.GroupVersionResource{Version: "v1", Resource: "pods"})
-	defer release()
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return r.Sweep(ctx, nodes) })
 	g.Go(func() error {
-		return controller.NewManager(r.client, r.informers).Run(ctx, route.Controller(), drain.Unknown(), rollout.Controller(), site.Offers())
+		return controller.NewManager(r.client, r.informers).Run(ctx, route.Controller(), drain.Unknown(), rollout.Controller(), site.Offers(), clusterinfo.Controller(join.Namespace))
 	})
 	g.Go(func() error {
 		return r.vips.Run(ctx, vip.Stores{Services: services, Nodes: nodes, Pools: pools, VIPs: vips})
 	})
 	g.Go(func() error { return r.apps.Run(ctx, app.Stores{Apps: apps, Nodes: nodes}) })
-	g.Go(func() error { return r.stats.Run(ctx, clusterinfo.Stores{Infos: infos, Nodes: nodes, Pods: pods}) })
 	return g.Wait()
 }
