@@ -36,17 +36,13 @@ func newReporting(client *kube.Client, informers *kube.Informers, policy vip.Pol
 	if err != nil {
 		return nil, err
 	}
-	apps, err := app.NewController(client.Config(), app.NoFencer{})
-	if err != nil {
-		return nil, err
-	}
 	kinds := []reports.Kind{route.Kind(), vip.Kind(), drain.Kind(), marks.Kind(), app.Kind()}
 	reports := reports.New(client, kinds...)
 	for _, k := range kinds {
 		objects, _ := informers.Open(k.Resource()) // for as long as cloudcore lives
 		reports.Know(k.Resource(), objects)
 	}
-	return &reporting{reports, client, informers, vips, apps}, nil
+	return &reporting{reports, client, informers, vips, app.NewController(app.NoFencer{})}, nil
 }
 
 // decide runs what one replica does at a time.
@@ -59,16 +55,13 @@ func (r *reporting) decide(ctx context.Context) error {
 	defer release()
 	services, release := r.informers.Open(schema.GroupVersionResource{Version: "v1", Resource: "services"})
 	defer release()
-	apps, release := r.informers.Open(v1alpha1.Resource(v1alpha1.EdgeApps))
-	defer release()
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return r.Sweep(ctx, nodes) })
 	g.Go(func() error {
-		return controller.NewManager(r.client, r.informers).Run(ctx, route.Controller(), drain.Unknown(), rollout.Controller(), site.Offers(), clusterinfo.Controller(join.Namespace))
+		return controller.NewManager(r.client, r.informers).Run(ctx, route.Controller(), drain.Unknown(), rollout.Controller(), site.Offers(), r.apps.Config(), clusterinfo.Controller(join.Namespace))
 	})
 	g.Go(func() error {
 		return r.vips.Run(ctx, vip.Stores{Services: services, Nodes: nodes, Pools: pools, VIPs: vips})
 	})
-	g.Go(func() error { return r.apps.Run(ctx, app.Stores{Apps: apps, Nodes: nodes}) })
 	return g.Wait()
 }

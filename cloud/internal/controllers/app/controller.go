@@ -11,57 +11,37 @@ import (
 	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/kubernetes/scheme"
-	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
-	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/record"
-	"k8s.io/client-go/util/workqueue"
-	"k8s.io/klog/v2"
 
+	"github.com/skerry-io/skerry/cloud/internal/controllers/controller"
 	"github.com/skerry-io/skerry/cloud/internal/core/kube"
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
 
 const (
 	workers = 4
-	// attemptTimeout bounds all that one plan asks of kube-apiserver.
-	attemptTimeout = 30 * time.Second
 	// evictAgain is when an eviction that a PodDisruptionBudget refused is tried again.
 	evictAgain = 10 * time.Second
 )
 
 // Controller makes plans and carries them out.
 type Controller struct {
-	kube    kubernetes.Interface
-	dynamic dynamic.Interface
-	fencer  Fencer
+	fencer Fencer
 
 	failovers, refusals, detached prometheus.Counter
 }
 
-// NewController makes a Controller with cloudcore's own rights. It connects to nothing yet.
-func NewController(config *rest.Config, fencer Fencer) (*Controller, error) {
-	client, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		return nil, fmt.Errorf("client of kube-apiserver: %w", err)
-	}
-	dyn, err := dynamic.NewForConfig(config)
-	if err != nil {
-		return nil, fmt.Errorf("client of kube-apiserver: %w", err)
-	}
+// NewController makes a Controller. It starts nothing.
+func NewController(fencer Fencer) *Controller {
 	counter := func(name, help string) prometheus.Counter {
 		return prometheus.NewCounter(prometheus.CounterOpts{Namespace: "skerry", Subsystem: "app", Name: name, Help: help})
 	}
 	return &Controller{
-		kube: client, dynamic: dyn, fencer: fencer,
+		fencer:    fencer,
 		failovers: counter("failovers_total", "Applications that left a node other than for their designated one."),
 		refusals:  counter("failovers_refused_total", "Fail-overs that were refused because of the application's volumes."),
 		detached:  counter("detached_total", "VolumeAttachments of dead nodes that were removed."),
-	}, nil
+	}
 }
 
 // Describe implements prometheus.Collector.
@@ -74,63 +54,22 @@ func (c *Controller) Collect(ch chan<- prometheus.Metric) {
 	c.detached.Collect(ch)
 }
 
+// Config is how the controller runs.
+func (c *Controller) Config() controller.Config {
+	return controller.Config{Name: "edgeapps", Start: func(_ context.Context, r *controller.Run) (controller.Work, error) {
+		v, err := newView(r)
+		if err != nil {
+			return controller.Work{}, err
+		}
+		return controller.Keyed(workers, (&run{Controller: c, view: v, kube: r.Kubernetes()}).once), nil
+	}}
+}
+
 // run is one leadership.
 type run struct {
 	*Controller
-	view     *view
-	queue    workqueue.TypedRateLimitingInterface[kube.Key]
-	recorder record.EventRecorder
-}
-
-// Run plans whenever something changes, until ctx ends.
-func (c *Controller) Run(ctx context.Context, stores Stores) error {
-	events := record.NewBroadcaster(record.WithContext(ctx))
-	events.StartRecordingToSink(&typedcorev1.EventSinkImpl{Interface: c.kube.CoreV1().Events(metav1.NamespaceAll)})
-	defer events.Shutdown()
-	r := &run{
-		Controller: c, recorder: events.NewRecorder(scheme.Scheme, corev1.EventSource{Component: "cloudcore"}),
-		queue: workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[kube.Key](200*time.Millisecond, 30*time.Second)),
-	}
-	r.view = newView(c.kube, c.dynamic, stores, r.queue.Add)
-	cancel, err := r.view.follow(ctx)
-	if err != nil {
-		return err
-	}
-	defer cancel()
-	kube.Work(ctx, r.queue, workers, r.work)
-	return nil
-}
-
-func (r *run) work(ctx context.Context, key kube.Key) {
-	ctx, cancel := context.WithTimeout(ctx, attemptTimeout)
-	defer cancel()
-	next, err := r.once(ctx, key)
-	switch {
-	case ctx.Err() != nil && err != nil, passing(err):
-		r.queue.AddRateLimited(key)
-	case rejected(err): // reported in the status
-		klog.FromContext(ctx).V(2).Info("Application is refused", "app", key, "err", err)
-		r.queue.AddRateLimited(key)
-	case err != nil:
-		klog.FromContext(ctx).Error(err, "Failed to reconcile an Application, retrying", "app", key)
-		r.queue.AddRateLimited(key)
-	default:
-		r.queue.Forget(key)
-		if next > 0 {
-			r.queue.AddAfter(key, next)
-		}
-	}
-}
-
-// passing reports whether an error only says that another writer was first, or that the
-// namespace goes.
-func passing(err error) bool {
-	return apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) || apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || apierrors.IsNotFound(err)
-}
-
-// rejected reports whether kube-apiserver refused an object for what it is.
-func rejected(err error) bool {
-	return !apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) && (apierrors.IsForbidden(err) || apierrors.IsInvalid(err))
+	view *view
+	kube kubernetes.Interface
 }
 
 // once plans for one application and carries the plan out. The status is written first: what it
@@ -149,19 +88,18 @@ func (r *run) once(ctx context.Context, key kube.Key) (next time.Duration, err e
 	if p.Status != nil {
 		app = app.DeepCopy()
 		app.Status = *p.Status
-		if app, err = r.writeStatus(ctx, app); err != nil {
+		if err := r.view.apps.UpdateStatus(ctx, app); err != nil {
 			return 0, err
 		}
 	}
 	r.view.takenIn(key, s.Removed)
 	r.count(p)
-	ref := &corev1.ObjectReference{APIVersion: v1alpha1.SchemeGroupVersion.String(), Kind: "EdgeApp", Namespace: app.Namespace, Name: app.Name, UID: app.UID}
 	for _, e := range p.Events {
 		kind := corev1.EventTypeNormal
 		if e.Warning {
 			kind = corev1.EventTypeWarning
 		}
-		r.recorder.Event(ref, kind, e.Reason, e.Message)
+		r.view.apps.Event(app, kind, e.Reason, e.Message)
 	}
 	next = p.Next
 	if p.Evict != nil {
@@ -179,18 +117,17 @@ func (r *run) once(ctx context.Context, key kube.Key) (next time.Duration, err e
 // reject reports objects that kube-apiserver refuses for what they are: trying again mends nothing
 // before the object changes.
 func (r *run) reject(ctx context.Context, app *v1alpha1.EdgeApp, err error) error {
-	if !rejected(err) {
+	if err == nil || controller.ClassOf(err) != controller.Rejected {
 		return err
 	}
 	status := app.Status.DeepCopy()
 	if Rejected(app, status, err.Error(), time.Now()) {
 		app = app.DeepCopy()
 		app.Status = *status
-		if _, err := r.writeStatus(ctx, app); err != nil {
+		if err := r.view.apps.UpdateStatus(ctx, app); err != nil {
 			return err
 		}
-		ref := &corev1.ObjectReference{APIVersion: v1alpha1.SchemeGroupVersion.String(), Kind: "EdgeApp", Namespace: app.Namespace, Name: app.Name, UID: app.UID}
-		r.recorder.Event(ref, corev1.EventTypeWarning, reasonRejected, err.Error())
+		r.view.apps.Event(app, corev1.EventTypeWarning, reasonRejected, err.Error())
 	}
 	return err
 }
@@ -202,21 +139,6 @@ func (r *run) count(p *Plan) {
 	if p.Refused {
 		r.refusals.Inc()
 	}
-}
-
-// writeStatus writes the status of the version that was read.
-func (r *run) writeStatus(ctx context.Context, app *v1alpha1.EdgeApp) (*v1alpha1.EdgeApp, error) {
-	app.TypeMeta = metav1.TypeMeta{APIVersion: v1alpha1.SchemeGroupVersion.String(), Kind: "EdgeApp"}
-	m, err := runtime.DefaultUnstructuredConverter.ToUnstructured(app)
-	if err != nil {
-		return nil, fmt.Errorf("writing the status down: %w", err)
-	}
-	u, err := r.dynamic.Resource(v1alpha1.Resource(v1alpha1.EdgeApps)).Namespace(app.Namespace).UpdateStatus(ctx, &unstructured.Unstructured{Object: m}, metav1.UpdateOptions{})
-	if err != nil {
-		return nil, fmt.Errorf("updating the status of EdgeApp %s/%s: %w", app.Namespace, app.Name, err)
-	}
-	app.ResourceVersion = u.GetResourceVersion()
-	return app, nil
 }
 
 // carryOut makes a plan's changes. What fails does not hold back the rest, but a pod is not removed
@@ -309,7 +231,7 @@ func (r *run) evict(ctx context.Context, app *v1alpha1.EdgeApp, pod *corev1.Pod)
 	if Blocked(app, status, "the application is not returned to its designated node: "+err.Error(), time.Now()) {
 		app = app.DeepCopy()
 		app.Status = *status
-		if _, err := r.writeStatus(ctx, app); err != nil {
+		if err := r.view.apps.UpdateStatus(ctx, app); err != nil {
 			return 0, err
 		}
 	}

@@ -2,7 +2,6 @@ package app
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"maps"
 	"slices"
@@ -16,21 +15,16 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 
+	"github.com/skerry-io/skerry/cloud/internal/controllers/controller"
 	"github.com/skerry-io/skerry/cloud/internal/core/kube"
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
-
-// Stores are the collections that all of cloudcore shares.
-type Stores struct{ Apps, Nodes *kube.Store }
 
 // byApp is the index of objects by their application.
 const byApp = "app"
@@ -38,10 +32,11 @@ const byApp = "app"
 // view is what one run reads from: the shared collections, and of pods, ReplicaSets and claims
 // those with the label of an application.
 type view struct {
-	kube    kubernetes.Interface
-	dynamic dynamic.Interface
-	stores  Stores
-	changed func(kube.Key)
+	kube     kubernetes.Interface
+	apps     *controller.Collection[v1alpha1.EdgeApp]
+	replicas *controller.Kind[unstructured.Unstructured] // Longhorn's
+	changed  func(kube.Key)
+	all      func() // a change of a node concerns every application
 
 	pods, sets, claims cache.SharedIndexInformer
 
@@ -52,53 +47,24 @@ type view struct {
 	removed map[kube.Key]map[types.UID]*corev1.Pod
 }
 
-func newView(client kubernetes.Interface, dyn dynamic.Interface, stores Stores, changed func(kube.Key)) *view {
-	return &view{kube: client, dynamic: dyn, stores: stores, changed: changed, nodes: map[string]Node{}, removed: map[kube.Key]map[types.UID]*corev1.Pod{}}
-}
-
-// follow keeps the view until cancel is called. It returns once all is known, or ctx has ended.
-func (v *view) follow(ctx context.Context) (cancel func(), err error) {
-	ctx, stop := context.WithCancel(ctx)
-	factory := informers.NewSharedInformerFactoryWithOptions(v.kube, 0, informers.WithTweakListOptions(func(o *metav1.ListOptions) {
-		o.LabelSelector = v1alpha1.EdgeAppLabel
-	}))
-	v.pods = factory.Core().V1().Pods().Informer()
-	v.claims = factory.Core().V1().PersistentVolumeClaims().Informer()
-	v.sets = factory.Apps().V1().ReplicaSets().Informer()
+func newView(r *controller.Run) (*view, error) {
+	factory := r.Informers(informers.WithTweakListOptions(func(o *metav1.ListOptions) { o.LabelSelector = v1alpha1.EdgeAppLabel }))
+	v := &view{
+		kube: r.Kubernetes(), nodes: map[string]Node{}, removed: map[kube.Key]map[types.UID]*corev1.Pod{}, changed: r.Enqueue,
+		apps:     controller.Watch[v1alpha1.EdgeApp](r, v1alpha1.Resource(v1alpha1.EdgeApps), r.Own),
+		replicas: controller.Of[unstructured.Unstructured](r, longhorn("replicas")),
+		pods:     factory.Core().V1().Pods().Informer(),
+		claims:   factory.Core().V1().PersistentVolumeClaims().Informer(),
+		sets:     factory.Apps().V1().ReplicaSets().Informer(),
+	}
+	v.all = func() { r.EnqueueAll(v.apps) }
+	controller.Watch[corev1.Node](r, corev1.SchemeGroupVersion.WithResource("nodes"), v.node)
 	for _, i := range []cache.SharedIndexInformer{v.pods, v.claims, v.sets} {
 		if err := v.index(i); err != nil {
-			stop()
 			return nil, err
 		}
 	}
-	factory.StartWithContext(ctx)
-	forgetNodes := v.stores.Nodes.Observe(v.node)
-	forgetApps := v.stores.Apps.Observe(func(old, now *kube.Object) {
-		if now == nil {
-			now = old
-		}
-		v.changed(now.Key)
-	})
-	cancel = func() {
-		forgetApps()
-		forgetNodes()
-		stop()
-		factory.Shutdown()
-	}
-	factory.WaitForCacheSyncWithContext(ctx)
-	for _, s := range []*kube.Store{v.stores.Apps, v.stores.Nodes} {
-		select {
-		case <-s.Synced():
-		case <-ctx.Done():
-		}
-	}
-	v.stores.Nodes.Each(everything(), func(o *kube.Object) bool { v.take(o); return true })
-	v.all()
-	return cancel, nil
-}
-
-func everything() *kube.Selection {
-	return &kube.Selection{Labels: labels.Everything(), Fields: fields.Everything()}
+	return v, nil
 }
 
 // index makes an informer know the application of each object, and say when one changes.
@@ -164,12 +130,6 @@ func (v *view) takenIn(key kube.Key, pods []*corev1.Pod) {
 	if len(v.removed[key]) == 0 {
 		delete(v.removed, key)
 	}
-}
-
-// all asks for a look at every application: what a node is concerns those that are there, and those
-// that were to be.
-func (v *view) all() {
-	v.stores.Apps.Each(everything(), func(o *kube.Object) bool { v.changed(o.Key); return true })
 }
 
 // node takes a change of a Node in.
@@ -257,15 +217,13 @@ func readNode(n *corev1.Node, was Node, known bool, now time.Time) Node {
 
 // state is everything about an application; nil where there is none.
 func (v *view) state(ctx context.Context, key kube.Key, fencer Fencer) (*State, error) {
-	o := v.stores.Apps.Get(key)
-	if o == nil {
+	app, err := v.apps.Get(key)
+	if err == nil && app == nil {
 		v.mu.Lock()
 		delete(v.removed, key)
 		v.mu.Unlock()
-		return nil, nil
 	}
-	app, err := readApp(o)
-	if err != nil || app.DeletionTimestamp != nil {
+	if err != nil || app == nil || app.DeletionTimestamp != nil {
 		return nil, err
 	}
 	s := &State{App: app, Claims: map[string]*corev1.PersistentVolumeClaim{}, Fencer: fencer,
@@ -319,21 +277,6 @@ func (v *view) heard(ctx context.Context, node string) (time.Time, error) {
 	return lease.Spec.RenewTime.Time, nil
 }
 
-// readApp reads an EdgeApp, whose status and version are apart: edges get neither.
-func readApp(o *kube.Object) (*v1alpha1.EdgeApp, error) {
-	app := &v1alpha1.EdgeApp{}
-	if err := json.Unmarshal(o.Raw, app); err != nil {
-		return nil, fmt.Errorf("reading EdgeApp %s: %w", o.Key, err)
-	}
-	if len(o.Status) > 0 {
-		if err := json.Unmarshal(o.Status, &app.Status); err != nil {
-			return nil, fmt.Errorf("reading the status of EdgeApp %s: %w", o.Key, err)
-		}
-	}
-	app.ResourceVersion = o.Revision
-	return app, nil
-}
-
 // storageTimeout bounds one question about volumes.
 const storageTimeout = 10 * time.Second
 
@@ -351,16 +294,13 @@ func (v *view) storage(ctx context.Context) (Storage, error) {
 			s.Attachments = append(s.Attachments, Attachment{Name: a.Name, UID: a.UID, Node: a.Spec.NodeName, Volume: *pv})
 		}
 	}
-	replicas, err := v.dynamic.Resource(longhorn("replicas")).List(ctx, metav1.ListOptions{})
-	if apierrors.IsNotFound(err) || meta.IsNoMatchError(err) {
-		return s, nil
-	}
-	if err != nil {
-		return Storage{}, fmt.Errorf("listing Longhorn's replicas: %w", err)
+	replicas, served, err := v.replicas.ListLive(ctx, false)
+	if err != nil || !served {
+		return s, err
 	}
 	healthy := map[string][]string{}
-	for i := range replicas.Items {
-		volume, node, ok := replica(&replicas.Items[i])
+	for i := range replicas {
+		volume, node, ok := replica(&replicas[i])
 		if volume != "" && healthy[volume] == nil {
 			healthy[volume] = []string{}
 		}

@@ -7,36 +7,39 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/skerry-io/skerry/cloud/internal/core/kube"
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
 
-// nodeView is a view of nodes alone, which are in its store.
-func nodeView(t *testing.T, nodes int) *view {
+// nodeView is a view of nodes alone, and a store of them.
+func nodeView(t *testing.T, nodes int) (*view, *kube.Store) {
 	t.Helper()
-	stores := Stores{
-		Apps:  kube.NewStore(v1alpha1.Resource(v1alpha1.EdgeApps)),
-		Nodes: kube.NewStore(corev1.SchemeGroupVersion.WithResource("nodes")),
-	}
-	v := newView(nil, nil, stores, func(kube.Key) {})
+	store := kube.NewStore(corev1.SchemeGroupVersion.WithResource("nodes"))
+	v := &view{nodes: map[string]Node{}, removed: map[kube.Key]map[types.UID]*corev1.Pod{}, changed: func(kube.Key) {}, all: func() {}}
 	for i := range nodes {
-		put(t, v, fmt.Sprintf("edge-%d", i), "1", corev1.ConditionTrue)
+		put(t, store, fmt.Sprintf("edge-%d", i), "1", corev1.ConditionTrue)
 	}
-	return v
+	return v, store
 }
 
-func put(t *testing.T, v *view, name, version string, ready corev1.ConditionStatus) *kube.Object {
+func put(t *testing.T, store *kube.Store, name, version string, ready corev1.ConditionStatus) *kube.Object {
 	t.Helper()
 	n := &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: name, ResourceVersion: version},
 		Status:     corev1.NodeStatus{Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: ready}}},
 	}
-	if err := v.stores.Nodes.Put(n); err != nil {
+	if err := store.Put(n); err != nil {
 		t.Fatal(err)
 	}
-	return v.stores.Nodes.Get(kube.Key{Name: name})
+	return store.Get(kube.Key{Name: name})
+}
+
+func (v *view) takeAll(store *kube.Store) {
+	store.Each(&kube.Selection{Labels: labels.Everything(), Fields: fields.Everything()}, func(o *kube.Object) bool { v.node(nil, o); return true })
 }
 
 // TestViewOfManyNodes bounds what a replica that begins to lead allocates for each node, which must
@@ -44,10 +47,10 @@ func put(t *testing.T, v *view, name, version string, ready corev1.ConditionStat
 func TestViewOfManyNodes(t *testing.T) {
 	const most = 8 << 10 // the Node decoded, and a place in the map that grows
 	for _, nodes := range []int{100, 4000} {
-		v := nodeView(t, nodes)
+		v, store := nodeView(t, nodes)
 		var before, after runtime.MemStats
 		runtime.ReadMemStats(&before)
-		v.stores.Nodes.Each(everything(), func(o *kube.Object) bool { v.node(nil, o); return true })
+		v.takeAll(store)
 		runtime.ReadMemStats(&after)
 		if each := (after.TotalAlloc - before.TotalAlloc) / uint64(nodes); each > most {
 			t.Errorf("of %d nodes each took %d bytes, want at most %d", nodes, each, most)
@@ -57,16 +60,16 @@ func TestViewOfManyNodes(t *testing.T) {
 
 // TestPlansKeepTheirNodes: what a plan was given does not change under it.
 func TestPlansKeepTheirNodes(t *testing.T) {
-	v := nodeView(t, 2)
-	v.stores.Nodes.Each(everything(), func(o *kube.Object) bool { v.node(nil, o); return true })
+	v, store := nodeView(t, 2)
+	v.takeAll(store)
 	plan := func() map[string]Node {
 		v.mu.Lock()
 		defer v.mu.Unlock()
 		return v.share()
 	}
 	first := plan()
-	v.node(nil, put(t, v, "edge-0", "2", corev1.ConditionFalse))
-	v.node(put(t, v, "edge-1", "1", corev1.ConditionTrue), nil)
+	v.node(nil, put(t, store, "edge-0", "2", corev1.ConditionFalse))
+	v.node(put(t, store, "edge-1", "1", corev1.ConditionTrue), nil)
 	second := plan()
 	if !first["edge-0"].Ready || len(first) != 2 {
 		t.Errorf("the first plan's nodes have become %v", first)
@@ -78,7 +81,7 @@ func TestPlansKeepTheirNodes(t *testing.T) {
 
 // Deleted pods that have the label of an application, and are not its own, use up no room.
 func TestView_DeletedPodsOfOthers(t *testing.T) {
-	v := nodeView(t, 0)
+	v, _ := nodeView(t, 0)
 	yes := true
 	pod := func(uid, owner string) *corev1.Pod {
 		return &corev1.Pod{
