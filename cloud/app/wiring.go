@@ -174,11 +174,9 @@ func (a *App) relayParts() ([]beehive.Entry, error) {
 	return []beehive.Entry{restarted("pods", a.pods.Run)}, nil
 }
 
-func (a *App) reportParts() (_ []beehive.Entry, err error) {
+func (a *App) reportParts() ([]beehive.Entry, error) {
 	policy := vip.Policy{ReservedVRIDs: a.config.VIP.ReservedVRIDs, Quarantine: a.config.VIP.Quarantine.Duration, Hosts: a.config.Advertise}
-	if a.reports, err = newReporting(a.client, a.informers, policy); err != nil {
-		return nil, err
-	}
+	a.reports = newReporting(a.client, a.informers, policy)
 	a.reports.Limit(reportQuota(a.config.Relay))
 	a.carried = append(a.carried, a.reports)
 	a.collectors = append(a.collectors, a.reports, a.reports.vips, a.reports.apps)

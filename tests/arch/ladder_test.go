@@ -24,7 +24,6 @@ var ladder = [][]string{
 	{"common/watchdog"},
 	// L4: the two sides, one under the other only as far as they need it
 	{
-		"cloud/internal/controllers/vrid",
 		"cloud/internal/core/config", "cloud/internal/core/kube", "cloud/internal/core/quota",
 		"common/atomicfile",
 		"edge/internal/core/connshare", "edge/internal/core/launch", "edge/internal/core/linkstate", "edge/internal/core/object", "edge/internal/core/table",

@@ -7,7 +7,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/skerry-io/skerry/cloud/internal/controllers/vrid"
+	"github.com/skerry-io/skerry/cloud/internal/controllers/vip/vrid"
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
 

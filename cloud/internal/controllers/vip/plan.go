@@ -12,7 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/skerry-io/skerry/cloud/internal/controllers/vrid"
+	"github.com/skerry-io/skerry/cloud/internal/controllers/vip/vrid"
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 	ranges "github.com/skerry-io/skerry/common/claim"
 )

@@ -10,7 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/skerry-io/skerry/cloud/internal/controllers/vrid"
+	"github.com/skerry-io/skerry/cloud/internal/controllers/vip/vrid"
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
 

@@ -9,7 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/skerry-io/skerry/cloud/internal/controllers/vrid"
+	"github.com/skerry-io/skerry/cloud/internal/controllers/vip/vrid"
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
 

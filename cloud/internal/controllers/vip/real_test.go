@@ -25,6 +25,7 @@ import (
 	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
 	"k8s.io/client-go/dynamic"
 
+	"github.com/skerry-io/skerry/cloud/internal/controllers/controller"
 	"github.com/skerry-io/skerry/cloud/internal/controllers/vip"
 	"github.com/skerry-io/skerry/cloud/internal/core/kube"
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
@@ -97,28 +98,18 @@ func (r *real) start() {
 	config := plane.ServiceAccount(r.t, "skerry-system", "cloudcore")
 	rules := policy()
 	rules.Hosts = []string{advertised, "no-such-host.invalid"}
-	c, err := vip.NewController(config, rules)
-	if err != nil {
-		r.t.Fatal(err)
-	}
 	client, err := kube.NewClient(config, kube.Constrained)
 	if err != nil {
 		r.t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	informers := kube.NewInformers(client)
-	open := func(gvr schema.GroupVersionResource) *kube.Store {
-		store, _ := informers.Open(gvr) // it goes with the informers
-		return store
-	}
-	stores := vip.Stores{
-		Services: open(corev1.SchemeGroupVersion.WithResource("services")), Nodes: open(corev1.SchemeGroupVersion.WithResource("nodes")),
-		Pools: open(resource(v1alpha1.NodePools)), VIPs: open(resource(v1alpha1.VirtualIPs)),
-	}
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return informers.Run(ctx) })
 	g.Go(func() error { return client.Revisions().Run(ctx) })
-	g.Go(func() error { return c.Run(ctx, stores) })
+	g.Go(func() error {
+		return controller.NewManager(client, informers).Run(ctx, vip.NewController(client, rules).Config())
+	})
 	r.stop = func() {
 		cancel()
 		if err := g.Wait(); err != nil {
