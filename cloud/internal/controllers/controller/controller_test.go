@@ -108,6 +108,9 @@ func pool(name string) runtime.Object {
 func TestLevel(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSystem(t)
+		if err := s.nodes.Replace(nil); err != nil {
+			t.Fatal(err)
+		}
 		fails := 0
 		stop := s.run(controller.Config{Name: "c", Settle: time.Second, RetryMin: 2 * time.Second, Start: func(_ context.Context, r *controller.Run) (controller.Work, error) {
 			nodes := controller.Watch[corev1.Node](r, corev1.SchemeGroupVersion.WithResource("nodes"), controller.LabelsChanged(r.Wake))
@@ -131,10 +134,6 @@ func TestLevel(t *testing.T) {
 				return time.Minute, nil
 			}), nil
 		}})
-		s.node("a", "north")
-		if err := s.nodes.Replace(nil); err != nil {
-			t.Fatal(err)
-		}
 		time.Sleep(10 * time.Second)
 		if len(s.seen) > 0 {
 			t.Errorf("called %q before the pools were known", s.seen)
