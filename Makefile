@@ -21,8 +21,9 @@ export TEST_LDFLAGS := -w $(call says,$(call kubernetes,go.mod))
 SKERRY_LDFLAGS = -s -w -X github.com/skerry-io/skerry/common/version.version=$(VERSION)
 LDFLAGS = $(SKERRY_LDFLAGS) $(TEST_LDFLAGS)
 
-BINARIES := edgecore cloudcore kubectl-skerry kubeplane trial
+BINARIES := edgecore skerry-launch cloudcore kubectl-skerry kubeplane trial
 edgecore_pkg := ./edge/cmd/edgecore
+skerry-launch_pkg := ./edge/cmd/skerry-launch
 cloudcore_pkg := ./cloud/cmd/cloudcore
 kubectl-skerry_pkg := ./cloud/cmd/kubectl-skerry
 kubeplane_pkg := ./tests/cmd/kubeplane

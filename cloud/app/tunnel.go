@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"net/url"
 	"slices"
+	"strings"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -17,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/skerry-io/skerry/beehive"
+	"github.com/skerry-io/skerry/cloud/internal/access/artefacts"
 	"github.com/skerry-io/skerry/cloud/internal/access/console"
 	"github.com/skerry-io/skerry/cloud/internal/access/tunnel"
 	"github.com/skerry-io/skerry/common/pki"
@@ -42,7 +44,8 @@ func (a *App) newTunnel() ([]beehive.Entry, error) {
 	}
 	client := a.client.Kubernetes()
 	consoles := console.New(console.Config{Machines: a.client.Dynamic(), Review: a.access.Review, Dial: console.Dialer(a.client.AsNode)})
-	a.collectors = append(a.collectors, consoles)
+	programs := artefacts.New(a.config.Artefacts.Dir)
+	a.collectors = append(a.collectors, consoles, programs)
 	peer := pki.ClientTLS(pki.Client{Roots: pki.Pool(a.ca.Trusted...), Certificate: a.ca.Peer(tunnel.PeerName).Certificate})
 	peer.ServerName = a.config.Advertise[0] // every replica serves under the same names
 	a.nodes = tunnel.NewNodes(a.informers, a.cloudAddresses())
@@ -51,7 +54,12 @@ func (a *App) newTunnel() ([]beehive.Entry, error) {
 		Leases: func(ctx context.Context, node types.NodeName) (*coordinationv1.Lease, error) {
 			return client.CoordinationV1().Leases(corev1.NamespaceNodeLease).Get(ctx, string(node), metav1.GetOptions{})
 		},
-		Accept: consoles.Accept,
+		Accept: func(ctx context.Context, node types.NodeName, target string) (net.Conn, error) {
+			if strings.HasPrefix(target, artefacts.Prefix) {
+				return programs.Accept(ctx, node, target)
+			}
+			return consoles.Accept(ctx, node, target)
+		},
 	})
 	a.carried = append(a.carried, a.tunnel)
 	return nil, nil

@@ -33,12 +33,12 @@ var ladder = [][]string{
 		"edge/internal/kernel",
 		"cloud/internal/core/balance", "cloud/internal/core/cloudhub", "cloud/internal/core/fence", "cloud/internal/core/history",
 		"cloud/install",
-		"edge/internal/core/store",
+		"edge/internal/core/artefact", "edge/internal/core/store",
 	},
 	{"cloud/internal/core/fleet"},
 	{
-		"cloud/internal/access/alpn", "cloud/internal/access/apiservice", "cloud/internal/access/subresources", "cloud/internal/access/tunnel", "cloud/internal/access/usage",
 		"cloud/internal/controllers/controller", "cloud/internal/controllers/reports",
+		"cloud/internal/access/alpn", "cloud/internal/access/apiservice", "cloud/internal/access/artefacts", "cloud/internal/access/subresources", "cloud/internal/access/tunnel", "cloud/internal/access/usage",
 		"cloud/internal/core/publish", "cloud/internal/core/relay",
 		"cloud/internal/trust/join",
 		"edge/internal/core/agent", "edge/internal/core/metamanager",
@@ -64,7 +64,7 @@ var ladder = [][]string{
 	{"edge/internal/site/contact"},
 	{"edge/internal/site/podnet"},
 	// L5: the wiring
-	{"cloud/app", "edge/app", "edge/hollow"},
+	{"cloud/app", "edge/app", "edge/artefactrepo", "edge/hollow"},
 	// L6: the commands
 	{"cloud/cmd", "edge/cmd"},
 }

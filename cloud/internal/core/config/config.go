@@ -55,6 +55,8 @@ type Config struct {
 	Subresources Listen `json:"subresources"`
 
 	VIP VIP `json:"vip"`
+	// Artefacts are the programs that devices may fetch.
+	Artefacts Artefacts `json:"artefacts"`
 	// Logs is where what applications write goes.
 	Logs    Logs    `json:"logs"`
 	Health  Listen  `json:"health"`
@@ -103,6 +105,18 @@ func (l *Logs) validate(at *field.Path) field.ErrorList {
 		errs = append(errs, field.Invalid(at.Child("batchesPerSecond"), l.BatchesPerSecond, "must be 1 to 1000"))
 	}
 	return errs
+}
+
+// Artefacts is a repository of signed programs (TUF).
+type Artefacts struct {
+	Dir string `json:"dir"` // an absolute path; "" for none
+}
+
+func (a *Artefacts) validate(at *field.Path) field.ErrorList {
+	if a.Dir != "" && !filepath.IsAbs(a.Dir) {
+		return field.ErrorList{field.Invalid(at.Child("dir"), a.Dir, "must be an absolute path")}
+	}
+	return nil
 }
 
 // Listen is one listener.
@@ -289,6 +303,7 @@ func (c *Config) Validate() field.ErrorList {
 		errs = append(errs, field.Required(field.NewPath("tunnel", "listen"), "usage.listen is set, and kubelets are reached through the tunnel"))
 	}
 	errs = append(errs, c.Logs.validate(field.NewPath("logs"))...)
+	errs = append(errs, c.Artefacts.validate(field.NewPath("artefacts"))...)
 	errs = append(errs, c.Usage.validate(field.NewPath("usage"))...)
 	if c.Subresources.Listen != "" && c.Tunnel.Listen.Listen == "" {
 		errs = append(errs, field.Required(field.NewPath("tunnel", "listen"), "subresources.listen is set, and kubelets are reached through the tunnel"))

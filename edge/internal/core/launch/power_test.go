@@ -322,3 +322,125 @@ func TestFleet_05_KilledUpgradeLeavesAWorkingVersion(t *testing.T) {
 	}
 	t.Fatalf("the upgrade has not ended after %d steps", most)
 }
+
+// fullDisk fails at one of its writes, and at all after it, as a full disk does.
+type fullDisk struct {
+	System
+	left *int
+}
+
+func (d fullDisk) WriteFile(name string, data []byte, mode fs.FileMode) error {
+	if *d.left--; *d.left < 0 {
+		_ = d.System.WriteFile(name, data[:len(data)/2], mode)
+		return syscall.ENOSPC
+	}
+	return d.System.WriteFile(name, data, mode)
+}
+
+// Whichever write of an upgrade the disk has no room for, a program that is whole starts; a trial
+// that can't be counted does not.
+func TestFleet_13_FullDiskLeavesAWorkingVersion(t *testing.T) {
+	ended := false
+	for n := range 20 {
+		dir := t.TempDir()
+		d, fetched := prepared(t, System{}, dir)
+		left := n
+		full := Directory{Path: d.Path, Disk: fullDisk{left: &left}}
+		err := upgrade(full, fetched, noon)
+		if ended = err == nil; !ended && !errors.Is(err, syscall.ENOSPC) {
+			t.Fatalf("write %d: %v", n, err)
+		}
+		var executed string
+		err = Launch{
+			Directory: full, Self: []string{"skerry-launch"}, Program: "/nonexistent", Log: os.Stderr,
+			Exec: func(path string, _, _ []string) error {
+				if executed == "" {
+					executed = path
+				}
+				return errors.New("executed")
+			},
+		}.Run(noon)
+		_ = err // of the Exec that returns
+		after, loadErr := d.Load()
+		if loadErr != nil {
+			t.Fatalf("write %d: %v", n, loadErr)
+		}
+		if executed == "" {
+			t.Fatalf("write %d: no program is executed", n)
+		}
+		if s := after; !ended && s.Trial != nil && executed == d.Program(s.Trial.Program.Slot) && left < 0 {
+			t.Errorf("write %d: a trial that can't be counted is executed", n)
+		}
+		if ended {
+			return
+		}
+	}
+	t.Error("no upgrade came to its end")
+}
+
+// A package that is installed while a version of its own runs, or is tried, wins if it is not
+// older; and the version of an upgrade after that is started again.
+func TestFleet_12_NewerPackageWins(t *testing.T) {
+	dir := t.TempDir()
+	d, fetched := prepared(t, System{}, dir)
+	pkg, version := filepath.Join(dir, "edgecore"), filepath.Join(dir, "version")
+	install := func(v string) {
+		t.Helper()
+		if err := errors.Join(os.WriteFile(pkg, []byte(v), 0o755), os.WriteFile(version, []byte(v+"\n"), 0o644)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	started := func() (path string) {
+		t.Helper()
+		_ = Launch{
+			Directory: d, Self: []string{"skerry-launch"}, Program: pkg, Version: version, Log: os.Stderr,
+			Exec: func(p string, _, _ []string) error {
+				path = p
+				panic(p) // as execve does, it does not return
+			},
+		}.run(noon)
+		return path
+	}
+	save := func(change func(State) State) {
+		t.Helper()
+		s, err := d.Load()
+		if err == nil {
+			_, err = d.Save(change(s))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	install("v1.2.0")
+	save(func(s State) State { s.Installed = Installed{}; return s })
+	if got := started(); got != d.Program(A) {
+		t.Fatalf("before: %s", got)
+	}
+	install("v1.2.10")
+	if got := started(); got != d.Program(A) {
+		t.Errorf("an older package: %s", got)
+	}
+	if err := d.Install(fetched, B); err != nil {
+		t.Fatal(err)
+	}
+	save(func(s State) State { return s.Arm(newer, "one", noon) })
+	install("v1.5.0")
+	if got := started(); got != pkg {
+		t.Errorf("a newer package during a trial: %s", got)
+	}
+	if s, err := d.Load(); err != nil || s.Returned == nil || s.Returned.Cause != Superseded || s.Rejects(newer) {
+		t.Errorf("the operation does not learn of it: %+v, %v", s, err)
+	}
+	later := newer
+	later.Version = "v1.6.0"
+	save(func(s State) State { return s.Arm(later, "two", noon) })
+	if got := started(); got != d.Program(B) {
+		t.Errorf("an upgrade after it: %s", got)
+	}
+}
+
+// run is Run with an Exec that does not return.
+func (l Launch) run(now time.Time) (err error) {
+	defer func() { _ = recover() }()
+	return l.Run(now)
+}

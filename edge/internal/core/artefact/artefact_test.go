@@ -1,0 +1,309 @@
+package artefact_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/skerry-io/skerry/edge/artefactrepo"
+	"github.com/skerry-io/skerry/edge/internal/core/artefact"
+)
+
+// system is a device's Store, and the repository that it trusts.
+type system struct {
+	*testing.T
+	store *artefact.Store
+	repo  *artefactrepo.Repository
+	dir   string
+	now   time.Time
+	free  int64
+}
+
+func newSystem(t *testing.T) *system {
+	t.Helper()
+	s := &system{T: t, repo: repository(t), now: time.Now(), free: 1 << 40}
+	keys := t.TempDir()
+	s.check(os.WriteFile(filepath.Join(keys, "root.json"), s.read(s.repo.Root()), 0o644))
+	s.dir = t.TempDir()
+	s.store = artefact.New(artefact.Config{
+		Keys: []string{filepath.Join(keys, "none"), keys}, Dir: s.dir, Arch: "amd64", Now: func() time.Time { return s.now },
+		Free: func() (int64, error) { return s.free, nil },
+	})
+	return s
+}
+
+func repository(t *testing.T) *artefactrepo.Repository {
+	t.Helper()
+	r, err := artefactrepo.New(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+func (s *system) check(err error) {
+	s.Helper()
+	if err != nil {
+		s.Fatal(err)
+	}
+}
+
+func (s *system) read(file string) []byte {
+	s.Helper()
+	raw, err := os.ReadFile(file)
+	s.check(err)
+	return raw
+}
+
+// fetch is all of it: from the metadata to the program.
+func (s *system) fetch(from artefact.Source, version string, offline bool) ([]byte, error) {
+	s.Helper()
+	c, err := s.store.Refresh(s.Context(), from, offline)
+	if err != nil {
+		return nil, err
+	}
+	t, _, err := c.Find(version, "amd64", "")
+	if err != nil {
+		return nil, err
+	}
+	if err := errors.Join(s.store.Room(t)); err != nil {
+		return nil, err
+	}
+	if err := s.store.Fetch(s.Context(), from, t, func(int64) {}); err != nil {
+		return nil, err
+	}
+	path, err := s.store.Unpack(t, "")
+	if err != nil {
+		return nil, err
+	}
+	return s.read(path), nil
+}
+
+func program(n int) []byte {
+	b := make([]byte, n)
+	_, _ = rand.Read(b)
+	return b
+}
+
+// Whatever is wrong with an artefact, it is refused with the reason, and no program comes of it.
+func TestFleet_08_WrongArtefactsAreRefused(t *testing.T) {
+	good := program(100_000)
+	for name, c := range map[string]struct {
+		spoil func(s *system) (from artefact.Source)
+		want  error
+	}{
+		"nothing wrong": {func(s *system) artefact.Source { return artefact.Files(s.repo.Dir) }, nil},
+		"another's keys": {func(s *system) artefact.Source {
+			other := repository(s.T)
+			_, err := other.Add("v1.4.0", "amd64", good, nil)
+			s.check(err)
+			return artefact.Files(other.Dir)
+		}, artefact.ErrUntrusted},
+		"metadata that were changed": {func(s *system) artefact.Source {
+			for _, name := range []string{"1.targets.json", "2.targets.json"} {
+				file := filepath.Join(s.repo.Dir, name)
+				if raw, err := os.ReadFile(file); err == nil {
+					s.check(os.WriteFile(file, bytes.Replace(raw, []byte("v1.4.0"), []byte("v1.4.1"), 1), 0o644))
+				}
+			}
+			return artefact.Files(s.repo.Dir)
+		}, artefact.ErrUntrusted},
+		"another hash": {func(s *system) artefact.Source {
+			file := filepath.Join(s.repo.Dir, "edgecore-v1.4.0-amd64.zst")
+			raw := s.read(file)
+			raw[len(raw)/2] ^= 1
+			s.check(os.WriteFile(file, raw, 0o644))
+			return artefact.Files(s.repo.Dir)
+		}, artefact.ErrWrongHash},
+		"another architecture": {func(s *system) artefact.Source {
+			other := newSystem(s.T)
+			_, err := other.repo.Add("v1.4.0", "arm64", good, nil)
+			s.check(err)
+			s.store, s.repo = other.store, other.repo
+			return artefact.Files(s.repo.Dir)
+		}, artefact.ErrNoTarget},
+		"metadata that have expired": {func(s *system) artefact.Source {
+			s.now = s.now.Add(48 * time.Hour)
+			return artefact.Files(s.repo.Dir)
+		}, artefact.ErrExpired},
+		"old metadata replayed": {func(s *system) artefact.Source {
+			old := s.TempDir()
+			s.check(os.CopyFS(old, os.DirFS(s.repo.Dir)))
+			s.check(s.repo.Publish())
+			_, err := s.store.Refresh(s.Context(), artefact.Files(s.repo.Dir), false)
+			s.check(err)
+			return artefact.Files(old)
+		}, artefact.ErrReplayed},
+		"a bomb": {func(s *system) artefact.Source {
+			packed, err := artefactrepo.Pack(make([]byte, 64<<20))
+			s.check(err)
+			_, err = s.repo.AddPacked("v1.4.0", "amd64", packed, good, nil)
+			s.check(err)
+			return artefact.Files(s.repo.Dir)
+		}, artefact.ErrBomb},
+		"a program that is another than was signed": {func(s *system) artefact.Source {
+			packed, err := artefactrepo.Pack(program(len(good)))
+			s.check(err)
+			_, err = s.repo.AddPacked("v1.4.0", "amd64", packed, good, nil)
+			s.check(err)
+			return artefact.Files(s.repo.Dir)
+		}, artefact.ErrWrongHash},
+		"no room": {func(s *system) artefact.Source {
+			s.free = 1 << 20
+			return artefact.Files(s.repo.Dir)
+		}, artefact.ErrNoRoom},
+		"no keys": {func(s *system) artefact.Source {
+			s.store = artefact.New(artefact.Config{Dir: s.dir, Arch: "amd64", Now: time.Now})
+			return artefact.Files(s.repo.Dir)
+		}, artefact.ErrNoKeys},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newSystem(t)
+			_, err := s.repo.Add("v1.4.0", "amd64", good, nil)
+			s.check(err)
+			got, err := s.fetch(c.spoil(s), "v1.4.0", false)
+			if !errors.Is(err, c.want) {
+				t.Fatalf("want %v, got %v", c.want, err)
+			}
+			if c.want == nil && !bytes.Equal(got, good) {
+				t.Error("the program is another")
+			}
+			if left, _ := filepath.Glob(filepath.Join(s.dir, "unpacked")); c.want != nil && len(left) > 0 {
+				t.Errorf("a refused program is left on the disk: %v", left)
+			}
+		})
+	}
+}
+
+// An operator's bundle with expired metadata is taken with a warning; one that is older than what
+// the device has seen is not.
+func TestExpiredBundle(t *testing.T) {
+	s := newSystem(t)
+	_, err := s.repo.Add("v1.4.0", "amd64", program(1000), nil)
+	s.check(err)
+	s.now = s.now.Add(48 * time.Hour)
+	c, err := s.store.Refresh(t.Context(), artefact.Files(s.repo.Dir), true)
+	s.check(err)
+	if !strings.Contains(c.Warning, "expired") {
+		t.Errorf("the warning is %q", c.Warning)
+	}
+}
+
+// cutting is a Source whose streams end after some bytes, and that counts those that were read.
+type cutting struct {
+	artefact.Source
+	after int64
+	sent  map[string]int64
+}
+
+func (c *cutting) Open(ctx context.Context, name string, offset int64) (io.ReadCloser, error) {
+	r, err := c.Source.Open(ctx, name, offset)
+	if err != nil || !strings.HasSuffix(name, ".zst") {
+		return r, err
+	}
+	return &cut{ReadCloser: r, left: c.after, count: func(n int) { c.sent[name] += int64(n) }}, nil
+}
+
+type cut struct {
+	io.ReadCloser
+	left  int64
+	count func(int)
+}
+
+func (c *cut) Read(b []byte) (int, error) {
+	if c.left <= 0 {
+		return 0, errors.New("the link is lost")
+	}
+	n, err := c.ReadCloser.Read(b[:min(int64(len(b)), c.left)])
+	c.left -= int64(n)
+	c.count(n)
+	return n, err
+}
+
+// A file that is cut 20 times comes whole, and no byte of it twice.
+func TestFleet_10_NoByteComesTwice(t *testing.T) {
+	s := newSystem(t)
+	want := program(1 << 20)
+	target, err := s.repo.Add("v1.4.0", "amd64", want, nil)
+	s.check(err)
+	from := &cutting{artefact.Files(s.repo.Dir), target.Length/20 - 1, map[string]int64{}}
+	var got []byte
+	cuts := 0
+	for range 30 {
+		if got, err = s.fetch(from, "v1.4.0", false); err == nil {
+			break
+		}
+		cuts++
+	}
+	if err != nil || cuts < 20 || !bytes.Equal(got, want) {
+		t.Errorf("after %d cuts: %d bytes, %v", cuts, len(got), err)
+	}
+	if diff := cmp.Diff(map[string]int64{target.Name: target.Length}, from.sent); diff != "" {
+		t.Errorf("bytes that were sent (-want +got):\n%s", diff)
+	}
+}
+
+func FuzzName(f *testing.F) {
+	for _, s := range []string{"timestamp.json", "../x", "a/b", "a\nb", ".hidden", "$(x)", ""} {
+		f.Add(s)
+	}
+	dir := f.TempDir()
+	f.Fuzz(func(t *testing.T, name string) {
+		r, err := artefact.Files(dir).Open(t.Context(), name, 0)
+		if err == nil {
+			r.Close()
+			t.Errorf("%q was opened", name)
+		}
+		link := artefact.Link{}
+		if strings.ContainsAny(name, "/\n $'\"") {
+			if _, err := link.Open(t.Context(), name, 0); err == nil || !strings.Contains(err.Error(), "no name") {
+				t.Errorf("%q is asked for: %v", name, err)
+			}
+		}
+	})
+}
+
+// A delta to the program that runs makes the same program of far fewer bytes.
+func TestDelta(t *testing.T) {
+	s := newSystem(t)
+	before := program(3 << 20)
+	after := bytes.Clone(before)
+	copy(after[1<<20:], program(1000))
+	packed, err := artefactrepo.Delta(before, after)
+	s.check(err)
+	_, err = s.repo.Add("v1.4.0", "amd64", after, nil)
+	s.check(err)
+	_, err = s.repo.AddPacked("v1.4.0", "amd64", packed, after, func(t *artefactrepo.Target) {
+		t.From, t.Name = artefactrepo.Digest(before), "edgecore-v1.4.0-amd64-delta.zst"
+	})
+	s.check(err)
+	from := artefact.Files(s.repo.Dir)
+	c, err := s.store.Refresh(t.Context(), from, false)
+	s.check(err)
+	whole, deltas, err := c.Find("v1.4.0", "amd64", "")
+	s.check(err)
+	if len(deltas) != 1 || deltas[0].Length*10 > whole.Length {
+		t.Fatalf("%+v, whole %+v", deltas, whole)
+	}
+	base := filepath.Join(s.dir, "base")
+	s.check(os.WriteFile(base, before, 0o600))
+	s.check(s.store.Fetch(t.Context(), from, deltas[0], func(int64) {}))
+	path, err := s.store.Unpack(deltas[0], base)
+	s.check(err)
+	if !bytes.Equal(s.read(path), after) {
+		t.Error("the program is another")
+	}
+	s.check(os.WriteFile(base, program(3<<20), 0o600))
+	if _, err := s.store.Unpack(deltas[0], base); err == nil {
+		t.Error("a delta to another program is taken")
+	}
+}

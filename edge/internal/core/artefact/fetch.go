@@ -1,0 +1,200 @@
+package artefact
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+
+	"github.com/klauspost/compress/zstd"
+)
+
+// maxWindow bounds what unpacking holds in memory beside a dictionary.
+const maxWindow = 32 << 20
+
+// Errors of a fetch that are reasons to refuse.
+var (
+	ErrWrongHash = errors.New("its hash is another than the metadata name")
+	ErrBomb      = errors.New("it unpacks to another size than the metadata name")
+	ErrNoRoom    = errors.New("there is no room on the disk")
+)
+
+// margin is left free on the disk.
+const margin = 64 << 20
+
+func (s *Store) part(t Target) string { return filepath.Join(s.config.Dir, t.SHA256+".part") }
+
+// Fetched returns how many bytes of a file are on the device.
+func (s *Store) Fetched(t Target) int64 {
+	info, err := os.Stat(s.part(t))
+	if err != nil {
+		return 0
+	}
+	return info.Size()
+}
+
+// Room returns nil if a target can be fetched and unpacked with what is free on the disk.
+func (s *Store) Room(t Target) error {
+	if s.config.Free == nil {
+		return nil
+	}
+	free, err := s.config.Free()
+	if err != nil {
+		return fmt.Errorf("asking for the room on the disk: %w", err)
+	}
+	if need := t.Length - s.Fetched(t) + t.Size + margin; free < need {
+		return fmt.Errorf("%w: %d MiB are free, %d are needed", ErrNoRoom, free>>20, need>>20)
+	}
+	return nil
+}
+
+// Fetch brings the rest of a file to the device; each byte once, whatever cuts there are. progress
+// is called now and then.
+func (s *Store) Fetch(ctx context.Context, from Source, t Target, progress func(fetched int64)) error {
+	if err := os.MkdirAll(s.config.Dir, 0o700); err != nil {
+		return fmt.Errorf("fetching %s: %w", t.Name, err)
+	}
+	f, err := os.OpenFile(s.part(t), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return fmt.Errorf("fetching %s: %w", t.Name, err)
+	}
+	defer f.Close()
+	at, err := f.Seek(0, io.SeekEnd)
+	if err != nil {
+		return fmt.Errorf("fetching %s: %w", t.Name, err)
+	}
+	if at > t.Length { // of another metadata: it can't be
+		if at, err = 0, f.Truncate(0); err != nil {
+			return fmt.Errorf("fetching %s: %w", t.Name, err)
+		}
+	}
+	progress(at)
+	if at < t.Length {
+		if err := s.receive(ctx, from, t, f, at, progress); err != nil {
+			return err
+		}
+	}
+	if err := f.Sync(); err != nil {
+		return fmt.Errorf("fetching %s: %w", t.Name, err)
+	}
+	h := sha256.New()
+	if _, err := io.Copy(h, io.NewSectionReader(f, 0, t.Length)); err != nil {
+		return fmt.Errorf("reading %s again: %w", t.Name, err)
+	}
+	if hex.EncodeToString(h.Sum(nil)) != t.SHA256 {
+		_ = os.Remove(s.part(t)) // another try begins anew
+		return fmt.Errorf("%s: %w", t.Name, ErrWrongHash)
+	}
+	return nil
+}
+
+// syncEvery is after how many bytes a file that is fetched is synced: no more are fetched twice
+// after a power cut.
+const syncEvery = 4 << 20
+
+func (s *Store) receive(ctx context.Context, from Source, t Target, f *os.File, at int64, progress func(int64)) error {
+	r, err := from.Open(ctx, t.Name, at)
+	if err != nil {
+		return fmt.Errorf("fetching %s: %w", t.Name, err)
+	}
+	defer r.Close()
+	stop := context.AfterFunc(ctx, func() { _ = r.Close() })
+	defer stop()
+	buffer, unsynced := make([]byte, 32<<10), 0
+	for at < t.Length {
+		n, err := r.Read(buffer[:min(int64(len(buffer)), t.Length-at)])
+		if n > 0 {
+			if _, err := f.WriteAt(buffer[:n], at); err != nil {
+				return fmt.Errorf("fetching %s: %w", t.Name, err)
+			}
+			at += int64(n)
+			if unsynced += n; unsynced >= syncEvery {
+				unsynced = 0
+				if err := f.Sync(); err != nil {
+					return fmt.Errorf("fetching %s: %w", t.Name, err)
+				}
+			}
+			progress(at)
+		}
+		switch {
+		case err != nil && at < t.Length && errors.Is(err, io.EOF):
+			return fmt.Errorf("fetching %s: it ends at %d of %d bytes: %w", t.Name, at, t.Length, io.ErrUnexpectedEOF)
+		case err != nil && at < t.Length:
+			return fmt.Errorf("fetching %s: %w", t.Name, err)
+		}
+	}
+	return nil
+}
+
+// Unpack makes an executable file of what was fetched, whole and synced, and returns its path. base
+// is the program that a delta is to; "" for a whole program.
+func (s *Store) Unpack(t Target, base string) (_ string, err error) {
+	in, err := os.Open(s.part(t))
+	if err != nil {
+		return "", fmt.Errorf("unpacking %s: %w", t.Name, err)
+	}
+	defer in.Close()
+	options := []zstd.DOption{zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxWindow(maxWindow), zstd.WithDecoderMaxMemory(MaxSize)}
+	if t.From != "" {
+		dictionary, err := os.ReadFile(base)
+		if err != nil {
+			return "", fmt.Errorf("unpacking %s: %w", t.Name, err)
+		}
+		options = append(options, zstd.WithDecoderDictRaw(DictionaryID, dictionary), zstd.WithDecoderMaxWindow(MaxDeltaWindow))
+	}
+	d, err := zstd.NewReader(in, options...)
+	if err != nil {
+		return "", fmt.Errorf("unpacking %s: %w", t.Name, err)
+	}
+	defer d.Close()
+	path := filepath.Join(s.config.Dir, "unpacked")
+	out, err := os.OpenFile(path, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o700)
+	if err != nil {
+		return "", fmt.Errorf("unpacking %s: %w", t.Name, err)
+	}
+	defer func() {
+		if err != nil {
+			_ = os.Remove(path)
+		}
+	}()
+	h := sha256.New()
+	n, err := io.Copy(io.MultiWriter(out, h), io.LimitReader(d, t.Size+1))
+	if err = errors.Join(err, out.Sync(), out.Close()); err != nil {
+		return "", fmt.Errorf("unpacking %s: %w", t.Name, err)
+	}
+	if n != t.Size {
+		return "", fmt.Errorf("%s: %w: %d bytes", t.Name, ErrBomb, t.Size)
+	}
+	if "sha256:"+hex.EncodeToString(h.Sum(nil)) != t.Digest {
+		return "", fmt.Errorf("%s unpacked: %w", t.Name, ErrWrongHash)
+	}
+	return path, nil
+}
+
+// DictionaryID marks the running program as the dictionary of a delta.
+const DictionaryID = 1
+
+// MaxDeltaWindow is the window of a delta: it reaches back over the whole running program.
+const MaxDeltaWindow = 512 << 20
+
+// Clean removes what was fetched for others than t, and with a zero Target all of it.
+func (s *Store) Clean(t Target) error {
+	entries, err := os.ReadDir(s.config.Dir)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("cleaning up: %w", err)
+	}
+	var errs []error
+	for _, e := range entries {
+		if !e.IsDir() && filepath.Join(s.config.Dir, e.Name()) != s.part(t) {
+			errs = append(errs, os.Remove(filepath.Join(s.config.Dir, e.Name())))
+		}
+	}
+	return errors.Join(errs...)
+}
