@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -47,6 +48,8 @@ type device struct {
 	mu        sync.Mutex
 	pods      map[types.UID]*corev1.Pod // that its API shows, without those that are to end
 	status    map[types.UID]int64       // the newest that its API showed
+	alive     map[types.UID]int64       // the newest of a pod that had not ended
+	ended     map[types.UID]int64       // the newest of one that has
 	broken    int                       // faults that may keep the kubelet from handing in an event
 	whole     time.Time                 // since when there is none
 	runs      map[types.UID]container
@@ -66,7 +69,7 @@ type container struct {
 func newDevice(s *system, e *edge, find func() (host.Host, error), cgroup string) (*device, error) {
 	d := &device{
 		s: s, edge: e, find: find, cgroup: cgroup, whole: time.Now(), pods: map[types.UID]*corev1.Pod{}, status: map[types.UID]int64{},
-		runs: map[types.UID]container{}, volumes: map[string]int64{},
+		alive: map[types.UID]int64{}, ended: map[types.UID]int64{}, runs: map[types.UID]container{}, volumes: map[string]int64{},
 	}
 	return d, d.enter()
 }
@@ -141,11 +144,40 @@ func (d *device) onPod(r history.Record, o metav1.Object) {
 		return
 	}
 	d.pods[pod.UID] = pod
+	if end, was := d.ended[pod.UID]; was && !terminal(pod) {
+		delete(d.ended, pod.UID)
+		dropped := r
+		dropped.Kind, dropped.Value, dropped.Base, dropped.Unknown = history.Dropped, end, d.alive[pod.UID], false
+		d.s.recorder.Add(dropped)
+	}
+	if terminal(pod) {
+		d.ended[pod.UID] = max(d.ended[pod.UID], r.Value)
+	} else {
+		d.alive[pod.UID] = r.Value
+	}
 	if r.Value > d.status[pod.UID] {
 		d.status[pod.UID] = r.Value
 		r.Kind, r.End, r.Node, r.Unknown = history.Put, r.At, d.edge.name, false
 		d.s.recorder.Add(r)
 	}
+}
+
+// allEnded reports whether the device's API shows the ends of all pods of containers that it is
+// still to run.
+func (d *device) allEnded(all []container) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return !slices.ContainsFunc(all, func(c container) bool {
+		_, ended := d.ended[c.uid]
+		return d.pods[c.uid] != nil && !ended
+	})
+}
+
+// has reports whether the device is to run a pod.
+func (d *device) has(uid types.UID) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.pods[uid] != nil
 }
 
 // have gives the pods that the device is to run.

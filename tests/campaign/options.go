@@ -1,6 +1,7 @@
 package campaign
 
 import (
+	"fmt"
 	"io"
 	"time"
 )
@@ -16,6 +17,9 @@ type Options struct {
 	// Bound is how long the system may take after the last fault until all have the same.
 	Bound  time.Duration
 	Faults []Fault
+	// Steps are played in the place of those that the seed gives, where there are any. One whose
+	// things are still being mended waits.
+	Steps []Step
 	// Dir is the campaign's own; what it leaves there explains a failure.
 	Dir string
 	// Out gets a line for each fault.
@@ -50,6 +54,17 @@ func Long(seed uint64, minutes int) Options {
 	return o
 }
 
+// A Step is one fault of a schedule.
+type Step struct {
+	At, For time.Duration
+	Fault   Fault
+	Target  int // of the edges or cloudcores, from 0
+}
+
+func (s Step) String() string {
+	return fmt.Sprintf("%v %s %d for %v", s.At.Round(time.Millisecond), s.Fault, s.Target, s.For.Round(time.Millisecond))
+}
+
 // A Fault is a way in which something breaks.
 type Fault string
 
@@ -81,6 +96,8 @@ const (
 	// Those that need a trial.
 	KillRuntime Fault = "kill-runtime" // SIGKILL of a device's containerd, which is started again
 	Reboot      Fault = "reboot"       // the power of a device is cut, and it boots without a link
+	Shutdown    Fault = "shutdown"     // a device shuts down in order, one time in two without a link, and boots
+	Pressure    Fault = "pressure"     // the kubelet of a device without a link takes its disk for full
 )
 
 // AllFaults are those that a campaign draws from.

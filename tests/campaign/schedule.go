@@ -9,23 +9,12 @@ import (
 	"time"
 )
 
-// A Step is one fault of a schedule.
-type Step struct {
-	At, For time.Duration
-	Fault   Fault
-	Target  int // of the edges or cloudcores, from 0
-}
-
-func (s Step) String() string {
-	return fmt.Sprintf("%v %s %d for %v", s.At.Round(time.Millisecond), s.Fault, s.Target, s.For.Round(time.Millisecond))
-}
-
 // thing is what a fault breaks: two faults never break one at the same time.
 func (s Step) thing() string {
 	switch s.Fault {
 	case KillCloud, PauseCloud, Late:
 		return fmt.Sprint("cloudcore ", s.Target)
-	case KillEdge, PauseEdge, BadPage, BadRecord, Rot, Clock, KillRuntime, Reboot:
+	case KillEdge, PauseEdge, BadPage, BadRecord, Rot, Clock, KillRuntime, Reboot, Shutdown, Pressure:
 		return fmt.Sprint("edgecore ", s.Target)
 	case Cut, Flap, Silent, Thin, DeleteNode:
 		return fmt.Sprint("line ", s.Target)
@@ -37,12 +26,15 @@ func (s Step) thing() string {
 	return "plane"
 }
 
+// offline says of a shutdown whether the device has no link meanwhile.
+func (s Step) offline() bool { return s.At%2 == 0 }
+
 // things are all that a fault breaks.
 func (s Step) things() []string {
 	switch s.Fault {
 	case Late:
 		return []string{s.thing(), fmt.Sprint("proxy ", s.Target), "the other cloudcore"}
-	case BadRecord, Reboot:
+	case BadRecord, Reboot, Shutdown, Pressure:
 		return []string{s.thing(), fmt.Sprint("line ", s.Target)}
 	}
 	return []string{s.thing()}
@@ -51,6 +43,9 @@ func (s Step) things() []string {
 // Plan draws a schedule: the same seed and options give the same one. All faults are over
 // at the end.
 func Plan(o Options) []Step {
+	if len(o.Steps) > 0 {
+		return o.Steps
+	}
 	draw := rand.New(rand.NewPCG(o.Seed, 0))
 	var steps []Step
 	busy := map[string]time.Duration{}
@@ -107,7 +102,7 @@ func recovery(f Fault) time.Duration {
 	if f == OlderCopy || f == KillPlane {
 		return 15 * time.Second // it also takes a time to start
 	}
-	if f == Reboot {
+	if f == Reboot || f == Shutdown || f == Pressure {
 		return 30 * time.Second
 	}
 	return 2 * time.Second

@@ -38,8 +38,16 @@ const (
 	sampleImage         = "skerry.local/sample:1"
 )
 
-// rebootPatience is for a device's containers after a power cut, on a loaded machine.
-const rebootPatience = 3 * time.Minute
+const (
+	// rebootPatience is for a device's containers after a power cut, on a loaded machine.
+	rebootPatience = 3 * time.Minute
+	// recoveryPatience is how long after the reason has passed a pod may be missing that an orderly
+	// shutdown or pressure has ended.
+	recoveryPatience = time.Minute
+	// pressurePatience is for a kubelet to notice that its disk is full, or has room again, and to
+	// end its pods.
+	pressurePatience = 2 * time.Minute
+)
 
 // onTrial is what a campaign against a trial has instead of processes of its own.
 type onTrial struct {
@@ -55,7 +63,7 @@ type onTrial struct {
 
 // RealFaults are those that a campaign against a trial draws from.
 func RealFaults() []Fault {
-	return []Fault{KillCloud, PauseCloud, KillEdge, PauseEdge, KillRuntime, Reboot, BadPage, Cut, Silent, Thin, Refuse, Deny, Down, Isolate, Lag, KillPlane, OlderCopy}
+	return []Fault{KillCloud, PauseCloud, KillEdge, PauseEdge, KillRuntime, Reboot, Shutdown, Pressure, BadPage, Cut, Silent, Thin, Refuse, Deny, Down, Isolate, Lag, KillPlane, OlderCopy}
 }
 
 // Real is a campaign of that many minutes against a trial.
@@ -256,11 +264,16 @@ func (r *onTrial) break1(ctx context.Context, step Step) (bool, error) {
 	if slices.Contains([]Fault{Refuse, Deny, Down, Isolate, Lag}, step.Fault) {
 		return false, nil
 	}
-	if things := step.things(); r.claim(things) {
-		defer r.release(things)
-		return true, r.breakOwn(ctx, step)
+	things := step.things()
+	claimed := r.claim(things)
+	for ; !claimed && len(r.s.options.Steps) > 0 && ctx.Err() == nil; claimed = r.claim(things) {
+		pause(ctx, 500*time.Millisecond)
 	}
-	return true, nil
+	if !claimed {
+		return true, nil
+	}
+	defer r.release(things)
+	return true, r.breakOwn(ctx, step)
 }
 
 // breakOwn breaks and mends.
@@ -294,7 +307,13 @@ func (r *onTrial) breakOwn(ctx context.Context, step Step) error {
 		return r.restart(ctx, e.name, "containerd", step.For, nil)
 	case Reboot:
 		defer d.disturb()()
-		return r.reboot(ctx, d, step.For)
+		return r.reboot(ctx, d, step.For, true, rebootPatience, r.trial.Reboot)
+	case Shutdown:
+		defer d.disturb()()
+		return r.reboot(ctx, d, step.For, step.offline(), recoveryPatience, r.trial.RebootOrderly)
+	case Pressure:
+		defer d.disturb()()
+		return r.pressure(ctx, d, step.For)
 	case PauseEdge:
 		defer d.disturb()()
 		return r.stand(ctx, e.name, "edgecore", step.For)
@@ -340,38 +359,113 @@ func (r *onTrial) stand(ctx context.Context, on, program string, length time.Dur
 	return r.do(func() error { return r.trial.Signal(ctx, on, program, syscall.SIGCONT) })
 }
 
-// reboot cuts a device's power and boots it without a link. All pods that it ran, and was not asked
-// to end, must run again before it has one.
-func (r *onTrial) reboot(ctx context.Context, d *device, length time.Duration) error {
-	e := d.edge
-	if err := r.do(func() error { return r.trial.Cut(ctx, e.name, lab.Carrier) }); err != nil {
-		return err
+// expect gives what a device runs and was not asked to end, which it will end by itself; offline
+// cuts its link first.
+func (r *onTrial) expect(ctx context.Context, d *device, offline bool) ([]container, error) {
+	if offline {
+		if err := r.do(func() error { return r.trial.Cut(ctx, d.edge.name, lab.Carrier) }); err != nil {
+			return nil, err
+		}
+		pause(ctx, 3*time.Second) // what was on its way has arrived, and what was being ended has
 	}
-	pause(ctx, 3*time.Second) // what was on its way has arrived, and what was being ended has
 	before := d.running()
 	d.off.Store(true)
-	if err := r.do(func() error { return r.trial.Reboot(ctx, e.name, true) }); err != nil {
+	return before, nil
+}
+
+// reboot boots a device. All pods that it ran must run again; where it is offline, before it has a
+// link.
+func (r *onTrial) reboot(ctx context.Context, d *device, length time.Duration, offline bool, patience time.Duration, boot func(ctx context.Context, name string, offline bool) error) error {
+	before, err := r.expect(ctx, d, offline)
+	if err != nil {
+		return err
+	}
+	if err := r.do(func() error { return boot(ctx, d.edge.name, offline) }); err != nil {
 		return err
 	}
 	if err := d.enter(); err != nil {
 		return err
 	}
-	missing := before
-	for end := time.Now().Add(rebootPatience); len(missing) > 0 && time.Now().Before(end) && ctx.Err() == nil; pause(ctx, 500*time.Millisecond) {
+	if err := r.awaitAgain(ctx, d, before, patience); err != nil {
+		return err
+	}
+	pause(ctx, length)
+	return r.do(func() error { return r.trial.Heal(ctx, d.edge.name) })
+}
+
+// pressure makes the kubelet of a device without a link take its disk for full, until it has ended
+// all its pods. Once the kubelet has found room again they must run again, before there is a link.
+// No file fills the disk: it is the machine's, and others look at it.
+func (r *onTrial) pressure(ctx context.Context, d *device, length time.Duration) error {
+	// Else there is none to end.
+	if err := within(ctx, pressurePatience, func() (bool, error) { return len(d.running()) > 0, nil }); err != nil {
+		return fmt.Errorf("%s runs no pod: %w", d.edge.name, err)
+	}
+	before, err := r.expect(ctx, d, true)
+	if err != nil {
+		return err
+	}
+	evictBelow := func(nodefs string) error {
+		return r.do(func() error {
+			return r.trial.Set(ctx, d.edge.name, []string{`modules.edged.kubelet.evictionHard={"memory.available":"100Mi","nodefs.available":"` + nodefs + `"}`})
+		})
+	}
+	if err := evictBelow("99%"); err != nil {
+		return err
+	}
+	if err := within(ctx, pressurePatience, func() (bool, error) { return d.allEnded(before), nil }); err != nil {
+		return fmt.Errorf("%s has not ended its pods for its full disk: %w", d.edge.name, err)
+	}
+	pause(ctx, length)
+	if err := evictBelow("1%"); err != nil {
+		return err
+	}
+	err = within(ctx, pressurePatience, func() (bool, error) {
+		node, err := d.edge.client.CoreV1().Nodes().Get(ctx, d.edge.name, metav1.GetOptions{})
+		return err == nil && !slices.ContainsFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool {
+			return c.Type == corev1.NodeDiskPressure && c.Status != corev1.ConditionFalse
+		}), nil
+	})
+	if err != nil {
+		return fmt.Errorf("%s has not noticed that it has room: %w", d.edge.name, err)
+	}
+	if err := r.awaitAgain(ctx, d, before, recoveryPatience); err != nil {
+		return err
+	}
+	return r.do(func() error { return r.trial.Heal(ctx, d.edge.name) })
+}
+
+// within asks until the answer is yes.
+func within(ctx context.Context, patience time.Duration, ask func() (bool, error)) error {
+	for end := time.Now().Add(patience); ctx.Err() == nil; pause(ctx, 500*time.Millisecond) {
+		yes, err := ask()
+		switch {
+		case err != nil || yes:
+			return err
+		case time.Now().After(end):
+			return fmt.Errorf("after %v", patience)
+		}
+	}
+	return context.Cause(ctx)
+}
+
+// awaitAgain records which containers don't run again in time.
+func (r *onTrial) awaitAgain(ctx context.Context, d *device, before []container, patience time.Duration) error {
+	missing := slices.Clone(before)
+	for end := time.Now().Add(patience); len(missing) > 0 && time.Now().Before(end) && ctx.Err() == nil; pause(ctx, 500*time.Millisecond) {
 		now, err := d.containers()
 		if err != nil {
 			return err
 		}
 		missing = slices.DeleteFunc(missing, func(c container) bool {
-			return slices.ContainsFunc(now, func(again container) bool { return again.uid == c.uid })
+			return !d.has(c.uid) || slices.ContainsFunc(now, func(again container) bool { return again.uid == c.uid })
 		})
 	}
 	for _, c := range missing {
-		r.s.recorder.Add(c.record(history.Missing, e.name))
+		r.s.recorder.Add(c.record(history.Missing, d.edge.name))
 	}
 	d.afterReboot()
-	pause(ctx, length)
-	return r.do(func() error { return r.trial.Heal(ctx, e.name) })
+	return nil
 }
 
 // goBack is the system's, of a trial's control plane.

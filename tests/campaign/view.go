@@ -205,6 +205,9 @@ func (v *view) change(resource string, o metav1.Object, deleted, listed bool, se
 		Kind: history.Seen, Who: v.who, Resource: resource, Name: namespace + "/" + called(o), UID: string(o.GetUID()), Value: valueOf(o),
 		At: v.recorder.Now(), Unknown: listed, // the order of a list says nothing
 	}
+	if pod, ok := o.(*corev1.Pod); ok && !counted(pod) {
+		r.Value = v.known[o.GetUID()].Value
+	}
 	switch {
 	case deleted:
 		r.Kind = history.Gone
@@ -216,7 +219,27 @@ func (v *view) change(resource string, o metav1.Object, deleted, listed bool, se
 		v.known[o.GetUID()] = r
 	}
 	v.recorder.Add(r)
+	if pod, ok := o.(*corev1.Pod); ok && v.who == history.Cloud && r.Kind == history.Seen && terminal(pod) {
+		end := r
+		end.Kind, end.Unknown = history.Ended, false
+		v.recorder.Add(end)
+	}
 	see(r, o)
+}
+
+func terminal(p *corev1.Pod) bool {
+	return p.Status.Phase == corev1.PodFailed || p.Status.Phase == corev1.PodSucceeded
+}
+
+// counted reports whether a pod's status has a counter of its kubelet's. That of a pod which the
+// device itself is about to run again has none, nor that of one which ran and which the kubelet
+// rejects when it starts: it leaves the condition out. A pod that was never heard of is Pending.
+func counted(p *corev1.Pod) bool {
+	i := slices.IndexFunc(p.Status.Conditions, func(c corev1.PodCondition) bool { return c.Type == corev1.ContainersReady })
+	if i < 0 {
+		return p.Status.Phase != corev1.PodRunning && !terminal(p)
+	}
+	return p.Status.Conditions[i].Reason != "Restarting"
 }
 
 // called is an object's name, but for what a kubelet reports of a container that starts: it

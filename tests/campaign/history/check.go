@@ -55,13 +55,14 @@ type checker struct {
 	history  History
 	restores []Record
 	damages  []Record
+	drops    []Record
 	puts     map[object][]Record // in order
 	removes  map[object][]Record
 	finals   map[string]map[object]Record // by viewer
 }
 
 func newChecker(h History) *checker {
-	c := &checker{history: h, restores: h.each(Restore), damages: h.each(Damage)}
+	c := &checker{history: h, restores: h.each(Restore), damages: h.each(Damage), drops: h.each(Dropped)}
 	c.puts, c.removes, c.finals = map[object][]Record{}, map[object][]Record{}, map[string]map[object]Record{}
 	for _, r := range c.history {
 		switch r.Kind {
@@ -117,7 +118,7 @@ func (c *checker) newest() (found []Violation) {
 		if !again || r.Value >= before.Value {
 			continue
 		}
-		if c.undone(before, r) {
+		if c.undone(before, r) || c.dropped(before, r) {
 			continue
 		}
 		found = append(found, Violation{Rule: Newest, Records: []Record{before, r},
@@ -149,6 +150,24 @@ func (c *checker) undone(newer, older Record) bool {
 	}
 	_, lost := c.lost(p.At, end)
 	return lost
+}
+
+// dropped reports whether a device explains that it shows an older value after a newer one: it has
+// taken back a pod's end, which had the newer one, and shows nothing older than what it showed
+// before that end.
+func (c *checker) dropped(newer, older Record) bool {
+	return slices.ContainsFunc(c.drops, func(d Record) bool {
+		return d.Who == newer.Who && d.object() == newer.object() && d.At >= newer.At && d.At <= older.At &&
+			newer.Value <= d.Value && older.Value >= d.Base
+	})
+}
+
+// takenBack reports whether the device that wrote a status has taken it back since, as a pod's end,
+// and what the cloud has is what the device showed before, or newer.
+func (c *checker) takenBack(status, cloud Record) bool {
+	return slices.ContainsFunc(c.drops, func(d Record) bool {
+		return d.Who == status.Who && d.object() == status.object() && d.At >= status.At && status.Value <= d.Value && cloud.Value >= d.Base
+	})
 }
 
 // arrived is when the cloud was first seen to have what a node had written, else at the
@@ -280,7 +299,7 @@ func (c *checker) kept() (found []Violation) {
 		if o.resource != pods && o.resource != reports {
 			continue
 		}
-		if p, ok := lastAcknowledged(c.puts[o]); ok && p.Who != Cloud && cloud[o].Value < p.Value && !c.revived(p) {
+		if p, ok := lastAcknowledged(c.puts[o]); ok && p.Who != Cloud && cloud[o].Value < p.Value && !c.revived(p) && !c.takenBack(p, cloud[o]) {
 			found = append(found, Violation{Rule: Kept, Records: []Record{p, cloud[o]},
 				Text: fmt.Sprintf("status %d of %s was acknowledged to %s, the cloud has %d", p.Value, o.name, p.Who, cloud[o].Value)})
 		}

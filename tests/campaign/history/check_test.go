@@ -69,6 +69,14 @@ func restore(copied int) line {
 	}
 }
 
+// dropped is the end of a pod, with a value, that a device takes back; before the end it had base.
+func dropped(who, name string, value, base int64) line {
+	return func(r *history.Record) {
+		record(history.Dropped, who, pods, name, name+"-1", value)(r)
+		r.Base = base
+	}
+}
+
 func damage(who string) line {
 	return func(r *history.Record) { r.Kind, r.Who = history.Damage, who }
 }
@@ -134,6 +142,27 @@ func TestCheck(t *testing.T) {
 		"a status that was in the copy": {[]line{
 			put(edge, pods, "p", 1), put(edge, pods, "p", 2), seen(edge, pods, "p", 2), seen(cloud, pods, "p", 2), put(cloud, cms, "b", 3), restore(5), seen(edge, pods, "p", 1),
 		}, []string{"newest 2"}},
+
+		"a device takes the end of a pod back": {[]line{
+			put(edge, pods, "p", 1), seen(edge, pods, "p", 1), put(edge, pods, "p", 5), seen(edge, pods, "p", 5), dropped(edge, "p", 5, 1), seen(edge, pods, "p", 1),
+			seen(cloud, pods, "p", 1), final(cloud, pods, "p", 1), final(edge, pods, "p", 1),
+		}, nil},
+		"it loses more than the end": {[]line{
+			seen(edge, pods, "p", 3), seen(edge, pods, "p", 5), dropped(edge, "p", 5, 3), seen(edge, pods, "p", 2),
+		}, []string{"newest 2"}},
+		"it loses a status of after the end": {[]line{
+			seen(edge, pods, "p", 5), dropped(edge, "p", 5, 1), seen(edge, pods, "p", 6), seen(edge, pods, "p", 3),
+		}, []string{"newest 2"}},
+		"it loses a status that was newer than the end": {[]line{
+			seen(edge, pods, "p", 7), dropped(edge, "p", 5, 1), seen(edge, pods, "p", 3),
+		}, []string{"newest 2"}},
+		"another pod's end is taken back":     {[]line{seen(edge, pods, "p", 5), dropped(edge, "q", 5, 1), seen(edge, pods, "p", 1)}, []string{"newest 2"}},
+		"another device takes an end back":    {[]line{seen(edge, pods, "p", 5), dropped("edge2", "p", 5, 1), seen(edge, pods, "p", 1)}, []string{"newest 2"}},
+		"the cloud has heard of the end":      {[]line{seen(cloud, pods, "p", 5), dropped(edge, "p", 5, 1), seen(cloud, pods, "p", 1)}, []string{"newest 2"}},
+		"the cloud sees an end":               {[]line{record(history.Ended, cloud, pods, "p", "p-1", 1)}, []string{"wanted 1"}},
+		"a status before the end is missing":  {[]line{put(edge, pods, "p", 3), put(edge, pods, "p", 5), dropped(edge, "p", 5, 3), final(cloud, pods, "p", 2)}, []string{"kept 2"}},
+		"a status after the end is missing":   {[]line{put(edge, pods, "p", 5), dropped(edge, "p", 5, 3), put(edge, pods, "p", 6), final(cloud, pods, "p", 3)}, []string{"kept 2"}},
+		"a pod is missing after the pressure": {[]line{dropped(edge, "p", 5, 3), record(history.Missing, edge, pods, "p", "p-1", 0)}, []string{"whole 1"}},
 
 		"a pod is ended that is wanted": {[]line{put(cloud, pods, "p", 1), seen(edge, pods, "p", 1), gone(edge, pods, "p")}, []string{"wanted 2"}},
 		"a pod is asked to end":         {[]line{put(cloud, pods, "p", 1), going(edge, "p"), gone(edge, pods, "p")}, []string{"wanted 2"}},

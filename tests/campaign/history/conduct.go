@@ -34,7 +34,9 @@ func single(h History) (found []Violation) {
 		switch {
 		case r.Kind == Missing:
 			found = append(found, Violation{Rule: Whole, Records: []Record{r},
-				Text: fmt.Sprintf("%s lost %s %s with another record of its store", r.Who, r.Resource, r.Name)})
+				Text: fmt.Sprintf("%s lost %s %s", r.Who, r.Resource, r.Name)})
+		case r.Kind == Ended:
+			found = append(found, Violation{Rule: Wanted, Records: []Record{r}, Text: fmt.Sprintf("%s saw the end of pod %s, which runs for ever", r.Who, r.Name)})
 		case r.Kind == Unready:
 			found = append(found, Violation{Rule: Ready, Records: []Record{r}, Text: fmt.Sprintf("%s was not Ready", r.Who)})
 		case r.Kind == Load && r.Value > mostWatches:

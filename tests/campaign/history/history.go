@@ -48,8 +48,13 @@ const (
 	// answered before.
 	Unanswered Kind = "unanswered"
 	// Missing is an object that a device had and has no longer, after a restart without a link for
-	// which nothing of it was damaged.
+	// which nothing of it was damaged, or a while after what ended it has passed.
 	Missing Kind = "missing"
+	// Dropped is the end of a pod that a device has shown and taken back, to run the pod again. It
+	// had Value; what the device showed before it had Base.
+	Dropped Kind = "dropped"
+	// Ended is a pod that the cloud sees in a terminal phase. The pods of a campaign have none.
+	Ended Kind = "ended"
 	// Unready is a node of which Ready became another than True, though nothing of its own
 	// was broken.
 	Unready Kind = "unready"
@@ -74,6 +79,7 @@ type Record struct {
 	About    string `json:"about,omitempty"` // of an event: the uid of what it is about
 	Node     string `json:"node,omitempty"`  // for whom the object is
 	Value    int64  `json:"value,omitempty"` // a counter that its writer never sets back
+	Base     int64  `json:"base,omitempty"`
 	// Unknown is a request without an answer: it may have been done, also later. Of what is seen,
 	// that it stood in a list, whose order says nothing.
 	Unknown bool `json:"unknown,omitempty"`
