@@ -87,6 +87,58 @@ func (s *system) linksAnew(nodes ...string) {
 	}
 }
 
+// A device says that cloudcore's network is the range of its pods, another one that all addresses
+// are, and that the pool's own range is a network that it is on. No device has a route for either,
+// all link anew, the pool names who claims it, and routes, virtual IPs and the pool's subnets stay.
+func TestClaims_01_03_DeviceThatClaimsOthersNetworks(t *testing.T) {
+	s := newSystem(t)
+	s.Apply(namespace, "apiVersion: skerry.io/v1alpha1\nkind: StaticRoute\nmetadata: {name: office}\nspec: {subnet: 172.20.0.0/16, gateway: "+lab.Client().Addr().String()+"}\n")
+	s.T.Cleanup(func() {
+		s.Must(s.Run(context.Background(), "kubectl", "delete", "staticroute", "office", "--timeout=60s"))
+	})
+	edges := []string{"edge1", "edge2", "edge3"}
+	for _, n := range edges {
+		s.waitOut(n, "ip route show proto 158", "172.20.0.0/16", true)
+	}
+	s.liar("evil", "198.51.100.0/24", stranger+"/24")
+	s.liar("evil2", "0.0.0.0/0", lab.AllPods().Addr().Next().String()+"/16")
+	for _, who := range []string{"evil claims 198.51.100.0/24", "evil2 claims 0.0.0.0/0"} {
+		s.WaitFor("the pool to say that "+who, func(ctx context.Context) error {
+			out, err := s.Run(ctx, "kubectl", "get", "nodepool", trial.Pool, "-o", `jsonpath={.status.conditions[?(@.type=="PodCIDRsRefused")].message}`)
+			if err == nil && !strings.Contains(out, who) {
+				err = errors.New(out)
+			}
+			return err
+		})
+	}
+	s.vipPool("spare", `{addresses: ["192.168.100.240"], nodeSelector: {matchLabels: {kubernetes.io/hostname: edge1}}}`)
+	s.vipService("spare", "", "")
+	s.externalIP("spare", "192.168.100.240", "")
+	// A device of the pool says that it has an address among the pods of edge2.
+	ranges := map[string]netip.Prefix{}
+	for _, n := range edges {
+		ranges[n] = s.podCIDR(n)
+	}
+	s.liar("evil3", "10.244.201.0/24", ranges["edge2"].Addr().Next().Next().String()+"/24,192.168.100.68/24")
+	s.waitOut("edge1", "ip route show proto 159", "10.244.201.0/24", true)
+	out, err := s.Run(t.Context(), "kubectl", "get", "nodepool", trial.Pool, "-o", `jsonpath={.status.conditions[?(@.type=="PodSubnetsInvalid")].status}`)
+	if s.Check(err); out == "True" {
+		t.Error("the pool's own subnets are invalid by a device's word")
+	}
+	s.linksAnew(edges...)
+	for _, n := range edges {
+		routes := s.Must(s.shell(t.Context(), n, "ip route; ip rule"))
+		for other, r := range ranges {
+			if other != n && !strings.Contains(routes, r.String()+" via") {
+				t.Errorf("%s has no route to the pods of %s", n, other)
+			}
+		}
+		if strings.Contains(routes, stranger) || !strings.Contains(routes, "172.20.0.0/16") {
+			t.Errorf("%s has the routes\n%s", n, routes)
+		}
+	}
+}
+
 // The way to the cloud leads over an address that no guard of edge2 knows, of the pool's own
 // podSubnets, and a new device of the pool has it in its range. edge2 takes the route back by
 // itself, says so, keeps the routes to the others, and does not try it again after a restart
