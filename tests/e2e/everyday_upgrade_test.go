@@ -61,7 +61,7 @@ func (s *system) upgrade(node, program, path string) {
 // containers go on, and both are what the device, and later the cluster, says that they are. What
 // has been upgraded runs a container again that crashes.
 func TestEveryday_20_UpgradesWithPodsRunning(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	ns := s.Namespace()
 	pod := s.pod(ns, "bare", "edge1")
 	containerd, err := exec.LookPath("containerd")

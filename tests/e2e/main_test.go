@@ -40,6 +40,3 @@ func newSystem(t *testing.T) *system {
 	t.Helper()
 	return &system{tests().Use(t)}
 }
-
-// use is newSystem, for tests that are under way.
-func use(t *testing.T) *system { t.Helper(); return newSystem(t) }
