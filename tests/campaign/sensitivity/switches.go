@@ -127,7 +127,7 @@ func All() []Switch {
 			Name: "watch-backoff", Off: "the watch of an object is opened again without a pause",
 			Plan: Plan{Faults: "down,kill-plane", Edges: 4, Pods: 3}, Shows: []history.Rule{history.Bounded},
 			Edits: []Edit{
-				{"cloud/internal/core/kube/objectstream.go", "base := min(50*time.Millisecond<<min(failures, 8), 10*time.Second)", "base := min(50*time.Millisecond<<min(failures, 8), 10*time.Second)\n\t\tif off(\"watch-backoff\") {\n\t\t\tbase = 2\n\t\t}"},
+				{"cloud/internal/core/kube/objectwatch.go", "base := min(50*time.Millisecond<<min(failures, 8), 10*time.Second)", "base := min(50*time.Millisecond<<min(failures, 8), 10*time.Second)\n\t\tif off(\"watch-backoff\") {\n\t\t\tbase = 2\n\t\t}"},
 			},
 		},
 		{
