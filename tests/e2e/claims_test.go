@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"os"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -18,6 +19,66 @@ import (
 
 	"github.com/skerry-io/skerry/tests/cluster"
 )
+
+// TestClaims_17_RestoredClusterHearsEverythingAgain: etcd's data is put back to a copy in which no
+// device had reported yet of a StaticRoute, a virtual IP and an operation that has ended since. All
+// three have their reports again.
+func TestClaims_17_RestoredClusterHearsEverythingAgain(t *testing.T) {
+	s := newSystem(t)
+	s.drains()
+	edges := []string{"edge1", "edge2"}
+	for _, n := range edges {
+		s.Cut(n)
+	}
+	for _, n := range edges {
+		s.WaitReady(n, false)
+	}
+	s.staticRoute("fresh", "{subnet: 172.20.0.0/16, gateway: "+lanRouter+"}")
+	s.makeShop("sample", "sample")
+	s.Apply("default", nodeOperation("fresh", "edge1", "ImageUpdate", `, image: "/var/lib/skerry/none.img@0"`))
+	s.WaitFor("the virtual IP to be there", func(ctx context.Context) error {
+		_, err := s.Run(ctx, "kubectl", "get", "virtualip", shopVIP)
+		return err
+	})
+	dir := s.path("cloud", "/var/lib/kubeplane")
+	plane := func(do func() error) {
+		t.Helper()
+		s.Check(s.Trial.Stop(t.Context(), "cloud", "kubeplane"))
+		s.Check(do())
+		s.Start("cloud", "kubeplane")
+	}
+	var copied cluster.Backup
+	plane(func() (err error) { copied, err = cluster.CopyEtcd(dir); return err })
+	defer func() { s.Check(cluster.RemoveBackup(copied)) }()
+	for _, n := range edges {
+		s.Heal(n)
+	}
+	reported := func() {
+		t.Helper()
+		s.waitStaticRoute("fresh", "2/2 True Applied edge1,edge2")
+		s.waitShop(2)
+		s.waitOperation("fresh", "done", isDone("PrefetchFailed"))
+	}
+	reported()
+	epochs := map[string]uint64{}
+	for _, n := range edges {
+		s.waitLinked(n)
+		d, err := s.deviceStatus(t.Context(), n)
+		s.Check(err)
+		epochs[n] = d.Link.Epoch
+	}
+	plane(func() error { return cluster.PutEtcd(dir, copied) })
+	s.WaitFor("the cluster to answer as it was", func(ctx context.Context) error {
+		_, err := s.Run(ctx, "kubectl", "get", "nodeoperation", "fresh")
+		return err
+	})
+	reported()
+	for n, epoch := range epochs {
+		if d, err := s.deviceStatus(t.Context(), n); err != nil || d.Link.Epoch != epoch {
+			t.Logf("the link of %s was opened again: epoch %d, then %d, %v", n, epoch, d.Link.Epoch, err)
+		}
+	}
+}
 
 // TestClaims_18_EmptyStoreIsNamedAsLoss: the store of a device that is cut off becomes empty, and
 // then goes: the status names each as a loss, pods stay, and all comes again with a link.
@@ -210,4 +271,40 @@ func (s *system) proxy() (address string) {
 		_, _ = s.Run(ctx, "kubectl", "proxy", "--address=127.0.0.1", "--port="+port)
 	}()
 	return "127.0.0.1:" + port
+}
+
+// TestClaims_39_ReadOnlyDiskAndStoppedProcess: the data directory of a device becomes read-only:
+// its status names that, and how to mend it, of the edgecore that runs and of one that can't start.
+// One that is stopped by a signal is told from one that does not run.
+func TestClaims_39_ReadOnlyDiskAndStoppedProcess(t *testing.T) {
+	s := newSystem(t)
+	s.smallDisk("edge1", 16)
+	before := s.Containers("edge1")
+	says := func(when string, words ...string) {
+		t.Helper()
+		s.WaitFor(when, func(context.Context) error {
+			out, _, complaint := s.edgecore("edge1", "status")
+			for _, w := range words {
+				if !strings.Contains(out+complaint, w) {
+					return errors.New(out + complaint)
+				}
+			}
+			return nil
+		})
+	}
+	remount := func(how string) { t.Helper(); s.onHost("edge1", "mount", "-o", "remount,"+how, "/run/small") }
+	s.Check(s.Trial.Signal(t.Context(), "edge1", "edgecore", syscall.SIGSTOP))
+	says("a stopped process to be told from none", "does not answer")
+	s.Check(s.Trial.Signal(t.Context(), "edge1", "edgecore", syscall.SIGCONT))
+	s.waitLinked("edge1")
+	s.Kill("edge1", "edgecore") // what is open for writing can't be made read-only from outside
+	remount("ro")
+	defer s.onHostIn(context.WithoutCancel(t.Context()), "edge1", "mount", "-o", "remount,rw", "/run/small")
+	_ = s.Trial.Start(t.Context(), "edge1", "edgecore") // it can't
+	says("an edgecore that can't start to name the disk", "read-only")
+	s.Check(s.same("edge1", before))
+	remount("rw")
+	s.Start("edge1", "edgecore")
+	s.WaitReady("edge1", true)
+	s.Check(s.same("edge1", before))
 }
