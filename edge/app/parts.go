@@ -58,7 +58,7 @@ func (a *App) newMeta() {
 	}
 	a.api = edgeapi.New(edgeapi.Config{
 		NodeName: a.node, Backend: a.meta, State: a.store.Module(string(edgeapi.Name)), DataDir: keysDir(a.config), Socket: c.EdgeAPI.Socket, Listen: c.EdgeAPI.Listen, Pods: podsListen(c.EdgeAPI),
-		Local: a.local(), Register: a.registration.Register,
+		Local: a.local(), Register: a.registration.Register, DialKubelet: a.dialKubelet,
 	})
 }
 

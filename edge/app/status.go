@@ -13,6 +13,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	corev1 "k8s.io/api/core/v1"
+
 	"github.com/skerry-io/skerry/beehive"
 	"github.com/skerry-io/skerry/common/link"
 	"github.com/skerry-io/skerry/common/pki"
@@ -26,6 +28,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/core/edgehub"
 	"github.com/skerry-io/skerry/edge/internal/core/metamanager"
 	"github.com/skerry-io/skerry/edge/internal/core/store"
+	"github.com/skerry-io/skerry/edge/internal/kernel/diskkey"
 	"github.com/skerry-io/skerry/edge/internal/kernel/netif"
 	edgeapp "github.com/skerry-io/skerry/edge/internal/optional/app"
 	"github.com/skerry-io/skerry/edge/internal/optional/applogs"
@@ -217,6 +220,45 @@ func StatusOfFiles(ctx context.Context, cfg *edgeconfig.Config) (Status, error) 
 	state, err := drain.StateIn(file)
 	s.Drain = state
 	return s, err
+}
+
+// Kubeconfig is the file by which root of the device reaches the device's API.
+func Kubeconfig(cfg *edgeconfig.Config) string {
+	return filepath.Join(keysDir(cfg), edgeapi.KubeconfigFile)
+}
+
+// EventsOfFiles are the Events on the disk of a device on which no edgecore runs.
+func EventsOfFiles(ctx context.Context, cfg *edgeconfig.Config) ([]corev1.Event, error) {
+	key, err := readDiskKey(ctx, cfg)
+	if err != nil {
+		return nil, err
+	}
+	file, err := openStopped(ctx, cfg, key)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = file.Close() }()
+	all, err := metamanager.EventsOf(file)
+	items := make([]corev1.Event, 0, len(all))
+	for _, e := range all {
+		items = append(items, *e)
+	}
+	return items, err
+}
+
+// openStopped opens the store of a device on which no edgecore runs. The error is fs.ErrNotExist
+// where there is none yet.
+func openStopped(ctx context.Context, cfg *edgeconfig.Config, key *diskkey.Key) (*store.Store, error) {
+	l, err := TakeLock(cfg)
+	if errors.Is(err, ErrRuns) {
+		return nil, ErrUnresponsive // its store can't be read by a second process
+	} else if err == nil {
+		l.Release()
+	}
+	if _, err := os.Stat(storeConfig(cfg, key).Path); err != nil {
+		return nil, err
+	}
+	return store.Open(ctx, storeConfig(cfg, key))
 }
 
 // OwnFiles are patterns of what edgecore makes: who this device is, the store, in which everything

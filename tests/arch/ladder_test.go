@@ -18,7 +18,7 @@ var ladder = [][]string{
 	// L2: how modules of a process say it
 	{"beehive"},
 	// L3: what both sides share
-	{"common/applog", "common/claim", "common/topic", "common/pki", "common/config", "common/httpserver", "common/recovery", "common/rerun", "common/notifytest", "common/login1test", "common/dependency", "common/selectable"},
+	{"common/applog", "common/claim", "common/topic", "common/pki", "common/config", "common/httpserver", "common/recovery", "common/rerun", "common/notifytest", "common/login1test", "common/dependency", "common/selectable", "common/podstream"},
 	{"common/link"},
 	{"common/cli", "common/gctuner", "common/programpages", "common/health", "common/tunnel"},
 	{"common/watchdog"},

@@ -41,7 +41,8 @@ Without a command it runs until SIGTERM. Containers go on when it stops.`,
   edgecore --config /etc/skerry/edgecore.yaml       # then, by systemd
   edgecore status                                   # link, backlog, certificate; works offline too
   edgecore operation reboot                         # once its pods are safely elsewhere
-  edgecore check                                    # preflight checks`,
+  edgecore check                                    # preflight checks
+  edgecore kubectl logs -f -n shop till-7xk2p       # this device's API; offline too`,
 		Args: cli.Args(cobra.NoArgs),
 		RunE: func(c *cobra.Command, _ []string) error {
 			cfg, err := load(file)
@@ -73,7 +74,7 @@ Without a command it runs until SIGTERM. Containers go on when it stops.`,
 	c.PersistentFlags().StringVar(&file, "config", standardConfig, "configuration file")
 	c.AddCommand(
 		joinCommand(&file), statusCommand(&file), checkCommand(&file), modulesCommand(&file), maintenanceCommand(&file),
-		operationCommand(&file), consoleCommand(&file), resetCommand(&file),
+		operationCommand(&file), consoleCommand(&file), resetCommand(&file), kubectlCommand(&file), eventsCommand(&file),
 		cli.Config("edgecore", config.DefaultText, config.MinimalText, standardConfig, func(file string, data []byte) error {
 			_, err := app.Configuration(file, data)
 			return err

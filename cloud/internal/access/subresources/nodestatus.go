@@ -8,6 +8,8 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/skerry-io/skerry/common/podstream"
 )
 
 // maxStatus bounds the status that a device sends, in bytes.
@@ -23,7 +25,7 @@ func (s *Server) status(w http.ResponseWriter, r *http.Request) error {
 		return fault(err)
 	}
 	defer conn.Close()
-	transport := &http.Transport{DialContext: once(conn), DisableKeepAlives: true, DisableCompression: true, MaxResponseHeaderBytes: 16 << 10}
+	transport := &http.Transport{DialContext: podstream.Once(conn), DisableKeepAlives: true, DisableCompression: true, MaxResponseHeaderBytes: 16 << 10}
 	question, err := http.NewRequestWithContext(r.Context(), http.MethodGet, (&url.URL{Scheme: "http", Host: "edgecore", Path: "/"}).String(), http.NoBody)
 	if err != nil {
 		return fault(err)

@@ -12,6 +12,8 @@ import (
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
+
+	"github.com/skerry-io/skerry/common/podstream"
 )
 
 // TestClaims_15_WebPageOpensNoStream: an administrator runs `kubectl proxy`, whose default refusals
@@ -40,17 +42,17 @@ func TestClaims_15_WebPageOpensNoStream(t *testing.T) {
 		_ = res.Write(&body)
 		return res.StatusCode, body.String()
 	}
-	for _, sub := range served() {
+	for _, sub := range podstream.Subresources() {
 		for _, method := range []string{http.MethodGet, http.MethodPost} {
-			if method == http.MethodPost && !sub.streams {
+			if method == http.MethodPost && !sub.Streams {
 				continue
 			}
-			code, body := ask(method, sub.name, http.Header{"Origin": {"https://evil.example"}})
-			if refused := code == http.StatusForbidden && strings.Contains(body, "Origin"); refused != sub.streams {
-				t.Errorf("%s %s with Origin: %d %s", method, sub.name, code, body)
+			code, body := ask(method, sub.Name, http.Header{"Origin": {"https://evil.example"}})
+			if refused := code == http.StatusForbidden && strings.Contains(body, "Origin"); refused != sub.Streams {
+				t.Errorf("%s %s with Origin: %d %s", method, sub.Name, code, body)
 			}
-			if code, body := ask(method, sub.name, http.Header{}); code != http.StatusNotFound { // judged, and there is no such pod
-				t.Errorf("%s %s: %d %s", method, sub.name, code, body)
+			if code, body := ask(method, sub.Name, http.Header{}); code != http.StatusNotFound { // judged, and there is no such pod
+				t.Errorf("%s %s: %d %s", method, sub.Name, code, body)
 			}
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/skerry-io/skerry/common/httpserver"
+	"github.com/skerry-io/skerry/common/podstream"
 )
 
 // Serve answers on a listener whose connections have shown a certificate of kube-apiserver's front
@@ -57,15 +58,15 @@ func (s *Server) routes(ctx context.Context) http.Handler {
 	}
 	list := metav1.APIResourceList{TypeMeta: metav1.TypeMeta{Kind: "APIResourceList", APIVersion: "v1"}, GroupVersion: version.GroupVersion}
 	mux := http.NewServeMux()
-	for _, sub := range served() {
-		r := metav1.APIResource{Name: "pods/" + sub.name, Kind: sub.kind, Namespaced: true}
+	for _, sub := range podstream.Subresources() {
+		r := metav1.APIResource{Name: "pods/" + sub.Name, Kind: sub.Kind, Namespaced: true}
 		methods := []string{http.MethodGet}
-		if sub.streams {
+		if sub.Streams {
 			methods = append(methods, http.MethodPost)
 		}
 		for _, method := range methods {
 			r.Verbs = append(r.Verbs, verbs[method])
-			mux.HandleFunc(method+" "+root+"/namespaces/{namespace}/pods/{name}/"+sub.name, func(w http.ResponseWriter, r *http.Request) {
+			mux.HandleFunc(method+" "+root+"/namespaces/{namespace}/pods/{name}/"+sub.Name, func(w http.ResponseWriter, r *http.Request) {
 				if err := s.answer(ctx, w, r, sub); err != nil {
 					fail(w, err)
 				}

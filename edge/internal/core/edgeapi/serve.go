@@ -39,8 +39,9 @@ func (s *Server) Handler(authenticate Authenticator) http.Handler {
 			writeError(w, r, apierrors.NewBadRequest(err.Error()))
 			return
 		}
+		stream, isStream := s.podStream(r, info)
 		shares := requests
-		if isWatch(info) {
+		if isWatch(info) || isStream {
 			shares = watches
 		}
 		client := clientOf(r)
@@ -50,6 +51,10 @@ func (s *Server) Handler(authenticate Authenticator) http.Handler {
 			return
 		}
 		defer shares.Give(client)
+		if isStream {
+			s.serveStream(w, r, info, stream)
+			return
+		}
 		limitBody(w, r)
 		s.serve(w, r, info)
 	})

@@ -49,6 +49,9 @@ type Config struct {
 	// Local answers paths below LocalPrefix for root of the device: what edgecore's own commands
 	// ask the running process. May be nil.
 	Local http.Handler
+	// DialKubelet connects to the kubelet's server of this device for log, exec, attach and
+	// port-forward of its pods, which root alone may ask for; HTTP/1.1. nil: they are not served.
+	DialKubelet func(ctx context.Context) (net.Conn, error)
 	// MaxRequests and MaxWatches bound what the clients of one listener may have open at once, and
 	// one client (an address) a quarter of that; the excess is asked to come back. 0: the defaults.
 	MaxRequests int

@@ -24,6 +24,7 @@ import (
 	"fmt"
 
 	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/klog/v2"
 
 	"github.com/skerry-io/skerry/beehive"
@@ -195,4 +196,22 @@ func StatusOf(s *store.Store) (Status, error) {
 		return Status{}, err
 	}
 	return m.Status(), nil
+}
+
+// EventsOf returns the Events that a store holds that no Manager runs on, the oldest first.
+func EventsOf(s *store.Store) (all []*corev1.Event, err error) {
+	err = s.View(func(tx *store.Tx) error {
+		stored, err := event.Read(tx)
+		if err != nil {
+			return err
+		}
+		for _, kept := range stored {
+			o, err := object.DecodeRaw(kept.Raw)
+			if e, ok := o.(*corev1.Event); err == nil && ok {
+				all = append(all, e)
+			}
+		}
+		return nil
+	})
+	return all, err
 }

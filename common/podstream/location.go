@@ -1,4 +1,4 @@
-package subresources
+package podstream
 
 import (
 	"fmt"
@@ -9,10 +9,10 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 )
 
-// subresource is one of those that are served.
-type subresource struct {
-	name, kind string
-	streams    bool   // it takes the connection over, and passes by admission
+// Subresource is one of those that a kubelet's server answers.
+type Subresource struct {
+	Name, Kind string
+	Streams    bool   // it takes the connection over, and passes by admission
 	path       string // of the kubelet, up to the namespace
 	container  bool   // it is of a container
 	// flags and values are the parameters of the API, with the kubelet's names for them.
@@ -27,19 +27,19 @@ var (
 	}
 )
 
-// served are the subresources, by their names.
-func served() []subresource {
-	return []subresource{
-		{name: "log", kind: "Pod", path: "containerLogs", container: true, values: logs},
-		{name: "exec", kind: "PodExecOptions", streams: true, path: "exec", container: true, flags: remote, values: map[string]string{"command": "command"}},
-		{name: "attach", kind: "PodAttachOptions", streams: true, path: "attach", container: true, flags: remote},
-		{name: "portforward", kind: "PodPortForwardOptions", streams: true, path: "portForward", values: map[string]string{"ports": "port"}},
+// Subresources are those of pods.
+func Subresources() []Subresource {
+	return []Subresource{
+		{Name: "log", Kind: "Pod", path: "containerLogs", container: true, values: logs},
+		{Name: "exec", Kind: "PodExecOptions", Streams: true, path: "exec", container: true, flags: remote, values: map[string]string{"command": "command"}},
+		{Name: "attach", Kind: "PodAttachOptions", Streams: true, path: "attach", container: true, flags: remote},
+		{Name: "portforward", Kind: "PodPortForwardOptions", Streams: true, path: "portForward", values: map[string]string{"ports": "port"}},
 	}
 }
 
-// location is where the kubelet answers for a subresource of a pod. Every part of it that a user
+// Location is where the kubelet answers for a subresource of a pod. Every part of it that a user
 // chose is checked, or escaped as one part of the path.
-func (s subresource) location(pod *corev1.Pod, asked url.Values) (*url.URL, error) {
+func (s Subresource) Location(pod *corev1.Pod, asked url.Values) (*url.URL, error) {
 	parts := []string{s.path, pod.Namespace, pod.Name}
 	if s.container {
 		name, err := container(pod, asked.Get("container"))
