@@ -42,7 +42,7 @@ func newSubresources(client kubernetes.Interface, ca *join.CA, to *tunnel.Tunnel
 			}
 			return conn, err
 		},
-		DialStatus: to.DialStatus,
+		DialReport: to.DialReport,
 	})
 	return s, nil
 }

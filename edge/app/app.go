@@ -33,6 +33,7 @@ import (
 	"github.com/skerry-io/skerry/common/link"
 	"github.com/skerry-io/skerry/common/pki"
 	"github.com/skerry-io/skerry/edge/internal/agents/drain"
+	"github.com/skerry-io/skerry/edge/internal/agents/flightrecorder"
 	"github.com/skerry-io/skerry/edge/internal/agents/node"
 	"github.com/skerry-io/skerry/edge/internal/agents/probation"
 	"github.com/skerry-io/skerry/edge/internal/agents/route"
@@ -201,6 +202,7 @@ type App struct {
 	marks        *marks.Agent
 	runner       *beehive.Runner
 	tunnel       *tunnel.Tunnel
+	flight       *flightrecorder.Module
 	metrics      *prometheus.Registry
 	collectors   []prometheus.Collector // of the parts
 

@@ -5,6 +5,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"strconv"
@@ -19,6 +20,7 @@ import (
 	"github.com/skerry-io/skerry/common/topic"
 	"github.com/skerry-io/skerry/common/version"
 	"github.com/skerry-io/skerry/edge/internal/core/edgehub"
+	"github.com/skerry-io/skerry/edge/internal/setup/bundle"
 	edgeconfig "github.com/skerry-io/skerry/edge/internal/setup/config"
 	"github.com/skerry-io/skerry/edge/internal/setup/join"
 	"github.com/skerry-io/skerry/edge/internal/setup/tunnel"
@@ -96,6 +98,7 @@ func (a *App) newHub() (*edgehub.Hub, error) {
 		}
 		return a.statusFor(accept)
 	}}
+	streams.Bundle = func(ctx context.Context, w io.Writer) error { return a.WriteBundle(ctx, w, bundle.MaxFileOverLink) }
 	if a.config.Modules.Tunnel.Subresources {
 		streams.Subresources = a.dialKubelet
 	}

@@ -7,7 +7,7 @@ import (
 )
 
 func (a *App) shutdownParts() ([]beehive.Entry, error) {
-	c := shutdown.Config{NodeName: a.node, API: a.api.ClientConfig(edgeapi.Identity{})}
+	c := shutdown.Config{NodeName: a.node, API: a.api.ClientConfig(edgeapi.Identity{}), Announced: a.flight.Shutdown}
 	if a.vips != nil {
 		c.Leave, c.Stay = a.vips.Leave, a.vips.Stay
 	}

@@ -174,6 +174,7 @@ func (a *App) local() http.Handler {
 		_ = json.NewEncoder(w).Encode(a.Status()) // an error means that the client is gone
 	})
 	mux.HandleFunc("PUT "+MaintenancePath, a.handleMaintenance)
+	mux.HandleFunc("GET "+BundlePath, a.handleBundle)
 	a.handleOperations(mux)
 	a.handleConsoles(mux)
 	return mux
@@ -274,7 +275,7 @@ func OwnFiles(cfg *edgeconfig.Config) []string {
 	}
 	return []string{
 		filepath.Join(server, "kubelet-server-*.pem"), filepath.Join(server, "kubelet.crt"), filepath.Join(server, "kubelet.key"),
-		IdentityDir(cfg), at.Path + "*", at.KeyFile, filepath.Join(keysDir(cfg), edgeapi.KubeconfigFile), filepath.Join(cfg.DataDir, hookDir), filepath.Join(cfg.DataDir, contentDir), MetricsToken(cfg),
+		IdentityDir(cfg), at.Path + "*", at.KeyFile, filepath.Join(keysDir(cfg), edgeapi.KubeconfigFile), filepath.Join(cfg.DataDir, hookDir), filepath.Join(cfg.DataDir, contentDir), FlightRecorder(cfg), MetricsToken(cfg),
 		filepath.Join(netif.CNIConfigs, podnet.File),
 	}
 }

@@ -106,14 +106,14 @@ func TestOperate_09_StreamsOfTheDeviceOffline(t *testing.T) {
 	}
 	s.forwardsOffline(env, ns, "local")
 
-	// Events, also of a device whose edgecore is dead.
+	// Events, also of a device whose edgecore is stopped.
 	if out, errs, code := s.onDevice(t.Context(), "edge1", env, nil, "events", "-n", ns); code != 0 || !strings.Contains(out, "Started") || !strings.Contains(out, ns+"/Pod/local") {
 		t.Errorf("events: %d: %s%s", code, out, errs)
 	}
 	s.refusedToOthers(env, ns)
-	s.Kill("edge1", "edgecore")
+	s.Check(s.Trial.Stop(t.Context(), "edge1", "edgecore"))
 	if out, errs, code := s.onDevice(t.Context(), "edge1", env, nil, "events", "-n", ns); code != 0 || !strings.Contains(out, "Started") {
-		t.Errorf("events of a dead edgecore: %d: %s%s", code, out, errs)
+		t.Errorf("events of a stopped edgecore: %d: %s%s", code, out, errs)
 	}
 	s.Start("edge1", "edgecore")
 	s.Heal("edge1")

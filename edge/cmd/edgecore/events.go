@@ -25,7 +25,7 @@ func eventsCommand(file *string) *cobra.Command {
 	c := &cobra.Command{
 		Use: "events", Short: "List the Events of this device, the newest last; works offline", Args: cli.Args(cobra.NoArgs),
 		Long: "List the Events of this device, the newest last: the kubelet's about its pods and its Node, and those of Skerry's agents. It needs no cloud, and they are here\n" +
-			"whether or not the cloud gets them (modules.edged.reportEvent). While edgecore is down those on its disk are shown.",
+			"whether or not the cloud gets them (modules.edged.reportEvent). While edgecore is down those on its disk are shown: those before a kill -9 are in `edgecore recorder`.",
 		Example: "  edgecore events\n  edgecore events --warnings -n shop\n  edgecore events -o json",
 		RunE: func(c *cobra.Command, _ []string) error {
 			cfg, _, err := loadOrDefault(*file)

@@ -14,7 +14,7 @@
 // has it heed no SIGTERM, a number has it exit with that code.
 //
 // The image holds nothing else, so the program is its tools too: "get URL" asks another copy, "sum
-// FILE" prints a file's SHA-256, "terminal" prints its terminal's size, "note TEXT" adds a line to
+// FILE" prints a file's SHA-256, "hog" takes memory until it is killed, "terminal" prints its terminal's size, "note TEXT" adds a line to
 // NOTE, and called by the name tar it packs and unpacks for `kubectl cp`.
 package main
 
@@ -62,6 +62,9 @@ func run(ctx context.Context, args []string) error {
 		return sum(args[1], os.Stdout)
 	case len(args) == 2 && args[0] == "note":
 		note(args[1])
+		return nil
+	case len(args) == 1 && args[0] == "hog":
+		log.Printf("has %d MiB", hog())
 		return nil
 	case len(args) == 1 && args[0] == "terminal":
 		return terminal(ctx, os.Stdout)
@@ -306,4 +309,17 @@ func get(ctx context.Context, url string) error {
 		return fmt.Errorf("%s answered %s", url, res.Status)
 	}
 	return nil
+}
+
+// hog takes memory until the kernel ends it, or there are 512 MiB.
+func hog() int {
+	var all [][]byte
+	for range 512 {
+		b := make([]byte, 1<<20)
+		for i := range b {
+			b[i] = 1
+		}
+		all = append(all, b)
+	}
+	return len(all)
 }

@@ -74,12 +74,14 @@ func (s *Server) routes(ctx context.Context) http.Handler {
 		}
 		list.APIResources = append(list.APIResources, r)
 	}
-	list.APIResources = append(list.APIResources, metav1.APIResource{Name: "nodes/status", Kind: "NodeStatus", Verbs: []string{"get"}})
-	mux.HandleFunc("GET "+root+"/nodes/{name}/status", func(w http.ResponseWriter, r *http.Request) {
-		if err := s.status(w, r); err != nil {
-			fail(w, err)
-		}
-	})
+	for _, report := range reports() {
+		list.APIResources = append(list.APIResources, metav1.APIResource{Name: "nodes/" + report.name, Kind: report.kind, Verbs: []string{"get"}})
+		mux.HandleFunc("GET "+root+"/nodes/{name}/"+report.name, func(w http.ResponseWriter, r *http.Request) {
+			if err := s.report(w, r, report); err != nil {
+				fail(w, err)
+			}
+		})
+	}
 	mux.HandleFunc("GET /apis", func(w http.ResponseWriter, _ *http.Request) {
 		write(w, http.StatusOK, metav1.APIGroupList{TypeMeta: metav1.TypeMeta{Kind: "APIGroupList", APIVersion: "v1"}, Groups: []metav1.APIGroup{group}})
 	})

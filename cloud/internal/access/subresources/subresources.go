@@ -38,9 +38,10 @@ type Config struct {
 	// Dial connects to the kubelet of an edge node, as that device's own client; the connection is
 	// HTTP/1.1. An error is for people to read.
 	Dial func(ctx context.Context, node types.NodeName) (net.Conn, error)
-	// DialStatus connects to edgecore's status on an edge node: HTTP/1.1, one question.
-	DialStatus func(ctx context.Context, node types.NodeName) (net.Conn, error)
-	// MaxRequests bounds concurrent requests, with open streams among them: 512. At the bound
+	// DialReport connects to one of edgecore's reports on an edge node, by what the link calls it:
+	// HTTP/1.1, one question.
+	DialReport func(ctx context.Context, node types.NodeName, report string) (net.Conn, error)
+	// MaxRequests bounds what is answered at once, streams that go on among it: 512. At the bound
 	// one more is refused with 429.
 	MaxRequests int
 }

@@ -118,8 +118,8 @@ func (t *Tunnel) connect(ctx context.Context, open *gate, w http.ResponseWriter,
 	}
 	defer back()
 	target := cmp.Or(r.Header.Get(streamTarget), kubelet)
-	if who != peer || target != subresources && target != status {
-		target = kubelet // kube-apiserver itself asks for no other
+	if who != peer || target != subresources && !slices.Contains(reports(), target) {
+		target = kubelet // kube-apiserver itself asks for nothing else
 	}
 	far, code, err := t.reach(r.Context(), who, r.Host, target)
 	if err != nil {

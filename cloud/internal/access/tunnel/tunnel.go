@@ -18,6 +18,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -40,7 +41,6 @@ import (
 const (
 	kubelet      = "kubelet"
 	subresources = "subresources"
-	status       = "status"
 )
 
 // PeerName is the common name of the certificate by which replicas of cloudcore know each other.
@@ -206,6 +206,9 @@ func (t *Tunnel) Dial(ctx context.Context, node types.NodeName) (net.Conn, error
 	return t.dial(ctx, node, kubelet)
 }
 
+// reports are those of edgecore's own that a stream can be opened to (edge/internal/setup/tunnel).
+func reports() []string { return []string{"status", "rehearsal", "bundle"} }
+
 // ErrNoEdge is for nodes that are no edges.
 var ErrNoEdge = errors.New("it is no edge node")
 
@@ -223,10 +226,13 @@ func (t *Tunnel) DialSubresources(ctx context.Context, node types.NodeName) (net
 	return t.dialOwn(ctx, node, subresources)
 }
 
-// DialStatus connects to the output of `edgecore status` on an edge node, also of one whose kubelet
-// has never made a Node: HTTP/1.1 without TLS, one question. The caller alone judges the user.
-func (t *Tunnel) DialStatus(ctx context.Context, node types.NodeName) (net.Conn, error) {
-	return t.dialOwn(ctx, node, status)
+// DialReport connects to a report of edgecore on an edge node, also of one whose kubelet has never
+// made a Node: HTTP/1.1 without TLS, one question. The caller alone judges the user.
+func (t *Tunnel) DialReport(ctx context.Context, node types.NodeName, report string) (net.Conn, error) {
+	if !slices.Contains(reports(), report) {
+		return nil, fmt.Errorf("edgecore has no report %q", report)
+	}
+	return t.dialOwn(ctx, node, report)
 }
 
 // dialOwn connects for cloudcore's own API.

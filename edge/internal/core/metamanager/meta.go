@@ -25,6 +25,9 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/klog/v2"
 
 	"github.com/skerry-io/skerry/beehive"
@@ -214,4 +217,14 @@ func EventsOf(s *store.Store) (all []*corev1.Event, err error) {
 		return nil
 	})
 	return all, err
+}
+
+// HeldIn returns the objects of a resource that a store holds that no Manager runs on.
+func HeldIn(s *store.Store, resource schema.GroupVersionResource) ([]object.Object, error) {
+	m := New(Config{Store: s})
+	if err := m.load(context.Background()); err != nil {
+		return nil, err
+	}
+	items, _, err := m.view.List(context.Background(), object.Selection{Resource: resource, Labels: labels.Everything(), Fields: fields.Everything()}, ListOptions{Held: true})
+	return items, err
 }

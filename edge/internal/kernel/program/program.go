@@ -4,9 +4,11 @@
 package program
 
 import (
+	"context"
 	"fmt"
 	"os/exec"
 	"syscall"
+	"time"
 )
 
 // Find returns the path of a program in $PATH.
@@ -18,4 +20,33 @@ func Replace(path string, args, env []string) error {
 		return fmt.Errorf("running %s: %w", path, err)
 	}
 	return nil
+}
+
+// Output runs a program of the PATH and returns the end of what it wrote to both outputs, at most so
+// many bytes.
+func Output(ctx context.Context, most int, name string, args ...string) ([]byte, error) {
+	path, err := exec.LookPath(name)
+	if err != nil {
+		return nil, err
+	}
+	c := exec.CommandContext(ctx, path, args...)
+	c.WaitDelay = time.Second // what it started may hold its output open
+	end := &last{most: most}
+	c.Stdout, c.Stderr = end, end
+	err = c.Run()
+	return end.b, err
+}
+
+// last keeps the end of what is written to it.
+type last struct {
+	most int
+	b    []byte
+}
+
+func (l *last) Write(p []byte) (int, error) {
+	l.b = append(l.b, p...)
+	if len(l.b) > 2*l.most {
+		l.b = append(l.b[:0], l.b[len(l.b)-l.most:]...)
+	}
+	return len(p), nil
 }

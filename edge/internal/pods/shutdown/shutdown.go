@@ -51,6 +51,8 @@ type Config struct {
 	Runtime  string
 	NodeName string
 	API      *rest.Config // the edge API
+	// Announced is called first of all; it must not take long. May be nil.
+	Announced func(ctx context.Context)
 	// Leave hands virtual IPs over, Stay takes part again; nil: there are none.
 	Leave, Stay func(ctx context.Context) error
 }
@@ -108,6 +110,9 @@ func (m *Module) Run(ctx context.Context, port *beehive.Port) error {
 // prepare may be called more than once.
 func (m *Module) prepare(ctx context.Context) error {
 	ends := len(m.config.Periods) > 0
+	if m.config.Announced != nil {
+		m.config.Announced(ctx)
+	}
 	if ends {
 		m.config.Kubelet.Stop()
 		go m.sayNotReady(ctx) // ends with ctx

@@ -3,6 +3,7 @@ package tunnel
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"io"
 	"net"
 	"net/http"
@@ -12,6 +13,8 @@ import (
 const (
 	// statusTimeout bounds a question for the status, its answer over a thin link included.
 	statusTimeout = 30 * time.Second
+	// bundleTimeout bounds the packing of a bundle and its way over a thin link.
+	bundleTimeout = 10 * time.Minute
 	// maxQuestion bounds the question, in bytes.
 	maxQuestion = 16 << 10
 )
@@ -31,5 +34,25 @@ func serveStatus(conn net.Conn, show func(accept string) (body []byte, contentTy
 	}
 	answer.Header.Set("Content-Type", kind)
 	answer.ContentLength, answer.Body = int64(len(body)), io.NopCloser(bytes.NewReader(body))
+	_ = answer.Write(conn) // who asked may be gone
+}
+
+// serveBundle answers one request with an archive, as it is packed. One that breaks off does not
+// look whole.
+func serveBundle(conn net.Conn, pack func(ctx context.Context, w io.Writer) error) {
+	defer conn.Close()
+	_ = conn.SetDeadline(time.Now().Add(bundleTimeout))
+	if _, err := http.ReadRequest(bufio.NewReader(io.LimitReader(conn, maxQuestion))); err != nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), bundleTimeout)
+	defer cancel()
+	r, w := io.Pipe()
+	defer r.Close() // ends the packing where the asker has gone
+	go func() { w.CloseWithError(pack(ctx, w)) }()
+	answer := http.Response{
+		StatusCode: http.StatusOK, ProtoMajor: 1, ProtoMinor: 1, Header: http.Header{"Content-Type": {"application/gzip"}},
+		Body: r, ContentLength: -1, TransferEncoding: []string{"chunked"},
+	}
 	_ = answer.Write(conn) // who asked may be gone
 }

@@ -14,6 +14,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"sync"
 
@@ -32,6 +33,9 @@ const (
 	Kubelet      = "kubelet"
 	Subresources = "subresources"
 	Status       = "status"
+	// Rehearsal is what `edgecore rehearse` shows, Bundle what `edgecore bundle` packs.
+	Rehearsal = "rehearsal"
+	Bundle    = "bundle"
 )
 
 // Config is what a Tunnel needs to know.
@@ -44,6 +48,9 @@ type Config struct {
 	// Status is what `edgecore status` shows, in the form that an Accept header asks for, and its
 	// content type; nil: it is not shown to the cloud.
 	Status func(accept string) (body []byte, contentType string, err error)
+	// Rehearsal is like Status. Bundle writes an archive. nil: the cloud gets none.
+	Rehearsal func(accept string) (body []byte, contentType string, err error)
+	Bundle    func(ctx context.Context, w io.Writer) error
 	// MaxStreams bounds the streams of a session; 0: the default of common/tunnel.
 	MaxStreams int
 }
@@ -114,11 +121,9 @@ func (t *Tunnel) accept(ctx context.Context, target string) (net.Conn, error) {
 	case Kubelet:
 	case Subresources:
 		return t.subresources(ctx)
-	case Status:
-		if t.config.Status != nil {
-			near, far := net.Pipe()
-			t.answers.Go(func() { serveStatus(far, t.config.Status) })
-			return near, nil
+	case Status, Rehearsal, Bundle:
+		if conn := t.report(target); conn != nil {
+			return conn, nil
 		}
 		fallthrough
 	default:
@@ -136,6 +141,24 @@ func (t *Tunnel) accept(ctx context.Context, target string) (net.Conn, error) {
 		return nil, fmt.Errorf("the kubelet does not answer: %w", err)
 	}
 	return t.metrics.begin(conn), nil
+}
+
+// report connects to one of edgecore's own reports; nil where there is none.
+func (t *Tunnel) report(target string) net.Conn {
+	var serve func(net.Conn)
+	switch {
+	case target == Status && t.config.Status != nil:
+		serve = func(conn net.Conn) { serveStatus(conn, t.config.Status) }
+	case target == Rehearsal && t.config.Rehearsal != nil:
+		serve = func(conn net.Conn) { serveStatus(conn, t.config.Rehearsal) }
+	case target == Bundle && t.config.Bundle != nil:
+		serve = func(conn net.Conn) { serveBundle(conn, t.config.Bundle) }
+	default:
+		return nil
+	}
+	near, far := net.Pipe()
+	t.answers.Go(func() { serve(far) })
+	return near
 }
 
 func (t *Tunnel) subresources(ctx context.Context) (net.Conn, error) {
