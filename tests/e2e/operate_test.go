@@ -236,7 +236,7 @@ func TestOperate_13_ViewersRightsSuffice(t *testing.T) {
 		t.Cleanup(func() { _ = bindings.Delete(context.WithoutCancel(t.Context()), b.Name, metav1.DeleteOptions{}) })
 		return user
 	}
-	commands := [][]string{{"status", "-o", "json"}, {"operations"}, {"node", "edge1"}}
+	commands := [][]string{{"status", "-o", "json"}, {"operations"}, {"node", "edge1"}, {"rehearse", "edge1"}, {"bundle", "edge1", "-o", filepath.Join(t.TempDir(), "b")}}
 	user := bind("skerry:viewer")
 	for _, c := range commands {
 		s.WaitFor(fmt.Sprint(c, " as a viewer"), func(ctx context.Context) error {
@@ -246,7 +246,7 @@ func TestOperate_13_ViewersRightsSuffice(t *testing.T) {
 	}
 	viewer, err := roles.Get(t.Context(), "skerry:viewer", metav1.GetOptions{})
 	s.Check(err)
-	needs := map[string][]string{"nodes": commands[0], "pods": commands[0], "leases": commands[0], "nodeoperations": commands[1], "nodes/status": commands[2]}
+	needs := map[string][]string{"nodes": commands[0], "pods": commands[0], "leases": commands[0], "nodeoperations": commands[1], "nodes/status": commands[2], "nodes/rehearsal": commands[3], "nodes/log": commands[4]}
 	for _, rule := range viewer.Rules {
 		for _, resource := range rule.Resources {
 			command := needs[resource]

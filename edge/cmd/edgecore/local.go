@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"os"
 	"strings"
+	"time"
 
 	"github.com/skerry-io/skerry/common/cli"
 	"github.com/skerry-io/skerry/edge/app"
@@ -21,6 +22,14 @@ import (
 // unless it is nil, the answer is read into out unless that is nil. A refusal that is the caller's
 // mistake ends with exit code 2.
 func askLocal(ctx context.Context, cfg *config.Config, method, path string, in, out any) error {
+	return askWithin(ctx, cfg, askTimeout, method, path, in, out)
+}
+
+// rehearsalTimeout is for a rehearsal, which asks the container runtime.
+const rehearsalTimeout = 30 * time.Second
+
+// askWithin is askLocal with a bound of its own.
+func askWithin(ctx context.Context, cfg *config.Config, within time.Duration, method, path string, in, out any) error {
 	socket := cfg.Modules.EdgeAPI.Socket
 	if socket == "" {
 		return errors.New("modules.edgeAPI.socket is empty, so the running edgecore can't be reached")
@@ -34,7 +43,7 @@ func askLocal(ctx context.Context, cfg *config.Config, method, path string, in, 
 		body = bytes.NewReader(raw)
 	}
 	client := http.Client{
-		Timeout: askTimeout,
+		Timeout: within,
 		Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			return (&net.Dialer{}).DialContext(ctx, "unix", socket)
 		}},

@@ -24,6 +24,7 @@ import (
 	"fmt"
 
 	"golang.org/x/sync/errgroup"
+	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/labels"
@@ -199,6 +200,11 @@ func StatusOf(s *store.Store) (Status, error) {
 		return Status{}, err
 	}
 	return m.Status(), nil
+}
+
+// HoldsToken reports whether the answer to such a request of the kubelet for a token is kept.
+func (m *Manager) HoldsToken(namespace, serviceAccount string, spec authenticationv1.TokenRequestSpec) bool {
+	return m.tokens.Holds(namespace, serviceAccount, spec)
 }
 
 // EventsOf returns the Events that a store holds that no Manager runs on, the oldest first.

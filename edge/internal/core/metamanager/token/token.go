@@ -202,15 +202,34 @@ func keyOf(w request.Write) (k []byte, bound types.UID, err error) {
 	if !ok {
 		return nil, "", errors.New("the object is no TokenRequest")
 	}
-	text, err := json.Marshal([]any{w.Ref.Namespace, w.Ref.Name, r.Spec})
-	if err != nil {
+	if k, err = hash(w.Ref.Namespace, w.Ref.Name, r.Spec); err != nil {
 		return nil, "", err
 	}
-	sum := sha256.Sum256(text)
 	if r.Spec.BoundObjectRef != nil {
 		bound = r.Spec.BoundObjectRef.UID
 	}
-	return sum[:], bound, nil
+	return k, bound, nil
+}
+
+func hash(namespace, name string, spec authenticationv1.TokenRequestSpec) ([]byte, error) {
+	text, err := json.Marshal([]any{namespace, name, spec})
+	if err != nil {
+		return nil, err
+	}
+	sum := sha256.Sum256(text)
+	return sum[:], nil
+}
+
+// Holds reports whether the answer to a request is kept.
+func (t *Keeper) Holds(namespace, serviceAccount string, spec authenticationv1.TokenRequestSpec) bool {
+	k, err := hash(namespace, serviceAccount, spec)
+	if err != nil {
+		return false
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	_, held := t.answers[string(k)]
+	return held
 }
 
 // keep keeps the answer to a request with the request itself.
