@@ -149,7 +149,9 @@ func (b bundled) write(ctx context.Context, w io.Writer, most int) error {
 	files := b.files()
 	values, err := b.secretValues(ctx)
 	if err != nil { // what may quote a Secret stays out
-		files = slices.DeleteFunc(files, func(f bundle.File) bool { return strings.HasPrefix(f.Name, "logs/") || strings.HasPrefix(f.Name, "objects/") || f.Name == "events.json" })
+		files = slices.DeleteFunc(files, func(f bundle.File) bool {
+			return strings.HasPrefix(f.Name, "logs/") || strings.HasPrefix(f.Name, "objects/") || f.Name == "events.json"
+		})
 		files = append(files, bundle.Text("LEFT-OUT.txt", []byte(fmt.Sprintf("logs, objects and Events are left out, since the Secrets to be taken out of them can't be read: %v\n", err))))
 	}
 	return bundle.Write(ctx, w, "skerry-bundle-"+b.node, files, bundle.NewScrubber(values), most, time.Now())
