@@ -20,6 +20,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -203,6 +204,7 @@ type App struct {
 	runner       *beehive.Runner
 	tunnel       *tunnel.Tunnel
 	flight       *flightrecorder.Module
+	bundling     sync.Mutex // held while a bundle is packed
 	metrics      *prometheus.Registry
 	collectors   []prometheus.Collector // of the parts
 

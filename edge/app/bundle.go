@@ -77,6 +77,10 @@ func (a *App) bundled() bundled {
 
 // WriteBundle packs a support bundle of this device; most bounds each file, in bytes.
 func (a *App) WriteBundle(ctx context.Context, w io.Writer, most int) error {
+	if !a.bundling.TryLock() { // each takes memory for its largest file, several times over
+		return errors.New("another bundle is being packed: try again in a minute")
+	}
+	defer a.bundling.Unlock()
 	return a.bundled().write(ctx, w, most)
 }
 

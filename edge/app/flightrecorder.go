@@ -16,7 +16,7 @@ func FlightRecorder(cfg *edgeconfig.Config) string { return flightrecorder.DirIn
 func (a *App) flightRecorderParts() ([]beehive.Entry, error) {
 	a.flight = flightrecorder.New(flightrecorder.Config{
 		NodeName: a.node, Dir: FlightRecorder(a.config), Boot: bootID(), Version: version.Skerry(),
-		API: a.api.ClientConfig(edgeapi.Identity{}), Drain: string(drain.Name),
+		API: a.api.ClientConfig(edgeapi.Identity{}), Drain: string(drain.Name), Pods: a.config.Modules.Edged.Enable,
 	})
 	return []beehive.Entry{restarted(a.flight, linkstate.Group)}, nil
 }

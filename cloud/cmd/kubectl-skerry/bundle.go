@@ -20,7 +20,7 @@ func bundleCommand(f getter, streams genericiooptions.IOStreams) *cobra.Command 
 	c := &cobra.Command{
 		Use: "bundle NODE", Short: "Fetch a support bundle of a device: status, configuration, logs, Events, recorder, without secrets",
 		Long: `Fetch what 'edgecore bundle' packs on a device, over its link: status, configuration, logs, Events, the flight recorder and the kernel's network, as a
-.tar.gz without secrets. Over the link each file has at most its newest 512 KiB; 'edgecore bundle' on the device has 8 MiB of each.
+.tar.gz without secrets. Over the link each file has at most its newest 512 KiB; 'edgecore bundle' on the device has 4 MiB of each.
 A device without a link has to be asked on site.
 
 Exit code 0: the bundle is whole. 1: it could not be fetched.`,

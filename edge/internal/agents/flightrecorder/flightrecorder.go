@@ -196,7 +196,7 @@ func (r *Recorder) Add(ctx context.Context, rec Record) {
 }
 
 // maxSeen bounds the IDs that are kept in memory.
-const maxSeen = 20_000
+const maxSeen = 5000
 
 func (r *Recorder) filled(rec Record) Record {
 	if rec.Time.IsZero() {

@@ -37,6 +37,8 @@ type Config struct {
 	API *rest.Config
 	// Root is where the machine's files are; "/".
 	Root string
+	// Pods: a kubelet runs here. Without one there are no pods to follow.
+	Pods bool
 	// Drain is the component whose Events are about operations.
 	Drain string
 }
@@ -72,8 +74,9 @@ func (m *Module) Shutdown(ctx context.Context) {
 	_ = m.recorder.Sync()
 }
 
-// retry is the time between two tries to open a watch.
-const retry = 2 * time.Second
+// retryMin and retryMax bound the time between two tries to open a watch: before the first contact
+// with the cloud there are no pods to be told of.
+const retryMin, retryMax = time.Second, 15 * time.Second
 
 // Run implements beehive.Module: it records until ctx ends.
 func (m *Module) Run(ctx context.Context, port *beehive.Port) error {
@@ -99,6 +102,9 @@ func (m *Module) Run(ctx context.Context, port *beehive.Port) error {
 	g.Go(func() error { return m.links(ctx, port) })
 	pods := metav1.ListOptions{FieldSelector: "spec.nodeName=" + m.config.NodeName}
 	g.Go(func() error {
+		if !m.config.Pods {
+			return nil
+		}
 		return m.follow(ctx, func() (watch.Interface, error) { return client.CoreV1().Pods("").Watch(ctx, pods) }, func(e watch.Event) {
 			if p, ok := e.Object.(*corev1.Pod); ok && e.Type != watch.Deleted {
 				m.add(ctx, ofPod(p))
@@ -152,17 +158,18 @@ func (m *Module) links(ctx context.Context, port *beehive.Port) error {
 // follow reads a watch, again and again. It keeps no objects: the first set comes once more with
 // each watch, and what was recorded of it is known by its ID.
 func (m *Module) follow(ctx context.Context, open func() (watch.Interface, error), take func(watch.Event)) error {
-	for {
+	for delay := retryMin; ; delay = min(2*delay, retryMax) {
 		if w, err := open(); err == nil {
 			for e := range w.ResultChan() {
 				take(e)
+				delay = retryMin
 			}
 			w.Stop()
 		}
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-time.After(retry):
+		case <-time.After(delay):
 		}
 	}
 }

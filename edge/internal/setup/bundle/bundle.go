@@ -49,7 +49,7 @@ func tail(content []byte, most int) []byte {
 const (
 	// MaxFile bounds a file of an archive that is made on the device, MaxFileOverLink of one that
 	// goes over the link; before they are compressed, in bytes.
-	MaxFile         = 8 << 20
+	MaxFile         = 4 << 20
 	MaxFileOverLink = 512 << 10
 	// fileTimeout bounds the reading of one: a program that hangs costs its own file.
 	fileTimeout = 15 * time.Second

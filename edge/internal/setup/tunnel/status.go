@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"strings"
 	"time"
 )
 
@@ -52,7 +53,13 @@ func serveBundle(conn net.Conn, pack func(ctx context.Context, w io.Writer) erro
 	go func() { w.CloseWithError(pack(ctx, w)) }()
 	answer := http.Response{
 		StatusCode: http.StatusOK, ProtoMajor: 1, ProtoMinor: 1, Header: http.Header{"Content-Type": {"application/gzip"}},
-		Body: r, ContentLength: -1, TransferEncoding: []string{"chunked"},
+		ContentLength: -1, TransferEncoding: []string{"chunked"},
+	}
+	packed := bufio.NewReader(r)
+	answer.Body = io.NopCloser(packed)
+	if _, err := packed.Peek(1); err != nil {
+		answer.StatusCode, answer.Header = http.StatusServiceUnavailable, http.Header{"Content-Type": {"text/plain"}}
+		answer.Body = io.NopCloser(strings.NewReader(err.Error()))
 	}
 	_ = answer.Write(conn) // who asked may be gone
 }

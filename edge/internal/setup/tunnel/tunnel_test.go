@@ -172,3 +172,42 @@ func TestAttach_Status(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+// A bundle comes as it is packed; one that can't be packed is refused with the reason, and one that
+// breaks off does not look whole.
+func TestAttach_Bundle(t *testing.T) {
+	for name, c := range map[string]struct {
+		written string
+		err     error
+		want    string // of the answer; "": it breaks off
+	}{
+		"whole":      {"an archive", nil, "HTTP/1.1 200 OK"},
+		"none":       {"", errors.New("another bundle is being packed"), "another bundle is being packed"},
+		"breaks off": {"half an arch", errors.New("the disk is gone"), ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			mux, _ := cloudOf(t, tunnel.Config{Bundle: func(_ context.Context, w io.Writer) error {
+				if c.written != "" {
+					_, _ = io.WriteString(w, c.written)
+				}
+				return c.err
+			}})
+			s, err := mux.Open(t.Context(), tunnel.Bundle)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer s.Close()
+			if _, err := io.WriteString(s, "GET / HTTP/1.1\r\nHost: edgecore\r\n\r\n"); err != nil {
+				t.Fatal(err)
+			}
+			got, err := io.ReadAll(s)
+			if err != nil {
+				t.Fatal(err)
+			}
+			whole := strings.HasSuffix(string(got), "\r\n0\r\n\r\n")
+			if whole != (c.want != "") || !strings.Contains(string(got), c.want) || !strings.Contains(string(got), c.written) {
+				t.Errorf("got %q", got)
+			}
+		})
+	}
+}
