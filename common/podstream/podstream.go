@@ -1,9 +1,10 @@
-// Package podstream leads log, exec, attach and port-forward of a pod to the kubelet's server on the
-// pod's node: cloudcore's subresources.skerry.io does so through the link, the edge API on the device.
+// Package podstream leads log, exec, attach and port-forward of a pod to the kubelet's server on
+// the pod's node: cloudcore's subresources.skerry.io does so through the link, the edge API on the
+// device.
 //
 // It owns which parameters of the API become which of the kubelet's, and how a connection is handed
-// over. It refuses a container that the pod does not have. It judges no user: the caller has. Values
-// are immutable; Serve may be called by many goroutines at once.
+// over. It refuses a container that the pod does not have. It judges no user: the caller has.
+// Values are immutable; Serve may be called by many goroutines at once.
 package podstream
 
 import (
@@ -24,12 +25,12 @@ import (
 	"k8s.io/streaming/pkg/httpstream/wsstream"
 )
 
-// maxRefusal bounds what a kubelet answers instead of a log, in bytes.
+// maxRefusal bounds a kubelet's refusal, in bytes.
 const maxRefusal = 16 << 10
 
-// Serve answers a request with what the kubelet at the other end of conn has at location. Its error
-// is one of package apierrors, and nothing has been answered then; failed answers for a stream that
-// can't be.
+// Serve answers a request with the answer of the kubelet at the other end of conn for location. Its
+// error is one of package apierrors, and no answer was written then; failed answers for a stream
+// that can't be.
 func Serve(w http.ResponseWriter, r *http.Request, conn net.Conn, location *url.URL, sub Subresource, failed proxy.ErrorResponder) error {
 	transport := &http.Transport{DialContext: Once(conn), DisableKeepAlives: true, DisableCompression: true, MaxResponseHeaderBytes: 16 << 10}
 	if !sub.Streams {
@@ -99,7 +100,7 @@ func stream(w http.ResponseWriter, r *http.Request, transport http.RoundTripper,
 	translate.NewTranslatingHandler(direct, spoken, wsstream.IsWebSocketRequestWithStreamCloseProtocol).ServeHTTP(w, r)
 }
 
-// bare is the request with nothing but what an upgrade needs: the device has no business with the
+// bare is the request with only the headers of an upgrade: the device has no business with the
 // user's headers.
 func bare(r *http.Request) *http.Request {
 	r = r.Clone(r.Context())

@@ -38,7 +38,7 @@ const maxObjects = 1000
 // held returns the objects of a resource that the device holds.
 type held func(ctx context.Context, resource schema.GroupVersionResource) ([]object.Object, error)
 
-// bundled is what a bundle is made of, whether edgecore runs or not.
+// bundled has the sources of a bundle, whether edgecore runs or not.
 type bundled struct {
 	config *edgeconfig.Config
 	node   string
@@ -93,7 +93,8 @@ func (a *App) handleBundle(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// WriteBundleOfFiles packs a support bundle while no edgecore runs; text writes a status for people.
+// WriteBundleOfFiles packs a support bundle while no edgecore runs; text writes a status for
+// people.
 func WriteBundleOfFiles(ctx context.Context, cfg *edgeconfig.Config, w io.Writer, text func(io.Writer, Status) error) error {
 	status, statusErr := StatusOfFiles(ctx, cfg)
 	b := bundled{
@@ -136,7 +137,7 @@ func WriteBundleOfFiles(ctx context.Context, cfg *edgeconfig.Config, w io.Writer
 
 var secrets = corev1.SchemeGroupVersion.WithResource("secrets")
 
-// bundledObjects are what of the objects that the device holds is in a bundle.
+// bundledObjects are the resources whose objects are in a bundle.
 func bundledObjects() []schema.GroupVersionResource {
 	all := []schema.GroupVersionResource{corev1.SchemeGroupVersion.WithResource("nodes"), corev1.SchemeGroupVersion.WithResource("pods")}
 	for _, name := range []string{"staticroutes", "virtualips", "edgeapps"} {
@@ -152,7 +153,7 @@ func all(resource schema.GroupVersionResource) object.Selection {
 func (b bundled) write(ctx context.Context, w io.Writer, most int) error {
 	files := b.files()
 	values, err := b.secretValues(ctx)
-	if err != nil { // what may quote a Secret stays out
+	if err != nil { // files that may quote a Secret stay out
 		files = slices.DeleteFunc(files, func(f bundle.File) bool {
 			return strings.HasPrefix(f.Name, "logs/") || strings.HasPrefix(f.Name, "objects/") || f.Name == "events.json"
 		})
@@ -161,8 +162,8 @@ func (b bundled) write(ctx context.Context, w io.Writer, most int) error {
 	return bundle.Write(ctx, w, "skerry-bundle-"+b.node, files, bundle.NewScrubber(values), most, time.Now())
 }
 
-// secretValues are those that must be in no file: of the Secrets that the device holds, its keys and
-// tokens.
+// secretValues are those that must be in no file: of the Secrets that the device holds, its keys
+// and tokens.
 func (b bundled) secretValues(ctx context.Context) (values [][]byte, err error) {
 	items, err := b.held(ctx, secrets)
 	if err != nil {
@@ -237,7 +238,7 @@ func (b bundled) files() []bundle.File {
 	return files
 }
 
-// objects are those of a resource, without what people put secrets into.
+// objects are those of a resource, without the fields that people put secrets into.
 func (b bundled) objects(ctx context.Context, resource schema.GroupVersionResource) ([]byte, error) {
 	items, err := b.held(ctx, resource)
 	var out []any
@@ -258,7 +259,7 @@ func (b bundled) objects(ctx context.Context, resource schema.GroupVersionResour
 	return raw, errors.Join(err, marshalErr)
 }
 
-// withoutArguments takes what may be a secret out of a pod: environments, arguments, annotations.
+// withoutArguments removes fields that may have secrets: environments, arguments, annotations.
 func withoutArguments(p *corev1.Pod) {
 	p.Annotations, p.ManagedFields = nil, nil
 	for _, list := range [][]corev1.Container{p.Spec.InitContainers, p.Spec.Containers} {

@@ -22,7 +22,7 @@ const RehearsalPath = "/skerry/v1/rehearsal"
 // rehearsalTimeout bounds the questions to the container runtime.
 const rehearsalTimeout = 20 * time.Second
 
-// Rehearse tells what would happen to the pods if the device rebooted now, without a link.
+// Rehearse reports the pods that would not run if the device rebooted now, without a link.
 func (a *App) Rehearse(ctx context.Context) (rehearsal.Report, error) {
 	if a.edged == nil || a.meta == nil {
 		return rehearsal.Report{}, errors.New("no kubelet runs here: modules.edged.enable is false")

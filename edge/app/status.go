@@ -249,7 +249,7 @@ func EventsOfFiles(ctx context.Context, cfg *edgeconfig.Config) ([]corev1.Event,
 }
 
 // openStopped opens the store of a device on which no edgecore runs. The error is fs.ErrNotExist
-// where there is none yet.
+// before the first start.
 func openStopped(ctx context.Context, cfg *edgeconfig.Config, key *diskkey.Key) (*store.Store, error) {
 	l, err := TakeLock(cfg)
 	if errors.Is(err, ErrRuns) {

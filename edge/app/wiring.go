@@ -81,7 +81,7 @@ func (a *App) wiring() []part {
 	c := a.config.Modules
 	return []part{
 		{true, a.storeParts},
-		// First of those that do something, and the last to stop: it records what the others do.
+		// First of those that do something, and the last to stop: it records the others.
 		{true, a.flightRecorderParts},
 		{c.EdgeAPI.Enable, a.apiParts},
 		{true, a.notifyParts},

@@ -35,7 +35,7 @@ func (s *system) unpacked(path string) map[string]string {
 	}
 }
 
-// isBundle checks that a bundle has all that support needs, and nothing of the secrets.
+// isBundle checks that a bundle has all that support needs, and no secret.
 func (s *system) isBundle(of, path string, secrets ...string) {
 	s.T.Helper()
 	files := s.unpacked(path)
@@ -65,8 +65,8 @@ func keysOf(files map[string]string) (names []string) {
 	return names
 }
 
-// The bundle of a device that runs, over the link, and with edgecore dead and the link down; secrets
-// that were put into every place that it reads are in none of its files.
+// The bundle of a device that runs, over the link, and with edgecore dead and the link down;
+// secrets that were put into every place that it reads are in no file.
 func TestOperate_12_BundleWithEdgecoreDeadHasNoSecret(t *testing.T) {
 	s := use(t)
 	s.plugin()
@@ -94,7 +94,7 @@ spec:
     lifecycle: {postStart: {exec: {command: [/app, get, "http://127.0.0.1:8080/healthz?%s"]}}}
 `, inSecret, key, inAnnotation, inEnv, inArgs))
 	s.WaitPods(ns, "app=seeded", "edge1", 1)
-	// A program that logs what it should not, in edgecore's log.
+	// A program that logs a password, in edgecore's log.
 	log, err := os.OpenFile(s.path("edge1", "/var/log/edgecore.log"), os.O_APPEND|os.O_WRONLY, 0)
 	s.Check(err)
 	_, err = fmt.Fprintf(log, "E1127 pulling with password %s, that is %s; Authorization: Bearer abcdefgh12345678\n", inSecret, base64.StdEncoding.EncodeToString([]byte(inSecret)))

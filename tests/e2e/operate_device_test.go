@@ -39,8 +39,8 @@ func (s *system) deviceShell() []string {
 	return append(os.Environ(), "HOME="+dir, "TERM=dumb", "PATH="+dir+":"+os.Getenv("PATH"))
 }
 
-// onDevice runs edgecore on a host with an environment; what it wrote to the two outputs is
-// returned with its exit code.
+// onDevice runs edgecore on a host with an environment, and returns its two outputs and
+// its exit code.
 func (s *system) onDevice(ctx context.Context, host string, env []string, in io.Reader, args ...string) (out, errs string, code int) {
 	s.T.Helper()
 	var o, e bytes.Buffer

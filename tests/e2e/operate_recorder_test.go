@@ -45,8 +45,8 @@ func (s *system) waitRecorded(since time.Time, kind, object, reason, cause strin
 	})
 }
 
-// A kill -9, a power cut, an OOM, an eviction, a cut and a reboot in order: each is recorded with its
-// cause, and the recorder is read with edgecore dead and the link down.
+// A kill -9, a power cut, an OOM, an eviction, a cut and a reboot in order: each is recorded with
+// its cause, and the recorder is read with edgecore dead and the link down.
 func TestOperate_11_RecorderOverKillPowerCutAndOOM(t *testing.T) {
 	s := use(t)
 	ns := s.Namespace()
@@ -82,7 +82,7 @@ spec:
 
 	killed := time.Now()
 	s.Kill("edge1", "edgecore")
-	// It is dead: what happened before is read by the command alone.
+	// It is dead: the command alone reads the records of before.
 	s.waitRecorded(begin, "OOM", ns+"/hog/hog", "OOMKilled", "exit code 137")
 	s.Start("edge1", "edgecore")
 	s.waitRecorded(killed, "Start", "edgecore", "Killed", "ended without being stopped")

@@ -47,8 +47,8 @@ func (s *system) rehearsed(ctx context.Context) (reasons map[string][]string, po
 	return reasons, len(r.Pods), nil
 }
 
-// Causes are put into pods; the rehearsal names each of them and no other pod; then the device boots
-// without a link, and exactly those pods don't run.
+// Causes are put into pods; the rehearsal names each of them and no other pod; then the device
+// boots without a link, and exactly those pods don't run.
 func TestOperate_10_RehearsalPredictsAnOfflineReboot(t *testing.T) {
 	s := use(t)
 	s.plugin()
@@ -120,7 +120,7 @@ data: {a: b}
 }
 
 // predicts compares the reasons of the pods of a namespace with those that were seeded; all other
-// pods of the device have none.
+// pods of the device are fine.
 func predicts(got map[string][]string, ns string, want map[string]string) error {
 	var wrong []error
 	for name, reason := range want {
@@ -149,8 +149,8 @@ spec:
 `, name, container, metadata)
 }
 
-// containerRuns reports whether a container of a pod runs, by the container runtime; its sandbox does
-// not count.
+// containerRuns reports whether a container of a pod runs, by the container runtime; its sandbox
+// does not count.
 func (s *system) containerRuns(node, namespace, pod string) bool {
 	s.T.Helper()
 	filter := fmt.Sprintf(`labels."io.kubernetes.pod.name"==%q,labels."io.kubernetes.pod.namespace"==%q,labels."io.cri-containerd.kind"==container`, pod, namespace)

@@ -48,7 +48,7 @@ Exit code 0: all pods would run. 1: some would not, or the device can't be asked
 	return c
 }
 
-// rehearsal is what a device tells.
+// rehearsal asks a device for its rehearsal.
 func (c *cluster) rehearsal(ctx context.Context, name string, text bool) (string, error) {
 	r := c.client.Discovery().RESTClient().Get().AbsPath(reportPath, name, "rehearsal")
 	if text {

@@ -63,8 +63,8 @@ func bundleInto(ctx context.Context, cfg *config.Config, path string) error {
 	return nil
 }
 
-// writeBundle has the running edgecore pack the bundle, which alone can read its store; where none
-// answers it is packed here.
+// writeBundle has the running edgecore pack the bundle, which alone can read its store; if edgecore
+// does not answer it is packed here.
 func writeBundle(ctx context.Context, cfg *config.Config, w io.Writer) error {
 	ctx, cancel := context.WithTimeout(ctx, bundleTimeout)
 	defer cancel()

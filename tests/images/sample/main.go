@@ -14,8 +14,9 @@
 // has it heed no SIGTERM, a number has it exit with that code.
 //
 // The image holds nothing else, so the program is its tools too: "get URL" asks another copy, "sum
-// FILE" prints a file's SHA-256, "hog" takes memory until it is killed, "terminal" prints its terminal's size, "note TEXT" adds a line to
-// NOTE, and called by the name tar it packs and unpacks for `kubectl cp`.
+// FILE" prints a file's SHA-256, "hog" takes memory until it is killed, "terminal" prints its
+// terminal's size, "note TEXT" adds a line to NOTE, and called by the name tar it packs and unpacks
+// for `kubectl cp`.
 package main
 
 import (

@@ -16,8 +16,8 @@ import (
 	"github.com/skerry-io/skerry/common/podstream"
 )
 
-// answer serves one request. Its error is one of package apierrors, and nothing has been answered
-// then. serving ends with the server: what took its connection over would outlive it.
+// answer serves one request. Its error is one of package apierrors, and no answer was written
+// then. serving ends with the server: the owner of a hijacked connection would outlive it.
 func (s *Server) answer(serving context.Context, w http.ResponseWriter, r *http.Request, sub podstream.Subresource) error {
 	// Browsers put it into every websocket that a page opens (RFC 6455, 4.1), and a page may open
 	// one at an administrator's `kubectl proxy`, which refuses exec and attach at pods' own paths

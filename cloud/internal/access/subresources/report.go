@@ -12,16 +12,16 @@ import (
 	"github.com/skerry-io/skerry/common/podstream"
 )
 
-// report is what edgecore on a node tells of it, in a form for people or for programs, or an archive.
+// report is one of edgecore's on a node: for people, for programs, or an archive.
 type report struct {
 	name, kind string
-	target     string // what it is called on the link
+	target     string // its name on the link
 	archive    bool
 	most       int64 // bytes that a device may send
 }
 
-// reports are the subresources of nodes. The bundle is called log: kube-apiserver ends every request
-// after a minute but those of a few names, and a thin link needs longer.
+// reports are the subresources of nodes. The bundle is called log: kube-apiserver ends every
+// request after a minute but those of a few names, and a thin link needs longer.
 func reports() []report {
 	return []report{
 		{name: "status", kind: "NodeStatus", target: "status", most: 4 << 20},

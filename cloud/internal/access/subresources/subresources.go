@@ -38,10 +38,10 @@ type Config struct {
 	// Dial connects to the kubelet of an edge node, as that device's own client; the connection is
 	// HTTP/1.1. An error is for people to read.
 	Dial func(ctx context.Context, node types.NodeName) (net.Conn, error)
-	// DialReport connects to one of edgecore's reports on an edge node, by what the link calls it:
+	// DialReport connects to one of edgecore's reports on an edge node, by its name on the link:
 	// HTTP/1.1, one question.
 	DialReport func(ctx context.Context, node types.NodeName, report string) (net.Conn, error)
-	// MaxRequests bounds what is answered at once, streams that go on among it: 512. At the bound
+	// MaxRequests bounds concurrent requests, with open streams among them: 512. At the bound
 	// one more is refused with 429.
 	MaxRequests int
 }

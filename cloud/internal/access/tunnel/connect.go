@@ -119,7 +119,7 @@ func (t *Tunnel) connect(ctx context.Context, open *gate, w http.ResponseWriter,
 	defer back()
 	target := cmp.Or(r.Header.Get(streamTarget), kubelet)
 	if who != peer || target != subresources && !slices.Contains(reports(), target) {
-		target = kubelet // kube-apiserver itself asks for nothing else
+		target = kubelet // kube-apiserver itself asks for no other
 	}
 	far, code, err := t.reach(r.Context(), who, r.Host, target)
 	if err != nil {

@@ -378,7 +378,7 @@ func (s *session) noAnswer() error {
 	return unavailable(s.Node(), "does not answer")
 }
 
-// where is what can be done.
+// where is a remedy.
 const where = "; its logs are on the device: edgecore kubectl logs"
 
 // noLink is the error that names since when a node has been out of reach, if that is known.

@@ -12,9 +12,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Machine is what the machine itself tells of the end of the boot before.
+// Machine is the machine's own record of the end of the boot before.
 type Machine struct {
-	// Panic is the first line of a kernel's panic that pstore has kept; "": there is none.
+	// Panic is the first line of a kernel's panic that pstore has kept; "": no panic.
 	Panic string
 	// Watchdog are the reasons that the watchdog's hardware gives, WDIOF_* in linux/watchdog.h.
 	Watchdog int64
@@ -22,7 +22,7 @@ type Machine struct {
 	Killed []string
 }
 
-// ReadMachine reads what there is below root, "/" but in tests. What can't be read is absent.
+// ReadMachine reads the files below root, "/" but in tests. One that can't be read is absent.
 func ReadMachine(root string) Machine {
 	var m Machine
 	dumps, _ := filepath.Glob(filepath.Join(root, "sys/fs/pstore/dmesg-*"))
@@ -62,7 +62,7 @@ func newest(paths []string) []string {
 	return paths[max(0, len(paths)-1):]
 }
 
-// maxFile bounds what is read of a file.
+// maxFile bounds the bytes that are read of a file.
 const maxFile = 256 << 10
 
 func readSome(path string) ([]byte, error) {

@@ -1,12 +1,12 @@
-// Package flightrecorder keeps what happened on this device, and why: boots, starts and ends of
+// Package flightrecorder keeps the history of this device, with causes: boots, starts and ends of
 // edgecore, changes of the link, ends of containers, evictions, operations, and the kubelet's
 // warnings, each with its time and its cause. It is there to be read when the device is back.
 //
 // It owns the files of the recorder: text, one record in JSON a line, in segments of which the
 // oldest are removed (MaxBytes). A record is in the kernel when Add returns, so it outlives a
-// kill -9; it is on the disk within syncAfter, so it outlives a power cut. While nothing happens
-// nothing is written and nothing is synced. It refuses more than floodRate records a second for
-// long, and counts what it refused. It keeps no Secret: names, reasons and messages of Events alone.
+// kill -9; it is on the disk within syncAfter, so it outlives a power cut. Idle, it
+// neither writes nor syncs. It refuses more than floodRate records a second for
+// long, and counts those. It keeps no Secret: names, reasons and messages of Events alone.
 // A Recorder may be used by many goroutines at once; Read works while one runs.
 package flightrecorder
 
@@ -30,7 +30,7 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// Kind is what a record is about.
+// Kind is the subject of a record.
 type Kind string
 
 // The kinds.
@@ -44,7 +44,7 @@ const (
 	OOM       Kind = "OOM"       // the kernel killed for want of memory
 	Eviction  Kind = "Eviction"  // the kubelet ended a pod
 	Operation Kind = "Operation" // a NodeOperation or a drain went on
-	Event     Kind = "Event"     // what else the kubelet or an agent warned of
+	Event     Kind = "Event"     // other warnings of the kubelet or an agent
 	Dropped   Kind = "Dropped"   // records were refused
 )
 
@@ -64,14 +64,14 @@ type Record struct {
 	Object string `json:"object,omitempty"` // NAMESPACE/POD, NAMESPACE/POD/CONTAINER, or the name of something else
 	Reason string `json:"reason,omitempty"`
 	Cause  string `json:"cause,omitempty"`
-	// ID tells that two records are of the same: what a new process sees again it does not
-	// record again.
+	// ID is the same for two records of the same occurrence: a new process that sees it again
+	// does not record it again.
 	ID  string `json:"id,omitempty"`
 	PID int    `json:"pid,omitempty"`
 }
 
 const (
-	// MaxBytes is what the files take at most: segments of segmentBytes each.
+	// MaxBytes bounds the files: segments of segmentBytes each.
 	MaxBytes     = segments * segmentBytes
 	segments     = 8
 	segmentBytes = 2 << 20
@@ -91,7 +91,7 @@ type Recorder struct {
 	dirty chan struct{} // of one: something is to be synced
 
 	mu      sync.Mutex
-	file    *os.File // the newest segment; nil: none could be opened
+	file    *os.File // the newest segment; nil: it could not be opened
 	number  int      // of it
 	size    int
 	cut     bool // the last line of file is not whole
@@ -101,7 +101,7 @@ type Recorder struct {
 	failed  bool                // the last write failed: it is logged once
 }
 
-// Open opens the recorder in a directory, which it makes. It starts nothing. Where it can't write,
+// Open opens the recorder in a directory, which it makes. Where it can't write,
 // as on a full disk, Add tries again.
 func Open(dir, boot string) (*Recorder, error) {
 	r := &Recorder{dir: dir, boot: boot, dirty: make(chan struct{}, 1), limit: rate.NewLimiter(floodRate, floodBurst), seen: map[string]struct{}{}}
@@ -155,8 +155,8 @@ func (r *Recorder) reopen() error {
 	return nil
 }
 
-// Add records something. Boot, Time and Up are set where they are not. What has an ID that was
-// recorded before is left out. Errors are logged, once: nothing of the device waits for its records.
+// Add appends a record. Boot, Time and Up are set where they are not. One with an ID that was
+// recorded before is left out. Errors are logged, once: the device does not wait for its records.
 func (r *Recorder) Add(ctx context.Context, rec Record) {
 	if r == nil {
 		return
@@ -263,7 +263,7 @@ func (r *Recorder) removeOldest() {
 	}
 }
 
-// Sync brings what was recorded to the disk.
+// Sync brings the records to the disk.
 func (r *Recorder) Sync() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -285,11 +285,11 @@ func (r *Recorder) SyncLoop(ctx context.Context) {
 		case <-ctx.Done():
 		case <-time.After(syncAfter):
 		}
-		_ = r.Sync() // a disk that takes nothing has been logged by Add
+		_ = r.Sync() // a full disk has been logged by Add
 	}
 }
 
-// Close ends the recorder; what was recorded is on the disk.
+// Close ends the recorder; its records are on the disk.
 func (r *Recorder) Close() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -35,8 +35,8 @@ func reasons(t *testing.T, dir string) (all []string) {
 	return all
 }
 
-// What was added is there although the process died, half a line and damage cost that line alone,
-// and what has the same ID is recorded once, over processes.
+// Records are there although the process died, half a line and damage cost that line alone,
+// and an occurrence with the same ID is recorded once, over processes.
 func TestRecorder_outlivesItsProcess(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "recorder")
 	r := open(t, dir)
@@ -96,7 +96,7 @@ func TestRecorder_isBounded(t *testing.T) {
 	}
 }
 
-// A device that never comes to rest does not fill its disk: what is refused is counted.
+// A device that never comes to rest does not fill its disk: refused records are counted.
 func TestRecorder_refusesAFlood(t *testing.T) {
 	dir := t.TempDir()
 	r := open(t, dir)
@@ -116,7 +116,7 @@ func TestRecorder_refusesAFlood(t *testing.T) {
 	}
 }
 
-// While nothing is recorded nothing asks for a sync.
+// Only a record asks for a sync.
 func TestRecorder_syncsOnlyWhatWasRecorded(t *testing.T) {
 	r := open(t, t.TempDir())
 	select {
@@ -134,7 +134,7 @@ func TestRecorder_syncsOnlyWhatWasRecorded(t *testing.T) {
 	}
 }
 
-// On a disk that takes nothing the recorder goes on, and records again when there is room.
+// On a full disk the recorder drops records, and records again when there is room.
 func TestRecorder_withoutItsDirectory(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "in", "file")
 	if err := os.WriteFile(filepath.Dir(dir), nil, 0o600); err != nil {

@@ -27,7 +27,7 @@ import (
 // Name is the module's address on the bus.
 const Name message.Name = "flightrecorder"
 
-// Config is what a Module needs.
+// Config configures a Module.
 type Config struct {
 	NodeName string
 	Dir      string // DirIn(dataDir)
@@ -49,14 +49,14 @@ func DirIn(dataDir string) string { return filepath.Join(dataDir, "recorder") }
 // Topics implements beehive.Topics.
 func (*Module) Topics() []message.Key { return []message.Key{linkstate.Up.Key(), linkstate.Down.Key()} }
 
-// Module records what the kubelet, the agents and the link do.
+// Module records the kubelet, the agents and the link.
 type Module struct {
 	config   Config
 	recorder *Recorder
 	begun    bool
 }
 
-// New makes a Module. It opens nothing and starts nothing.
+// New makes a Module. Run opens the recorder.
 func New(c Config) *Module {
 	c.Root = cmp.Or(c.Root, "/")
 	return &Module{config: c}
@@ -90,7 +90,7 @@ func (m *Module) Run(ctx context.Context, port *beehive.Port) error {
 		}
 	}
 	if !m.begun {
-		before, _ := Read(m.config.Dir) // none, where it can't be read
+		before, _ := Read(m.config.Dir) // empty, where it can't be read
 		for _, r := range began(before, m.config.Boot, os.Getpid(), m.config.Version, ReadMachine(m.config.Root)) {
 			m.recorder.Add(ctx, r)
 		}
@@ -156,7 +156,7 @@ func (m *Module) links(ctx context.Context, port *beehive.Port) error {
 }
 
 // follow reads a watch, again and again. It keeps no objects: the first set comes once more with
-// each watch, and what was recorded of it is known by its ID.
+// each watch, and records of it are known by their IDs.
 func (m *Module) follow(ctx context.Context, open func() (watch.Interface, error), take func(watch.Event)) error {
 	for delay := retryMin; ; delay = min(2*delay, retryMax) {
 		if w, err := open(); err == nil {
@@ -200,7 +200,8 @@ func ofPod(p *corev1.Pod) (all []Record) {
 	return all
 }
 
-// exit says how a container ended. A shell's and a runtime's code for a signal is 128 + its number.
+// exit is the way a container ended. A shell's and a runtime's code for a signal is 128 + its
+// number.
 func exit(end *corev1.ContainerStateTerminated) string {
 	text := fmt.Sprintf("exit code %d", end.ExitCode)
 	if n := syscall.Signal(cmp.Or(end.Signal, max(0, end.ExitCode-128))); n > 0 && n < 65 {
@@ -212,7 +213,7 @@ func exit(end *corev1.ContainerStateTerminated) string {
 	return text
 }
 
-// ofEvent is what an Event is worth: warnings, what is about the Node, and why the kubelet ends
+// ofEvent records warnings, Events of the Node, and the kubelet's reasons to end
 // containers. Of one that repeats the 1st, 2nd, 4th, 8th ... are recorded.
 func ofEvent(e *corev1.Event, drain string) []Record {
 	r := Record{Kind: Event, Object: e.InvolvedObject.Kind + " " + strings.TrimPrefix(e.InvolvedObject.Namespace+"/"+e.InvolvedObject.Name, "/"), Reason: e.Reason, Cause: e.Message}

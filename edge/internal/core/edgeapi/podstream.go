@@ -32,7 +32,7 @@ func (s *Server) podStream(r *http.Request, info *request.RequestInfo) (podstrea
 	return podstream.Subresource{}, false
 }
 
-// serveStream answers with what this device's kubelet has. Streams have no bound of time; they end
+// serveStream answers by this device's kubelet. Streams have no bound of time; they end
 // with the server.
 func (s *Server) serveStream(w http.ResponseWriter, r *http.Request, info *request.RequestInfo, sub podstream.Subresource) {
 	ctx := request.WithRequestInfo(r.Context(), info)

@@ -1,6 +1,6 @@
 // Package program finds other programs of the device, and runs one in place of this process.
 //
-// It owns nothing, and refuses nothing. Its functions may be called from any goroutine.
+// It owns no state, and refuses no program. Its functions may be called from any goroutine.
 package program
 
 import (
@@ -22,22 +22,21 @@ func Replace(path string, args, env []string) error {
 	return nil
 }
 
-// Output runs a program of the PATH and returns the end of what it wrote to both outputs, at most so
-// many bytes.
+// Output runs a program of the PATH and returns the end of both its outputs, at most so many bytes.
 func Output(ctx context.Context, most int, name string, args ...string) ([]byte, error) {
 	path, err := exec.LookPath(name)
 	if err != nil {
 		return nil, err
 	}
 	c := exec.CommandContext(ctx, path, args...)
-	c.WaitDelay = time.Second // what it started may hold its output open
+	c.WaitDelay = time.Second // its children may hold its output open
 	end := &last{most: most}
 	c.Stdout, c.Stderr = end, end
 	err = c.Run()
 	return end.b, err
 }
 
-// last keeps the end of what is written to it.
+// last keeps the end of its input.
 type last struct {
 	most int
 	b    []byte

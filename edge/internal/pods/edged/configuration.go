@@ -94,8 +94,8 @@ func newServer(config Config) (*options.KubeletServer, error) {
 		kc.ServerTLSBootstrap = true
 	}
 	if kc.EnableSystemLogHandler && !sets(config.Kubelet, "enableSystemLogQuery") {
-		// The host's logs, for who may read nodes/log or nodes/proxy: nobody is at the device to read
-		// its journal.
+		// The host's logs, for who may read nodes/log or nodes/proxy: nobody is at the device to
+		// read its journal.
 		kc.EnableSystemLogQuery = true
 	}
 	if len(config.ClusterDNS) > 0 && !sets(config.Kubelet, "clusterDNS") {

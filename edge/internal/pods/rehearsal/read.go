@@ -27,20 +27,20 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/pods/cri"
 )
 
-// Source is what the device holds; a *metamanager.Manager.
+// Source has the objects that the device holds; a *metamanager.Manager.
 type Source interface {
 	List(ctx context.Context, s object.Selection, options metamanager.ListOptions) (items []object.Object, version uint64, err error)
 	Status() metamanager.Status
 	HoldsToken(namespace, serviceAccount string, spec authenticationv1.TokenRequestSpec) bool
 }
 
-// Config is what Read needs.
+// Config configures Read.
 type Config struct {
 	Node   string
 	Source Source
 	// Images is the endpoint of the container runtime's images.
 	Images string
-	// Sandbox asks for the image of sandboxes; Archive has it in a file, "" for none.
+	// Sandbox asks for the image of sandboxes; Archive has it in a file; "": there is no file.
 	Sandbox func(ctx context.Context) (string, error)
 	Archive string
 	// RootDir is the kubelet's, Policy its imagePullCredentialsVerificationPolicy.

@@ -1,9 +1,9 @@
-// Package rehearsal tells what would happen to each pod of a device that rebooted now, without a
-// link to the cloud: which would run again, and which would not, why, and what to do before.
+// Package rehearsal predicts the pods of a device that rebooted now, without a link to the cloud:
+// which would run again, and which would not, why, and the remedy.
 //
-// It owns the causes. It refuses to try anything: all comes from what the device holds, from the
-// container runtime's images and the kubelet's records. What it can't read is a problem of its own in
-// the report, never a pod that is fine. Of is pure; Read asks. Both keep nothing.
+// It owns the causes. It refuses to try anything: it reads the objects that the device holds, the
+// container runtime's images and the kubelet's records. What it can't read is a problem of its own
+// in the report, never a pod that is fine. Of is pure; Read asks. Both are stateless.
 package rehearsal
 
 import (
@@ -50,7 +50,7 @@ const (
 type Cause struct {
 	Reason  Reason `json:"reason"`
 	Message string `json:"message"`
-	Action  string `json:"action"` // what to do before the reboot
+	Action  string `json:"action"` // a remedy, before the reboot
 }
 
 // Pod is a pod after the reboot.
@@ -58,10 +58,10 @@ type Pod struct {
 	Namespace string    `json:"namespace"`
 	Name      string    `json:"name"`
 	UID       types.UID `json:"uid"`
-	Causes    []Cause   `json:"causes,omitempty"` // none: it would run
+	Causes    []Cause   `json:"causes,omitempty"` // empty: it would run
 }
 
-// Report is what would happen.
+// Report is the prediction.
 type Report struct {
 	Node   string  `json:"node"`
 	Runs   int     `json:"runs"`
@@ -80,7 +80,7 @@ type Image struct {
 	Names []string // tags and digests, in full
 }
 
-// Facts are what a report is made of.
+// Facts are the input of a report.
 type Facts struct {
 	Node string
 	Pods []*corev1.Pod
@@ -102,7 +102,7 @@ type Facts struct {
 	// VerifyPreloaded: also images that the kubelet did not pull need credentials.
 	VerifyPreloaded bool
 
-	// Held returns what the device holds of an object; nil: nothing.
+	// Held returns an object as the device holds it; nil: it holds no such object.
 	Held func(dependency.Ref) runtime.Object
 	// HasToken reports whether a token for a pod is kept.
 	HasToken func(namespace, serviceAccount string, spec authenticationv1.TokenRequestSpec) bool
@@ -112,7 +112,7 @@ type Facts struct {
 	DefaultRoute bool
 	// Unsynced are the sets that the kubelet needs and that have not arrived whole.
 	Unsynced []string
-	// Unknown is what could not be read.
+	// Unknown names the facts that could not be read.
 	Unknown []string
 }
 
@@ -279,7 +279,7 @@ func untagged(name string) string {
 	return n.Name()
 }
 
-// objects are what the pod refers to, and what that refers to.
+// objects checks the objects that the pod refers to, and those that these refer to.
 func (f Facts) objects(p *corev1.Pod) (causes []Cause) {
 	optional := optionals(p)
 	todo := dependency.Of(p)
@@ -294,7 +294,7 @@ func (f Facts) objects(p *corev1.Pod) (causes []Cause) {
 		o := f.Held(ref)
 		switch {
 		case o == nil && optional[ref], o == nil && ref.Resource == dependency.ServiceAccounts:
-			// Tokens have a cause of their own; nothing else of the account is read after a boot.
+			// Tokens have a cause of their own; no other field of the account is read after a boot.
 		case o == nil && ref.Resource == dependency.Attachments:
 			causes = append(causes, Cause{NotAttached, "the device does not hold the VolumeAttachment " + ref.Name, "start the pod once with a link"})
 		case o == nil:
@@ -318,7 +318,7 @@ func (f Facts) objects(p *corev1.Pod) (causes []Cause) {
 	return causes
 }
 
-// optionals are what the pod starts without.
+// optionals are objects that the pod starts without.
 func optionals(p *corev1.Pod) map[dependency.Ref]bool {
 	all := map[dependency.Ref]bool{}
 	is := func(optional *bool) bool { return optional != nil && *optional }

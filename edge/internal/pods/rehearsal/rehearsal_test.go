@@ -72,7 +72,7 @@ func device() (Facts, *corev1.Pod) {
 	}, p
 }
 
-// Each cause on its own; what is healthy has none.
+// Each cause on its own; healthy pods have no cause.
 func TestOf(t *testing.T) {
 	without := func(f *Facts, resource string) {
 		held := f.Held

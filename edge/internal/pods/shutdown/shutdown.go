@@ -39,7 +39,7 @@ const (
 	connectTimeout = 10 * time.Second
 )
 
-// Config is what a Module needs.
+// Config configures a Module.
 type Config struct {
 	Bus string // of the system; default logind.SystemBus
 	// Periods are how long pods have, by priority; none: their containers are left to the machine's

@@ -1,10 +1,10 @@
-// Package bundle packs what support needs to know of a device into one archive: status,
+// Package bundle packs the facts that support needs of a device into one archive: status,
 // configuration, logs, Events, the flight recorder and the kernel's network, without a secret.
 //
-// It owns the form of the archive (a .tar.gz), its bounds, and what is taken out of it: the values
-// of Secrets and credentials wherever they stand, what looks like a credential, and the values of
+// It owns the form of the archive (a .tar.gz), its bounds, and the removal of secrets: the values
+// of Secrets and credentials wherever they stand, texts like credentials, and the values of
 // configuration fields that are named like one. It refuses no file that fails: the error is in the
-// archive, in place of it. It changes nothing on the device. Write may be called by many goroutines
+// archive, in place of it. It only reads the device. Write may be called by many goroutines
 // at once; a Scrubber is immutable.
 package bundle
 

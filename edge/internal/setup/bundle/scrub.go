@@ -12,7 +12,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// Removed stands in place of what was taken out.
+// Removed stands in place of a secret.
 const Removed = "[REMOVED]"
 
 // minSecret is the shortest value of a Secret that is looked for, in bytes: shorter ones are in
@@ -90,7 +90,7 @@ func (s *Scrubber) Scrub(text []byte) []byte {
 }
 
 // named reports whether a field of a configuration is named like a credential; one that has the
-// path of a file is none.
+// path of a file is not.
 func named(field string) bool {
 	f := strings.ToLower(field)
 	for _, end := range []string{"file", "dir", "path", "listen", "timeout", "enable"} {
@@ -106,8 +106,8 @@ func named(field string) bool {
 	return false
 }
 
-// withoutCredentials takes the values of such fields out of a YAML document. What is no YAML is left
-// to the Scrubber.
+// withoutCredentials takes the values of such fields out of a YAML document. What is no YAML is
+// left to the Scrubber.
 func withoutCredentials(doc []byte) []byte {
 	var value any
 	if len(bytes.TrimSpace(doc)) == 0 || yaml.Unmarshal(doc, &value) != nil {

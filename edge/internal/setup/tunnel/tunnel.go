@@ -33,7 +33,7 @@ const (
 	Kubelet      = "kubelet"
 	Subresources = "subresources"
 	Status       = "status"
-	// Rehearsal is what `edgecore rehearse` shows, Bundle what `edgecore bundle` packs.
+	// Rehearsal is the output of `edgecore rehearse`, Bundle that of `edgecore bundle`.
 	Rehearsal = "rehearsal"
 	Bundle    = "bundle"
 )
@@ -48,7 +48,7 @@ type Config struct {
 	// Status is what `edgecore status` shows, in the form that an Accept header asks for, and its
 	// content type; nil: it is not shown to the cloud.
 	Status func(accept string) (body []byte, contentType string, err error)
-	// Rehearsal is like Status. Bundle writes an archive. nil: the cloud gets none.
+	// Rehearsal is like Status. Bundle writes an archive. nil: the cloud is refused.
 	Rehearsal func(accept string) (body []byte, contentType string, err error)
 	Bundle    func(ctx context.Context, w io.Writer) error
 	// MaxStreams bounds the streams of a session; 0: the default of common/tunnel.
@@ -143,7 +143,7 @@ func (t *Tunnel) accept(ctx context.Context, target string) (net.Conn, error) {
 	return t.metrics.begin(conn), nil
 }
 
-// report connects to one of edgecore's own reports; nil where there is none.
+// report connects to one of edgecore's own reports; nil where it is not offered.
 func (t *Tunnel) report(target string) net.Conn {
 	var serve func(net.Conn)
 	switch {
