@@ -231,7 +231,7 @@ func (b bundled) files() []bundle.File {
 		files = append(files, bundle.File{Name: "logs/" + filepath.Base(path), Read: func(_ context.Context, most int) ([]byte, error) { return readEnd(path, most) }})
 	}
 	for _, resource := range bundledObjects() {
-		files = append(files, bundle.File{Name: "objects/" + resource.Resource + ".json", YAML: true, Read: func(ctx context.Context, _ int) ([]byte, error) {
+		files = append(files, bundle.File{Name: "objects/" + resource.Resource + ".json", Read: func(ctx context.Context, _ int) ([]byte, error) {
 			return b.objects(ctx, resource)
 		}})
 	}

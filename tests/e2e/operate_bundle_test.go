@@ -42,7 +42,7 @@ func (s *system) isBundle(of, path string, secrets ...string) {
 	for name, part := range map[string]string{
 		"version.txt": "edgecore ", "status.txt": "edge1", "status.json": `"node":"edge1"`, "edgecore.yaml": "dataDir:", "events.json": "Started",
 		"recorder.jsonl": `"kind":"Start"`, "kernel/addresses.txt": "lo:", "kernel/routes.txt": "dev ", "kernel/iptables.txt": "SKERRY",
-		"logs/edgecore.log": "edgecore starts", "objects/nodes.json": "edge1", "objects/pods.json": "seeded",
+		"logs/edgecore.log": "pulling with password", "objects/nodes.json": "edge1", "objects/pods.json": "seeded",
 	} {
 		if !strings.Contains(files[name], part) {
 			s.T.Errorf("%s: %s lacks %q: %.300q (the files are %v)", of, name, part, files[name], keysOf(files))
@@ -91,7 +91,7 @@ spec:
     imagePullPolicy: Never
     env: [{name: DB, value: %s}, {name: FROM, valueFrom: {secretKeyRef: {name: seeded, key: password}}}]
     volumeMounts: [{name: v, mountPath: /v}]
-    lifecycle: {postStart: {exec: {command: [/app, get, "http://127.0.0.1:8080/healthz?%s"]}}}
+  initContainers: [{name: i, image: "skerry.local/sample:1", imagePullPolicy: Never, args: [note, %s]}]
 `, inSecret, key, inAnnotation, inEnv, inArgs))
 	s.WaitPods(ns, "app=seeded", "edge1", 1)
 	// A program that logs a password, in edgecore's log.
@@ -114,7 +114,7 @@ spec:
 	}
 
 	dir := t.TempDir()
-	make := func(name string) string {
+	pack := func(name string) string {
 		t.Helper()
 		path := filepath.Join(dir, name)
 		out, errs, code := s.onDevice(t.Context(), "edge1", os.Environ(), nil, "bundle", "-o", path)
@@ -123,17 +123,17 @@ spec:
 		}
 		return path
 	}
-	s.isBundle("running", make("running"), secrets...)
+	s.isBundle("running", pack("running"), secrets...)
 	linked := filepath.Join(dir, "linked")
 	s.Kubectl("skerry", "bundle", "edge1", "-o", linked)
 	s.isBundle("over the link", linked, secrets...)
 
 	s.Cut("edge1")
 	s.Check(s.Trial.Stop(t.Context(), "edge1", "edgecore"))
-	s.isBundle("stopped", make("stopped"), secrets...)
+	s.isBundle("stopped", pack("stopped"), secrets...)
 	s.Start("edge1", "edgecore")
 	s.Kill("edge1", "edgecore")
-	dead := s.unpacked(make("killed"))
+	dead := s.unpacked(pack("killed"))
 	if !strings.Contains(dead["status.txt"], "not running") {
 		t.Errorf("the status of a dead edgecore: %s", dead["status.txt"])
 	}
