@@ -15,8 +15,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/yaml"
 
@@ -48,9 +46,8 @@ type bundled struct {
 }
 
 func (a *App) bundled() bundled {
-	heldBy := func(ctx context.Context, resource schema.GroupVersionResource) ([]object.Object, error) {
-		items, _, err := a.meta.List(ctx, all(resource), metamanager.ListOptions{Held: true})
-		return items, err
+	heldBy := func(_ context.Context, resource schema.GroupVersionResource) ([]object.Object, error) {
+		return a.meta.All(resource), nil
 	}
 	return bundled{
 		config: a.config, node: a.node, held: heldBy,
@@ -144,10 +141,6 @@ func bundledObjects() []schema.GroupVersionResource {
 		all = append(all, schema.GroupVersionResource{Group: "skerry.io", Version: "v1alpha1", Resource: name})
 	}
 	return all
-}
-
-func all(resource schema.GroupVersionResource) object.Selection {
-	return object.Selection{Resource: resource, Labels: labels.Everything(), Fields: fields.Everything()}
 }
 
 func (b bundled) write(ctx context.Context, w io.Writer, most int) error {

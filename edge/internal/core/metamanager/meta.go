@@ -26,8 +26,6 @@ import (
 	"golang.org/x/sync/errgroup"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/klog/v2"
 
@@ -225,12 +223,16 @@ func EventsOf(s *store.Store) (all []*corev1.Event, err error) {
 	return all, err
 }
 
+// All returns the objects of a resource that the device holds, whether or not their set is whole.
+func (m *Manager) All(resource schema.GroupVersionResource) []object.Object {
+	return m.view.All(resource)
+}
+
 // HeldIn returns the objects of a resource that a store holds that no Manager runs on.
 func HeldIn(s *store.Store, resource schema.GroupVersionResource) ([]object.Object, error) {
 	m := New(Config{Store: s})
 	if err := m.load(context.Background()); err != nil {
 		return nil, err
 	}
-	items, _, err := m.view.List(context.Background(), object.Selection{Resource: resource, Labels: labels.Everything(), Fields: fields.Everything()}, ListOptions{Held: true})
-	return items, err
+	return m.view.All(resource), nil
 }

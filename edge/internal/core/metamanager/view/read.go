@@ -7,6 +7,7 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/skerry-io/skerry/edge/internal/core/metamanager/reply"
@@ -54,6 +55,18 @@ func keptForKubelet(r schema.GroupVersionResource) bool {
 		return true
 	}
 	return false
+}
+
+// All returns the objects of a resource that are here, whether or not their set is whole: not for
+// answers to clients.
+func (v *View) All(resource schema.GroupVersionResource) []object.Object {
+	v.mu.RLock()
+	defer v.mu.RUnlock()
+	var all []object.Object
+	for _, h := range v.snapshot(object.Selection{Resource: resource, Labels: labels.Everything(), Fields: fields.Everything()}) {
+		all = append(all, h.Shown)
+	}
+	return all
 }
 
 // List returns what is selected, in the order of namespace and name, and the version that the list
