@@ -20,7 +20,6 @@ import (
 
 	"github.com/skerry-io/skerry/common/version"
 	"github.com/skerry-io/skerry/edge/internal/agents/flightrecorder"
-	"github.com/skerry-io/skerry/edge/internal/core/metamanager"
 	"github.com/skerry-io/skerry/edge/internal/core/object"
 	"github.com/skerry-io/skerry/edge/internal/kernel/program"
 	"github.com/skerry-io/skerry/edge/internal/setup/bundle"
@@ -88,48 +87,6 @@ func (a *App) handleBundle(w http.ResponseWriter, r *http.Request) {
 	if err := a.WriteBundle(r.Context(), w, bundle.MaxFile); err != nil {
 		panic(http.ErrAbortHandler) // so that half of one is not taken for a whole
 	}
-}
-
-// WriteBundleOfFiles packs a support bundle while no edgecore runs; text writes a status for
-// people.
-func WriteBundleOfFiles(ctx context.Context, cfg *edgeconfig.Config, w io.Writer, text func(io.Writer, Status) error) error {
-	status, statusErr := StatusOfFiles(ctx, cfg)
-	b := bundled{
-		config: cfg, node: status.Node,
-		status: func(accept string) ([]byte, error) {
-			if accept != "text/plain" {
-				body, err := json.Marshal(status)
-				return body, errors.Join(err, statusErr)
-			}
-			var shown bytes.Buffer
-			err := text(&shown, status)
-			return shown.Bytes(), errors.Join(err, statusErr)
-		},
-		events: func(ctx context.Context) ([]corev1.Event, error) { return EventsOfFiles(ctx, cfg) },
-	}
-	if b.node == "" {
-		b.node = "device"
-	}
-	key, err := readDiskKey(ctx, cfg)
-	if err == nil {
-		file, openErr := openStopped(ctx, cfg, key)
-		if err = openErr; err == nil {
-			kept := map[schema.GroupVersionResource][]object.Object{}
-			for _, resource := range append(bundledObjects(), secrets) {
-				if kept[resource], err = metamanager.HeldIn(file, resource); err != nil {
-					break
-				}
-			}
-			err = errors.Join(err, file.Close())
-			b.held = func(_ context.Context, resource schema.GroupVersionResource) ([]object.Object, error) {
-				return kept[resource], err
-			}
-		}
-	}
-	if b.held == nil {
-		b.held = func(context.Context, schema.GroupVersionResource) ([]object.Object, error) { return nil, err }
-	}
-	return b.write(ctx, w, bundle.MaxFile)
 }
 
 var secrets = corev1.SchemeGroupVersion.WithResource("secrets")

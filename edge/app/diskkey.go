@@ -4,6 +4,7 @@ import (
 	"context"
 	"path/filepath"
 
+	"github.com/skerry-io/skerry/edge/internal/core/edgeapi"
 	"github.com/skerry-io/skerry/edge/internal/kernel/diskkey"
 	edgeconfig "github.com/skerry-io/skerry/edge/internal/setup/config"
 	"github.com/skerry-io/skerry/edge/internal/setup/join"
@@ -46,4 +47,9 @@ func kubeletKeys(cfg *edgeconfig.Config) string {
 		return filepath.Join(e.KeysDir, "kubelet")
 	}
 	return ""
+}
+
+// Kubeconfig is the file by which root of the device reaches the device's API.
+func Kubeconfig(cfg *edgeconfig.Config) string {
+	return filepath.Join(keysDir(cfg), edgeapi.KubeconfigFile)
 }

@@ -224,11 +224,6 @@ func StatusOfFiles(ctx context.Context, cfg *edgeconfig.Config) (Status, error) 
 	return s, err
 }
 
-// Kubeconfig is the file by which root of the device reaches the device's API.
-func Kubeconfig(cfg *edgeconfig.Config) string {
-	return filepath.Join(keysDir(cfg), edgeapi.KubeconfigFile)
-}
-
 // EventsOfFiles are the Events on the disk of a device on which no edgecore runs.
 func EventsOfFiles(ctx context.Context, cfg *edgeconfig.Config) ([]corev1.Event, error) {
 	key, err := readDiskKey(ctx, cfg)

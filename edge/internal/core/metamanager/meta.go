@@ -12,6 +12,8 @@
 // or sent before it is on the disk. Readers share a lock with the core and never wait for the disk.
 // Every exported method may be called by many goroutines at once; before Run is ready and after it
 // has ended they answer 503.
+// It is above 2,500 lines because each of its files is a part of that one transaction, or reads the
+// view of it.
 //
 // How to read it, from the bottom: batch.go and core.go are the transaction, manager.go the state
 // that all share, inbox.go what came over the link. On these stand the way down (deliver.go,

@@ -61,7 +61,7 @@ func device() (Facts, *corev1.Pod) {
 	}
 	return Facts{
 		Node: "edge1", Pods: []*corev1.Pod{p}, Sandbox: "pause:1", DefaultRoute: true,
-		Images: []Image{{ID: "sha256:1", Names: []string{"docker.io/library/pause:1"}}, {ID: "sha256:2", Names: []string{"registry.example/till:1"}}, {ID: "sha256:3", Names: []string{"registry.example/models:1"}}},
+		Images: []Image{{ID: "sha256:1", Names: []string{normal("pause:1")}}, {ID: "sha256:2", Names: []string{"registry.example/till:1"}}, {ID: "sha256:3", Names: []string{"registry.example/models:1"}}},
 		Pulled: map[string]Pulled{"sha256:2": {Images: map[string]Access{"registry.example/till": {Secrets: []types.UID{"pull-uid"}}}}},
 		Held:   func(r dependency.Ref) runtime.Object { return held[r] },
 		HasToken: func(_, _ string, spec authenticationv1.TokenRequestSpec) bool {
@@ -162,7 +162,7 @@ func TestPulled(t *testing.T) {
 		}
 	}
 	got, err := pulled(dir)
-	want := map[string]Pulled{"sha256:2": {Images: map[string]Access{"docker.io/library/till": {Secrets: []types.UID{"a"}}, "docker.io/library/open": {Everybody: true}}}}
+	want := map[string]Pulled{"sha256:2": {Images: map[string]Access{untagged("till"): {Secrets: []types.UID{"a"}}, untagged("open"): {Everybody: true}}}}
 	if err != nil || !cmp.Equal(got, want) {
 		t.Error(err, cmp.Diff(want, got))
 	}
