@@ -53,3 +53,6 @@ func kubeletKeys(cfg *edgeconfig.Config) string {
 func Kubeconfig(cfg *edgeconfig.Config) string {
 	return filepath.Join(keysDir(cfg), edgeapi.KubeconfigFile)
 }
+
+// MetricsToken is the file with the token that /metrics wants, for root alone.
+func MetricsToken(cfg *edgeconfig.Config) string { return filepath.Join(keysDir(cfg), "metrics.token") }

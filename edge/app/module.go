@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"strings"
 	"time"
 
@@ -22,7 +21,6 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/core/edgeapi"
 	"github.com/skerry-io/skerry/edge/internal/core/edgehub"
 	"github.com/skerry-io/skerry/edge/internal/core/linkstate"
-	edgeconfig "github.com/skerry-io/skerry/edge/internal/setup/config"
 )
 
 // identityModule renews the certificate through the link, and tells the clock what the cloud
@@ -71,9 +69,6 @@ type healthModule struct {
 func (a *App) newHealth(listen string) *healthModule {
 	return &healthModule{health.New(listen, a.live(), a.ready(), a.metrics), MetricsToken(a.config)}
 }
-
-// MetricsToken is the file with the token that /metrics wants, for root alone.
-func MetricsToken(cfg *edgeconfig.Config) string { return filepath.Join(keysDir(cfg), "metrics.token") }
 
 func (*healthModule) Name() message.Name { return "health" }
 
