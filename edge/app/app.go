@@ -14,6 +14,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"os"
@@ -204,7 +205,8 @@ type App struct {
 	runner       *beehive.Runner
 	tunnel       *tunnel.Tunnel
 	flight       *flightrecorder.Module
-	bundling     sync.Mutex // held while a bundle is packed
+	bundling     sync.Mutex                                             // held while a bundle is packed
+	packBundle   func(ctx context.Context, w io.Writer, most int) error // set by ShowStatus
 	metrics      *prometheus.Registry
 	collectors   []prometheus.Collector // of the parts
 

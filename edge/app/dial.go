@@ -99,7 +99,12 @@ func (a *App) newHub() (*edgehub.Hub, error) {
 		return a.statusFor(accept)
 	}}
 	streams.Rehearsal = a.rehearsed
-	streams.Bundle = func(ctx context.Context, w io.Writer) error { return a.WriteBundle(ctx, w, bundle.MaxFileOverLink) }
+	streams.Bundle = func(ctx context.Context, w io.Writer) error {
+		if a.packBundle == nil {
+			return errors.New("this program packs no bundle")
+		}
+		return a.packBundle(ctx, w, bundle.MaxFileOverLink)
+	}
 	if a.config.Modules.Tunnel.Subresources {
 		streams.Subresources = a.dialKubelet
 	}
