@@ -152,8 +152,8 @@ func of[P, S any](part *P, status func(*P) S) *S {
 	return &s
 }
 
-// ShowStatus lets the cloud ask for the status, and for bundles: for people as text shows it, in the words of this
-// version of edgecore, else as JSON. It is called before Run.
+// ShowStatus lets the cloud ask for the status, and for bundles: for people as text shows it, in
+// the words of this version of edgecore, else as JSON. It is called before Run.
 func (a *App) ShowStatus(text func(io.Writer, Status) error) {
 	a.packBundle = a.WriteBundle
 	a.statusFor = func(accept string) (body []byte, contentType string, err error) {
