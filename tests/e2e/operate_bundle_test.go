@@ -68,7 +68,7 @@ func keysOf(files map[string]string) (names []string) {
 // The bundle of a device that runs, over the link, and with edgecore dead and the link down;
 // secrets that were put into every place that it reads are in no file.
 func TestOperate_12_BundleWithEdgecoreDeadHasNoSecret(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	s.plugin()
 	ns := s.Namespace()
 	const inSecret, inEnv, inArgs, inAnnotation, key = "s3cret-of-the-Secret", "s3cret-in-the-environment", "s3cret-in-an-argument", "s3cret-in-an-annotation", "s3cret-of-a-registry"

@@ -51,7 +51,7 @@ func (s *system) onDevice(ctx context.Context, host string, env []string, in io.
 
 // A device without a link, and root of the device with edgecore's commands alone.
 func TestOperate_09_StreamsOfTheDeviceOffline(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	s.plugin()
 	env := s.deviceShell()
 	ns := s.Namespace()
@@ -238,7 +238,7 @@ func (s *system) refusedToOthers(env []string, ns string) {
 
 // The log of the host, through the link, for who may read it.
 func TestOperate_16_NodeLogQueryThroughTheLink(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	s.Check(os.WriteFile(s.path("edge1", "/var/log/operate16.log"), []byte("the fan stands still\n"), 0o644))
 	t.Cleanup(func() { _ = os.Remove(s.path("edge1", "/var/log/operate16.log")) })
 	const path = "/api/v1/nodes/edge1/proxy/logs/?query=operate16"

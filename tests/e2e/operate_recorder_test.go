@@ -48,7 +48,7 @@ func (s *system) waitRecorded(since time.Time, kind, object, reason, cause strin
 // A kill -9, a power cut, an OOM, an eviction, a cut and a reboot in order: each is recorded with
 // its cause, and the recorder is read with edgecore dead and the link down.
 func TestOperate_11_RecorderOverKillPowerCutAndOOM(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	ns := s.Namespace()
 	begin := time.Now().Add(-time.Second).Truncate(time.Second) // the kubelet's times have no fractions
 	s.Apply(ns, `

@@ -50,7 +50,7 @@ func (s *system) rehearsed(ctx context.Context) (reasons map[string][]string, po
 // Causes are put into pods; the rehearsal names each of them and no other pod; then the device
 // boots without a link, and exactly those pods don't run.
 func TestOperate_10_RehearsalPredictsAnOfflineReboot(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	s.plugin()
 	ns := s.Namespace()
 	healthy := 8
