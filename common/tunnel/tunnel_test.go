@@ -290,6 +290,41 @@ func TestStream_StalledReaderCostsItsOwnWindow(t *testing.T) {
 	})
 }
 
+// A reader that stalls in mid-transfer for far longer than any timeout of the link, and than
+// closeTimeout, gets all of it in the end, in either direction: neither the stream nor the link ends
+// for that.
+func TestStream_StalledReaderGetsAllInTheEnd(t *testing.T) {
+	for name, ends := range map[string]func(cloud, edge net.Conn) (from, to net.Conn){
+		"down": func(cloud, edge net.Conn) (net.Conn, net.Conn) { return cloud, edge },
+		"up":   func(cloud, edge net.Conn) (net.Conn, net.Conn) { return edge, cloud },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				accept, accepted := server()
+				w := newSystem(t, tunnel.Config{}, accept, linktest.PipeOptions{})
+				from, to := ends(w.open(), <-accepted)
+				sent := noise(3, 2<<20)
+				go func() {
+					_, _ = from.Write(sent)
+					_ = from.(interface{ CloseWrite() error }).CloseWrite()
+				}()
+				first := make([]byte, 100<<10)
+				if _, err := io.ReadFull(to, first); err != nil {
+					t.Fatal(err)
+				}
+				time.Sleep(time.Hour)
+				rest, err := io.ReadAll(to)
+				if got := append(first, rest...); err != nil || !bytes.Equal(got, sent) {
+					t.Errorf("got %d bytes of %d: %v", len(got), len(sent), err)
+				}
+				if err := errors.Join(w.cloudConn.Err(), w.edgeConn.Err()); err != nil {
+					t.Errorf("the link has ended: %v", err)
+				}
+			})
+		})
+	}
+}
+
 func TestStream_Deadlines(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		accept, ends := server()
