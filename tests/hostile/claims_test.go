@@ -84,9 +84,17 @@ func TestClaims_20_OlderCopyTakesNoCountBack(t *testing.T) {
 	dial := func(transport link.Transport) *hostile.Device {
 		t.Helper()
 		d := s.dial(t, transport, own)
-		if err := d.Send(t.Context(), heartbeat()); err != nil { // its session holds the Lease
-			t.Fatal(err)
-		}
+		epoch := fmt.Sprint(epochs.Load())
+		cluster.Eventually(t, "the session to hold the Lease", func(ctx context.Context) error {
+			if err := d.Send(ctx, heartbeat()); err != nil {
+				return err
+			}
+			l, err := plane.Client().CoordinationV1().Leases(corev1.NamespaceNodeLease).Get(ctx, own, metav1.GetOptions{})
+			if err == nil && l.Annotations["skerry.io/epoch"] != epoch {
+				err = fmt.Errorf("it has %q", l.Annotations["skerry.io/epoch"])
+			}
+			return err
+		})
 		return d
 	}
 	d := dial(link.QUIC)
