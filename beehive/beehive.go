@@ -1,10 +1,10 @@
 // Package beehive runs the modules of a process and carries their messages.
 //
 // It owns the bus (one bounded mailbox a module), the life of the modules (started in order,
-// restarted with back-off, stopped in reverse order) what is known of their health, and one message
+// restarted with back-off, stopped in reverse order) their health, and one message
 // for each group: its newest state, for modules that start later. It refuses messages for modules
 // that don't exist, and requests to modules that don't run: a sender gets an error and is never
-// left hanging. It does not know what the messages mean and keeps nothing on disk.
+// left hanging. It does not know the messages' meaning and has no state on disk.
 //
 // A Port's methods may be called by many goroutines of its module at once; so may a Runner's,
 // except that Run is called once. Messages of one goroutine to one module arrive in the order in

@@ -8,7 +8,7 @@ import (
 	"github.com/skerry-io/skerry/beehive/message"
 )
 
-// bus knows the members, who waits for which answer, and what state each group has. Members never
+// bus knows the members, who waits for which answer, and the state of each group. Members never
 // change once a module runs.
 type bus struct {
 	members map[message.Name]*member
@@ -27,7 +27,7 @@ type member struct {
 	mailbox *mailbox
 
 	mu  sync.Mutex
-	run chan struct{} // of the run in progress, closed when it ends; nil while there is none
+	run chan struct{} // of the run in progress, closed when it ends; nil without one
 }
 
 // group retains one message for modules that start (again): the newest whose Delivery is Latest,
@@ -39,7 +39,7 @@ type group struct {
 	state *message.Message
 }
 
-// request is what one caller of SendSync waits for.
+// request is that of one caller of SendSync.
 type request struct {
 	to     message.Name
 	answer chan message.Message // one slot, so that an answer never blocks its sender
@@ -102,7 +102,7 @@ func (b *bus) member(name message.Name) (*member, error) {
 	return m, nil
 }
 
-// await registers the caller of a request. A request that is passed on bears an ID that a caller
+// await registers the caller of a request. A request that is passed on has an ID that a caller
 // waits for already; it gets a new one.
 func (b *bus) await(m *message.Message, to message.Name) *request {
 	r := &request{to: to, answer: make(chan message.Message, 1)}
@@ -124,7 +124,7 @@ func (b *bus) forget(id message.ID, r *request) {
 }
 
 // answer hands m to the caller that waits for it. Only the module that was asked may answer: a
-// number that came over a link proves nothing.
+// number that came over a link is no proof.
 func (b *bus) answer(from message.Name, m message.Message) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -148,7 +148,7 @@ func (g *group) retain(m message.Message) {
 	g.state = &m
 }
 
-// retained is the state that another module sent to the group last, or nothing.
+// retained is the state that another module sent to the group last, if any.
 func (g *group) retained(self message.Name) []message.Message {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -5,7 +5,7 @@ import (
 	"fmt"
 )
 
-// Health says how each module fares, in the order of the wiring.
+// Health reports the state of each module, in the order of the wiring.
 func (r *Runner) Health() []ModuleHealth {
 	all := make([]ModuleHealth, len(r.modules))
 	for i, m := range r.modules {
@@ -38,7 +38,7 @@ func (r *Runner) Metrics() Metrics {
 }
 
 // Failure names the modules that have ended for good, each with its last error. It is nil
-// while none has.
+// before any has.
 func (r *Runner) Failure() error {
 	var errs []error
 	for _, h := range r.Health() {

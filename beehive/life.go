@@ -52,7 +52,7 @@ func (m *module) set(s State, err error) {
 	}
 }
 
-// ready is what Port.Ready calls.
+// ready is called by Port.Ready.
 func (m *module) ready() {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -9,14 +9,15 @@ import (
 	"github.com/skerry-io/skerry/beehive/message"
 )
 
-// A mailbox holds what waits for one module. It outlives the module's runs: what waits while a
-// module backs off is there when it runs again.
+// A mailbox holds the messages of one module. It outlives the module's runs: a message that waits
+// while a module backs off is there when it runs again.
 //
 // Its bound counts messages. At the bound a sender waits its turn, first come, first served. A
 // message of Delivery Latest takes the place of an older one of the same topic and resource, and
-// needs no room then, where that is the last that its sender sent. So what a module receives of one
-// sender is always in the order sent, with some left out ("up, down, up" does not end in "down"),
-// and a stream of newer messages can't starve the receiver: they stay where the oldest was.
+// needs no room then, where that is the last that its sender sent. So the messages that a module
+// receives of one sender is always in the order sent, with some left out ("up, down, up" does not
+// end in "down"), and a stream of newer messages can't starve the receiver: they stay where the
+// oldest was.
 type mailbox struct {
 	name  message.Name
 	bound int
@@ -27,7 +28,7 @@ type mailbox struct {
 	depth   int
 	lastOf  map[message.Name]*letter // the last waiting letter of each sender
 	waiters []*waiter                // senders held back, in order of arrival
-	gone    bool                     // nothing is received any more
+	gone    bool                     // no message is received any more
 
 	arrived chan struct{} // one slot: something waits
 
@@ -163,7 +164,7 @@ func (b *mailbox) admit() {
 	}
 }
 
-// close ends the mailbox for good: what waits is dropped, and who is held back gets an error.
+// close ends the mailbox for good: waiting messages are dropped, and blocked senders get an error.
 func (b *mailbox) close() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -176,7 +177,7 @@ func (b *mailbox) close() {
 	b.waiters = nil
 }
 
-// dropRequests removes what a caller in this process waits for; the bus has ended their waiting.
+// dropRequests removes requests of callers in this process; the bus has ended their waiting.
 func (b *mailbox) dropRequests() {
 	b.mu.Lock()
 	defer b.mu.Unlock()

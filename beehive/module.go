@@ -31,7 +31,7 @@ type Entry struct {
 	Module Module
 	// Groups are the broadcast groups that the module joins.
 	Groups []message.Group
-	// Restart says what follows a failure. The zero value is Never.
+	// Restart is the policy after a failure. The zero value is Never.
 	Restart Restart
 	// Mailbox is how many messages may wait for the module; 0 is DefaultMailbox. At the bound,
 	// senders are held back (see message.Delivery).

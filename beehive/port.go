@@ -47,7 +47,7 @@ func (b *bus) end(p *Port, gone bool) {
 	b.fail(p.self.name)
 }
 
-// Ready says that the module can receive. Later calls do nothing.
+// Ready reports that the module can receive. Later calls are no-ops.
 func (p *Port) Ready() {
 	if p.alive() {
 		p.ready()
@@ -56,7 +56,7 @@ func (p *Port) Ready() {
 
 // Send puts m into the mailbox of a module, with this module as its source. It returns when the
 // mailbox has taken it; a full one holds the sender back (see message.Delivery) until ctx ends or
-// the module is gone for good. What is sent to a module that starts or backs off waits for it.
+// the module is gone for good. A message to a module that starts or backs off waits for it.
 func (p *Port) Send(ctx context.Context, to message.Name, m message.Message) error {
 	member, err := p.bus.member(to)
 	if err != nil {
@@ -154,7 +154,7 @@ func (p *Port) Reply(ctx context.Context, request message.Message, content any) 
 
 // Answer hands over an answer that came from elsewhere: a hub asked the other end of its link on
 // behalf of the caller, and m.Header.ParentID names the request as this module received it. ErrLate
-// says that no caller waits for it any more, or that this module was not asked.
+// means that no caller waits for it any more, or that this module was not asked.
 func (p *Port) Answer(m message.Message) error {
 	m.Route.Source = p.self.name
 	return p.bus.answer(p.self.name, m)

@@ -246,7 +246,7 @@ func TestAnswer(t *testing.T) {
 	})
 }
 
-// What came over a link bears the other process's ID: its answer goes to the hub's mailbox, also
+// A message from a link has the other process's ID: its answer goes to the hub's mailbox, also
 // where a request of ours has the same ID.
 func TestReply_toAMessageFromTheLink(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// Restart says what follows a module's failure. The zero value is Never.
+// Restart is the policy after a module's failure. The zero value is Never.
 type Restart struct {
 	onFailure bool
 	backoff   Backoff

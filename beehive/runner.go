@@ -28,7 +28,7 @@ type Runner struct {
 	failed  chan error
 }
 
-// NewRunner checks the wiring. It starts nothing.
+// NewRunner checks the wiring.
 func NewRunner(config Config, entries []Entry) (*Runner, error) {
 	if config.StartTimeout == 0 {
 		config.StartTimeout = 30 * time.Second
@@ -154,7 +154,7 @@ func (r *Runner) start(ctx context.Context, m *module) error {
 	}
 }
 
-// keep runs a module again and again, as its policy says, until ctx ends.
+// keep runs a module again and again, by its policy, until ctx ends.
 func (r *Runner) keep(ctx context.Context, m *module) {
 	logger := klog.FromContext(ctx)
 	for failures := 0; ; {
@@ -208,7 +208,7 @@ func (r *Runner) stop(logger klog.Logger, m *module) error {
 	case <-m.stopped:
 		return nil
 	case <-timeout.C:
-		// No sender may wait for a module that handles nothing any more.
+		// No sender may wait for a module that handles no more messages.
 		r.bus.close(m.name)
 		logger.Error(nil, "Module does not stop", "module", m.name, "after", m.StopTimeout)
 		return fmt.Errorf("module %s did not stop within %v", m.name, m.StopTimeout)

@@ -222,8 +222,8 @@ func TestRunner_saysWhoIsStuck(t *testing.T) {
 	})
 }
 
-// A caller that waits for a module that fails gets the error at once; what was merely sent to it
-// waits for its next run.
+// A caller that waits for a module that fails gets the error at once; a message that was merely
+// sent to it waits for its next run.
 func TestRunner_failureWhileOthersWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		fail, runs := make(chan struct{}), 0

@@ -19,7 +19,7 @@ type ModuleWiring struct {
 	Groups  []message.Group `json:"groups,omitempty"`
 	Restart string          `json:"restart"`
 	Mailbox int             `json:"mailbox"`
-	Topics  []string        `json:"topics,omitempty"` // that the module says it handles
+	Topics  []string        `json:"topics,omitempty"` // that the module declares
 }
 
 // Wiring returns how the process is wired. It may be called before Run.
@@ -40,7 +40,7 @@ func (r *Runner) Wiring() Wiring {
 // WriteTable writes the wiring for people.
 func (w Wiring) WriteTable(out io.Writer) error {
 	t := tabwriter.NewWriter(out, 0, 0, 3, ' ', 0)
-	fmt.Fprintln(t, "MODULE\tGROUPS\tRESTART\tMAILBOX\tTOPICS") // Flush returns what goes wrong
+	fmt.Fprintln(t, "MODULE\tGROUPS\tRESTART\tMAILBOX\tTOPICS") // Flush returns the error
 	for _, m := range w {
 		groups := make([]string, len(m.Groups))
 		for i, g := range m.Groups {

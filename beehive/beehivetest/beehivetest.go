@@ -1,8 +1,8 @@
 // Package beehivetest runs a module on a real bus, with peers that the test plays.
 //
-// It owns the life of the bus in a test: it ends with the test at the latest. It refuses nothing
-// that beehive doesn't. A Bench's methods may be called by many goroutines at once. It works inside
-// a testing/synctest bubble too, with the bubble's T.
+// It owns the life of the bus in a test: it ends with the test at the latest. It does not refuse
+// anything that beehive doesn't. A Bench's methods may be called by many goroutines at once. It
+// works inside a testing/synctest bubble too, with the bubble's T.
 package beehivetest
 
 import (
@@ -130,7 +130,7 @@ func (b *Bench) Port(name message.Name) *beehive.Port {
 	return nil
 }
 
-// Receive returns the next message that a peer gets, and fails the test when none comes.
+// Receive returns the next message that a peer gets, and fails the test without one.
 func (b *Bench) Receive(name message.Name) message.Message {
 	b.t.Helper()
 	ctx, cancel := context.WithTimeout(b.t.Context(), patience)

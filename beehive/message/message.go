@@ -1,5 +1,5 @@
-// Package message defines what modules of a process, and the two ends of a link, say to each other:
-// a header, a route and content.
+// Package message defines the messages between modules of a process, and between the two ends of a
+// link: a header, a route and content.
 //
 // It owns the shape of a message and the typed topics that give content a Go type. It knows no
 // transport, no encoding and no Kubernetes; it imports the standard library only. Values are
@@ -21,10 +21,10 @@ type Name string
 // Group names a set of modules that a message can be sent to at once.
 type Group string
 
-// Kind says what a message is about: "event", "heartbeat", "state".
+// Kind is the subject of a message: "event", "heartbeat", "state".
 type Kind string
 
-// Operation says what is done to the Kind.
+// Operation is the verb on the Kind.
 type Operation string
 
 // The operations, as this ecosystem names them.
@@ -54,12 +54,12 @@ type Header struct {
 	Delivery Delivery
 
 	// Session ties a message to one session of the link, where it would be wrong in another:
-	// edgehub sets it on what comes from the link, Answer hands it on, and edgehub drops what
-	// belongs to a session that has ended. 0: any session will do. It does not cross the link.
+	// edgehub sets it on messages from the link, Answer hands it on, and edgehub drops messages
+	// that belongs to a session that has ended. 0: any session will do. It does not cross the link.
 	Session uint64
 }
 
-// Resource is what the message concerns. Any part may be empty.
+// Resource is the object of the message. Any part may be empty.
 type Resource struct {
 	Namespace string
 	Name      string
@@ -72,7 +72,7 @@ func (r Resource) String() string {
 	return r.Namespace + "/" + r.Name
 }
 
-// Route says where a message comes from and what it is about.
+// Route is a message's source and subject.
 type Route struct {
 	Source    Name
 	Group     Group // set when the message was sent to a group
@@ -81,7 +81,7 @@ type Route struct {
 	Resource  Resource
 }
 
-// Message is one thing said. Content is a Go value; for a message of a Topic[T] it is a T. A
+// Message is one message. Content is a Go value; for a message of a Topic[T] it is a T. A
 // refusal carries an error as its content.
 type Message struct {
 	Header  Header
@@ -109,7 +109,7 @@ func (m Message) Answer(content any) Message {
 	}
 }
 
-// Delivery says what a full or slow receiver may cost.
+// Delivery is the policy for a full or slow receiver.
 type Delivery int
 
 const (

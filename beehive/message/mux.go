@@ -43,7 +43,7 @@ func Handle[T any](mux *Mux, topic Topic[T], handle func(ctx context.Context, m 
 	}})
 }
 
-// handler is that of a topic, nil where it has none.
+// handler is that of a topic, nil without one.
 func (x *Mux) handler(key Key) func(context.Context, Message) error {
 	for i := range x.handlers {
 		if x.handlers[i].key == key {
@@ -53,8 +53,8 @@ func (x *Mux) handler(key Key) func(context.Context, Message) error {
 	return nil
 }
 
-// Dispatch calls the handler of m's topic and returns what it returns, ErrNoHandler where
-// there is none.
+// Dispatch calls the handler of m's topic and returns its error, ErrNoHandler where
+// it has no handler.
 func (x *Mux) Dispatch(ctx context.Context, m Message) error {
 	handle := x.handler(m.Key())
 	if handle == nil {

@@ -14,14 +14,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Variables that tell exec where its notes go, and tests where to note what they start (see package
+// Variables that tell exec where its notes go, and tests where to note their starts (see package
 // tally).
 const (
 	costsVariable = "SKERRY_TEST_COSTS"
 	tallyVariable = "SKERRY_TEST_TALLY"
 )
 
-// A cost is what one run of a test binary took, with everything that it started.
+// A cost is that of one run of a test binary, with everything that it started.
 type cost struct {
 	Dir    string         `json:"dir"` // of the package
 	Wall   seconds        `json:"wall"`
@@ -42,9 +42,9 @@ func secondsOfTimeval(t syscall.Timeval) seconds {
 	return seconds(float64(t.Sec) + float64(t.Usec)/1e6)
 }
 
-// wrap runs a test binary and notes its costs. It is the reaper of what the binary leaves without a
-// parent, such as the first processes of hosts and daemons of trials, so that their time is counted
-// too: the kernel adds up the time of processes that were waited for (getrusage(2)).
+// wrap runs a test binary and notes its costs. It is the reaper of processes that the binary leaves
+// without a parent, such as the first processes of hosts and daemons of trials, so that their time
+// is counted too: the kernel adds up the time of processes that were waited for (getrusage(2)).
 func wrap(args []string) (code int, err error) {
 	file := os.Getenv(costsVariable)
 	if file == "" {
@@ -71,7 +71,7 @@ func wrap(args []string) (code int, err error) {
 	return code, appendLine(file, c)
 }
 
-// reap runs a program to its end, and waits for all that ends meanwhile.
+// reap runs a program to its end, and waits for all that ends in the meantime.
 func (c *cost) reap(args, env []string) (code int, err error) {
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return 1, fmt.Errorf("becoming the reaper of orphans: %w", err)

@@ -9,7 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// What make env prints gives a plain shell the flags that make itself compiles with: others would
+// make env gives a plain shell the flags that make itself compiles with: others would
 // compile Kubernetes once more.
 func TestMakeEnv(t *testing.T) {
 	for name, own := range map[string]string{"a plain shell": "", "flags of one's own": "-tags=other -mod=mod"} {

@@ -16,7 +16,7 @@ const lengthsVariable = "SKERRY_TEST_LENGTHS"
 
 const lengthsFile = "build/testrun/lengths.json"
 
-// Old figures cost nothing but balance.
+// Old figures cost balance alone.
 //
 //go:embed lengths.json
 var knownLengths []byte

@@ -13,7 +13,7 @@ import (
 // run has one pool, and not one for each go test.
 const ownerVariable = "SKERRY_PLANES_OWNER"
 
-// lent is what the control planes of this run's pool have taken so far: they outlive the test
+// lent is the processor time of the control planes of this run's pool so far: they outlive the test
 // binaries that started them, so no row of a package has it.
 func lent() (c cost) {
 	owner := fmt.Appendf(nil, "\x00--owner=%d\x00", os.Getpid())
@@ -37,7 +37,7 @@ func lent() (c cost) {
 	return c
 }
 
-// ticks are hundredths of a second in what the kernel shows to programs (proc_pid_stat(5)).
+// ticks are hundredths of a second, as the kernel shows them to programs (proc_pid_stat(5)).
 func ticks(s string) seconds {
 	n, _ := strconv.Atoi(s) // the kernel writes numbers
 	return seconds(n) / 100

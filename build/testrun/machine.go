@@ -10,7 +10,7 @@ import (
 
 // makeRoomForKubelets raises the machine's limit of inotify instances: each kubelet and containerd
 // takes some, of which Linux gives a user 128 (inotify(7)), and a dozen nodes of trials side by
-// side need more. giveBack puts back what was there.
+// side need more. giveBack restores the old value.
 func makeRoomForKubelets() (giveBack func(), err error) {
 	const limit, enough = "/proc/sys/fs/inotify/max_user_instances", 1024
 	raw, err := os.ReadFile(limit)
@@ -24,7 +24,7 @@ func makeRoomForKubelets() (giveBack func(), err error) {
 	if err != nil {
 		return nil, fmt.Errorf("reading %s: %w", limit, err)
 	}
-	// A machine that lets nobody write it has what it has.
+	// A machine that lets nobody write it keeps its value.
 	if had >= enough || os.WriteFile(limit, []byte(strconv.Itoa(enough)), 0) != nil {
 		return func() {}, nil
 	}

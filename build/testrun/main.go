@@ -1,5 +1,5 @@
-// Command testrun runs the tests: which packages, in how many lanes side by side, once more what
-// failed, with a line for everything at the end. It measures what each test binary costs.
+// Command testrun runs the tests: which packages, in how many lanes side by side, failures a second
+// time, with a line for everything at the end. It measures the costs of each test binary.
 //
 //	testrun all|long|short     runs tests; make calls it with CGO_ENABLED, GOFLAGS and TEST_LDFLAGS set
 //	testrun total              prints the closing line of the last run: "N passed, N failed, N skipped"
@@ -13,7 +13,7 @@
 //
 // Tests and subtests count alike. A package that fails without a failed test (it does not compile,
 // it panics, it runs out of time) counts as one failed. The exit code is 1 when something failed or
-// nothing ran.
+// no test ran.
 package main
 
 import (

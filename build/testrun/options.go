@@ -14,7 +14,7 @@ const (
 	triesFile  = outDir + "/test-second-tries.jsonl"
 )
 
-// options are what a run is told.
+// options are those of a run.
 type options struct {
 	what     string // all, long or short
 	packages []string

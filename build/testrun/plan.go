@@ -119,7 +119,7 @@ func (l lengths) of(j job, shards int) int {
 	return 1 << 20
 }
 
-// selection is what of the tests go test is told to run.
+// selection are the flags that select the tests.
 func selection(what string) []string {
 	switch what {
 	case "all":

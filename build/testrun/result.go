@@ -14,12 +14,12 @@ import (
 	"time"
 )
 
-// A result is what a run came to.
+// A result is that of a run.
 type result struct {
 	Counts
 	// Broken also where no test is to blame: vet, or a phase that did not begin.
 	Broken      bool        `json:"broken,omitempty"`
-	SecondTries []retry     `json:"secondTries,omitempty"` // what passed only then
+	SecondTries []retry     `json:"secondTries,omitempty"` // that passed only then
 	Wall        seconds     `json:"wall"`
 	Machine     machine     `json:"machine"` // all of it, with the kernel's own threads and whatever else runs there
 	Rows        []row       `json:"rows,omitempty"`
@@ -28,12 +28,12 @@ type result struct {
 	Jobs map[string]seconds `json:"jobs,omitempty"`
 }
 
-// A row is what a package took in one phase.
+// A row is the cost of a package in one phase.
 type row struct {
 	Package string `json:"package"`
 	Phase   string `json:"phase"`
 	Tests   cost   `json:"tests"`
-	Compile cost   `json:"compile"` // of what only it needs, or what it was the first to need
+	Compile cost   `json:"compile"` // of packages that only it needs, or that it was the first to need
 	Link    cost   `json:"link"`
 }
 
@@ -72,7 +72,7 @@ func (r result) write(file string) error {
 	return nil
 }
 
-// readResult reads what the last run has written; where none has, nothing has passed.
+// readResult reads the result of the last run; without one, no test has passed.
 func readResult(file string) (result, error) {
 	raw, err := os.ReadFile(file)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -88,8 +88,8 @@ func readResult(file string) (result, error) {
 	return r, nil
 }
 
-// readCosts reads what exec has noted, and what the go command says of its own work (the option
-// -debug-actiongraph). Both files may be missing: nothing ran, or nothing had to be compiled.
+// readCosts reads the notes of exec, and the go command's of its own work (the option
+// -debug-actiongraph). Both files may be missing: no test ran, or no package was compiled.
 func readCosts(costs, graph string) ([]row, error) {
 	var rows []row
 	f, err := os.Open(costs)
@@ -146,7 +146,7 @@ func readCosts(costs, graph string) ([]row, error) {
 	return rows, nil
 }
 
-// writeTables prints what the run took, in Markdown.
+// writeTables prints the costs of the run, in Markdown.
 func (r result) writeTables(out io.Writer) error {
 	var tests, compile, link cost
 	for _, w := range r.Rows {
@@ -202,8 +202,8 @@ func (r result) slowest(n int) []timedTest {
 	return slow[:min(n, len(slow))]
 }
 
-// report prints the ten dearest packages, the ten longest tests and what passed only at a second
-// try, and writes the whole tables to a file.
+// report prints the ten dearest packages, the ten longest tests and those that passed only at a
+// second try, and writes the whole tables to a file.
 func (r result) report(out io.Writer) error {
 	const most = 10
 	f, err := os.Create(tableFile)

@@ -33,7 +33,7 @@ type runner struct {
 	shards  *shards
 	lengths lengths
 
-	mu     sync.Mutex // guards what follows, and out
+	mu     sync.Mutex // guards the fields below, and out
 	out    io.Writer
 	result result
 	again  []secondTry
@@ -46,7 +46,7 @@ type secondTry struct {
 	retry
 }
 
-// run runs the tests. The result says what came of it also where there is an error.
+// run runs the tests. The result is complete also with an error.
 func run(ctx context.Context, o options, out io.Writer) (result, error) {
 	r := &runner{options: o, out: out}
 	if err := os.MkdirAll(outDir, 0o755); err != nil {
@@ -158,8 +158,8 @@ func (r *runner) print(format string, args ...any) {
 	fmt.Fprintf(r.out, format, args...)
 }
 
-// inLanes runs jobs side by side. What a job says is printed whole at its end; with one lane, as it
-// is said.
+// inLanes runs jobs side by side. A job's output is printed whole at its end; with one lane, as it
+// comes.
 func (r *runner) inLanes(ctx context.Context, jobs []job, lanes int) {
 	next := make(chan job)
 	var all sync.WaitGroup
@@ -209,7 +209,7 @@ func (r *runner) job(ctx context.Context, j job, apart bool) {
 			if text, err := os.ReadFile(log.Name()); err == nil {
 				r.out.Write(text)
 			}
-			os.Rename(log.Name(), strings.TrimSuffix(log.Name(), ".log")+".ended.log") // what has no such name runs
+			os.Rename(log.Name(), strings.TrimSuffix(log.Name(), ".log")+".ended.log") // a job without such a name runs
 		}()
 	}
 	for _, p := range j.phases {
@@ -232,7 +232,7 @@ func (r *runner) fail() {
 	r.failed = true
 }
 
-// phase runs a phase, and notes what is to be tried again.
+// phase runs a phase, and notes the tests that are to be tried again.
 func (r *runner) phase(ctx context.Context, p phase, out io.Writer) {
 	fmt.Fprintf(out, "== %s: %d packages\n", p.name, len(p.packages))
 	s, c, err := r.goTest(ctx, p, selection(r.what), out)
@@ -256,7 +256,7 @@ func (r *runner) phase(ctx context.Context, p phase, out io.Writer) {
 	r.add(s)
 }
 
-// add adds what a summary counted.
+// add adds the counts of a summary.
 func (r *runner) add(s *summary) {
 	r.result.Counts.add(s.counts)
 	for _, t := range s.slow {
@@ -264,10 +264,11 @@ func (r *runner) add(s *summary) {
 	}
 }
 
-// secondTries runs the tests that failed once more, one package after the other and nothing beside
-// it: they run real kernels, kubelets and elections, and a machine that was busy with something
-// else for a while is no fault of theirs. Where a package did not run all its tests, it is run
-// whole. What failed was printed; what fails twice has failed; what does not is named at the end.
+// secondTries runs the tests that failed once more, one package after the other and without any
+// other it: they run real kernels, kubelets and elections, and a machine that was busy with
+// something else for a while is no fault of theirs. Where a package did not run all its tests, it
+// is run whole. The first failure was printed; a test that fails twice has failed; the others are
+// named at the end.
 func (r *runner) secondTries(ctx context.Context) {
 	for _, a := range r.again {
 		if ctx.Err() != nil {
@@ -346,14 +347,14 @@ func (r *runner) goTest(ctx context.Context, p phase, selection []string, out io
 	s = newSummary(out, time.Now)
 	err = s.read(read)
 	ended := cmd.Wait()
-	if ended != nil && s.counts.Failed == 0 { // otherwise it says no more than the tests
+	if ended != nil && s.counts.Failed == 0 { // otherwise it adds no news to the tests
 		err = errors.Join(err, fmt.Errorf("go test: %w", ended))
 	}
 	c = cost{Wall: secondsOf(time.Since(began)), User: secondsOf(cmd.ProcessState.UserTime()), Kernel: secondsOf(cmd.ProcessState.SystemTime())}
 	return s, c, errors.Join(err, r.note(p, costs, graph))
 }
 
-// note adds what go test and the test binaries cost to the result.
+// note adds the costs of go test and the test binaries to the result.
 func (r *runner) note(p phase, costs, graph string) error {
 	rows, err := readCosts(costs, graph)
 	if err != nil {

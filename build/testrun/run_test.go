@@ -23,7 +23,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// Every package is in one phase, e2e in one of each part; what no run has is named here.
+// Every package is in one phase, e2e in one of each part; packages of no run are named here.
 func TestPlan(t *testing.T) {
 	out, err := exec.CommandContext(t.Context(), "go", "list", "../../...").Output()
 	if err != nil {
@@ -78,7 +78,7 @@ func TestPlan(t *testing.T) {
 	}
 }
 
-// The longest job begins first, and what no length is known of before it.
+// The longest job begins first, and one of unknown length before it.
 func TestPlan_LongestFirst(t *testing.T) {
 	known := lengths{Jobs: map[string]int{"site": 30, "apps": 70, "unit": 50}, Tests: map[string]map[string]int{"tests/e2e": {"TestA": 90, "TestB": 30}}}
 	var got []string
@@ -245,7 +245,7 @@ func TestSecondTries_areCounted(t *testing.T) {
 	}
 }
 
-// What a program leaves without a parent is waited for, and its time counted.
+// Orphans of a program are waited for, and their time counted.
 func TestExec_countsOrphans(t *testing.T) {
 	dir := t.TempDir()
 	costs := filepath.Join(dir, "costs")

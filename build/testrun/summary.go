@@ -41,13 +41,14 @@ type event struct {
 }
 
 const (
-	// patience is how often the running tests are printed, while nothing else is.
+	// patience is how often the running tests are printed, without other output.
 	patience = 30 * time.Second
 	// long is the time from which on a test is listed with it.
 	long = 10 * time.Second
 )
 
-// A summary reads what `go test -json` writes, prints what matters of it to a person, and counts.
+// A summary reads what `go test -json` writes, prints the parts that matter to a person, and
+// counts.
 type summary struct {
 	out    io.Writer
 	now    func() time.Time
@@ -140,7 +141,7 @@ func (s *summary) line(text string) {
 		s.running[id] = s.now()
 	case "output":
 		s.output[id] = append(s.output[id], e.Output)
-		if e.Test == "" && e.Output == "FAIL\n" { // what package testing says when it has run them all; after a panic it does not
+		if e.Test == "" && e.Output == "FAIL\n" { // package testing prints it after the last test, not after a panic
 			s.ended[e.Package] = true
 		}
 	case "pass", "fail", "skip":
@@ -176,7 +177,7 @@ func (r retry) String() string {
 	return strings.TrimSpace(r.Package + " " + strings.Join(r.Tests, " "))
 }
 
-// secondTries takes what failed out of the counts and returns it: packages which came to their end
+// secondTries takes failures out of the counts and returns them: packages which came to their end
 // with the tests that failed, others whole. With more than most packages something is broken, and
 // none is tried again.
 func (s *summary) secondTries(most int) []retry {
@@ -245,7 +246,7 @@ func (s *summary) testEnds(id testID, action string, elapsed time.Duration) {
 		delete(s.output, id)
 	case "skip":
 		one.Skipped = 1
-		s.tell(id) // a skipped test says why
+		s.tell(id) // a skipped test gives its reason
 	case "fail":
 		one.Failed = 1
 		s.failed[id.pkg]++
@@ -264,7 +265,7 @@ func (s *summary) testEnds(id testID, action string, elapsed time.Duration) {
 	s.tests[whole].add(one)
 }
 
-// packageEnds prints the package's own lines: "ok ...", or all it said where it failed for
+// packageEnds prints the package's own lines: "ok ...", or all its output where it failed for
 // no test's sake.
 func (s *summary) packageEnds(e event) {
 	if e.Action == "fail" && s.failed[e.Package] == 0 {
@@ -309,7 +310,7 @@ func (s *summary) tell(id testID) {
 
 func (s *summary) tellRunning() {
 	leaves := maps.Clone(s.running)
-	for id := range s.running { // a test whose subtest runs adds nothing
+	for id := range s.running { // not a test whose subtest runs
 		if i := strings.LastIndexByte(id.test, '/'); i >= 0 {
 			delete(leaves, testID{id.pkg, id.test[:i]})
 		}

@@ -93,7 +93,7 @@ func TestSummary(t *testing.T) {
 	}
 }
 
-// slowReader is a go test that says nothing for a while.
+// slowReader is a go test that is silent for a while.
 type slowReader struct {
 	lines []string
 	pause time.Duration

@@ -19,7 +19,7 @@ import (
 )
 
 // A replica gives its Lease up when its work has ended, and not while that still goes on: another
-// one would begin beside it.
+// one would begin next to it.
 func TestLeadEndsBeforeItGivesUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client := fake.NewClientset()

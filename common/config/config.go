@@ -114,7 +114,7 @@ func (d *Document) Errors(list field.ErrorList) error {
 	return d.fail(problems...)
 }
 
-// Line is where a field stands, or where the nearest field around it does; 0 where there is none.
+// Line is where a field stands, or where the nearest field around it does; 0 without one.
 func (d *Document) Line(path string) int {
 	for path != "" {
 		if line, ok := d.lines[path]; ok {

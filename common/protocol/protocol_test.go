@@ -8,7 +8,7 @@ import (
 func TestCommon(t *testing.T) {
 	for _, c := range []struct {
 		a, b Window
-		want uint32 // 0: none
+		want uint32 // 0 without one
 	}{
 		{Ours(), Ours(), Current},
 		{Window{2, 3}, Window{3, 4}, 3},

@@ -28,7 +28,7 @@ import (
 // first of its Names.
 const NodeName = "spec.nodeName"
 
-// Names lists the fields of a resource; nil where it has none.
+// Names lists the fields of a resource; nil without one.
 func Names(resource schema.GroupResource) []string {
 	switch resource {
 	case schema.GroupResource{Resource: "pods"}:

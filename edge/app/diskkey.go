@@ -16,7 +16,7 @@ func readDiskKey(ctx context.Context, cfg *edgeconfig.Config) (*diskkey.Key, err
 	return diskkey.Read(ctx, diskkey.Config{Command: e.KeyCommand, Credential: e.KeyCredential})
 }
 
-// sealer is the key as the identity's; nil where there is none.
+// sealer is the key as the identity's; nil without one.
 func sealer(key *diskkey.Key) join.Sealer {
 	if key == nil {
 		return nil

@@ -46,7 +46,7 @@ import (
 // StatusPath is where the running edgecore answers Status, on its unix socket.
 const StatusPath = "/skerry/v1/status"
 
-// Status is what `edgecore status` shows. Parts that the process doesn't have are nil.
+// Status is the part of `edgecore status`. Parts that the process doesn't have are nil.
 type Status struct {
 	Node       string          `json:"node"`
 	Running    bool            `json:"running"`

@@ -44,7 +44,7 @@ func authorities(file string) *x509.CertPool {
 	return pki.Pool(certs...)
 }
 
-// currentSite is this device's site; nil where it has none.
+// currentSite is this device's site; nil without one.
 func (a *App) currentSite() *peers.Site {
 	if a.site == nil {
 		return nil

@@ -10,7 +10,8 @@ import (
 
 // TestClaims_08_RequiredAppIsNotDrawnByALabel: a device labels itself with another's
 // kubernetes.io/hostname, which Kubernetes lets it, and an application that requires that other
-// device waits for it. Its device is cordoned meanwhile, so that the scheduler has no third choice.
+// device waits for it. Its device is cordoned in the meantime, so that the scheduler has no third
+// choice.
 func TestClaims_08_RequiredAppIsNotDrawnByALabel(t *testing.T) {
 	s := newSystem(t)
 	ns := s.Namespace()

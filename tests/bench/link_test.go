@@ -307,7 +307,7 @@ func shares(cpu map[string][]float64) string {
 }
 
 // resync: the messages of a session are counted at cloudcore, after the handshake; everything on
-// the wire is reported beside it. What changes take is counted without class urgent: neither the
+// the wire is reported next to it. What changes take is counted without class urgent: neither the
 // greeting nor a heartbeat is sent for them, and whether a heartbeat falls into the time that is
 // counted is chance.
 func (s *bench) resync(b *testing.B) {
@@ -446,10 +446,10 @@ func (s *bench) crossed(b *testing.B) (c crossed) {
 	return c
 }
 
-// reconnect cuts the uplink, calls meanwhile, and kills cloudcore and starts it if asked to; it
-// heals the uplink and returns what crosses it in the new session until all is quiet. A session in
-// which the kubelet reported something is measured again: its report is no part of being in step,
-// and the pod that it changes comes down again.
+// reconnect cuts the uplink, calls in the meantime, and kills cloudcore and starts it if asked to;
+// it heals the uplink and returns what crosses it in the new session until all is quiet. A session
+// in which the kubelet reported something is measured again: its report is no part of being in
+// step, and the pod that it changes comes down again.
 func (s *bench) reconnect(b *testing.B, kill bool, meanwhile func()) crossed {
 	b.Helper()
 	for range 5 {

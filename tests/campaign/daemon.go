@@ -16,7 +16,7 @@ const (
 	// startPatience is for one program on a loaded machine.
 	startPatience = time.Minute
 	// againPatience is for one that a schedule has killed: kube-apiserver, without which no
-	// cloudcore gets ready, may be away for other steps meanwhile.
+	// cloudcore gets ready, may be away for other steps in the meantime.
 	againPatience = 6 * time.Minute
 )
 

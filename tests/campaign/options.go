@@ -81,7 +81,7 @@ const (
 	Cut        Fault = "cut"         // connections of an edge break, new ones are refused
 	Flap       Fault = "flap"        // an edge's link breaks again and again, soon after it has come up
 	Silent     Fault = "silent"      // everything on an edge's link vanishes
-	DeleteNode Fault = "delete-node" // an edge's link breaks, and its Node is deleted meanwhile
+	DeleteNode Fault = "delete-node" // an edge's link breaks, and its Node is deleted in the meantime
 	Thin       Fault = "thin"        // an edge's link carries 4 KiB a second
 	Refuse     Fault = "refuse"      // kube-apiserver answers a cloudcore 429, 500, 409 or not at all, one time in three
 	Deny       Fault = "deny"        // kube-apiserver answers 403 to what a cloudcore asks as a node, as with an authorizer that lags

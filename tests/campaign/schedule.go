@@ -26,7 +26,7 @@ func (s Step) thing() string {
 	return "plane"
 }
 
-// offline says of a shutdown whether the device has no link meanwhile.
+// offline says of a shutdown whether the device has no link in the meantime.
 func (s Step) offline() bool { return s.At%2 == 0 }
 
 // things are all that a fault breaks.

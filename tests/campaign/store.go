@@ -54,7 +54,7 @@ func (s *system) compare(ctx context.Context, e *edge, before []corev1.Pod) {
 		return
 	}
 	for _, p := range before {
-		there := p.DeletionTimestamp != nil // it may have ended meanwhile
+		there := p.DeletionTimestamp != nil // it may have ended in the meantime
 		for _, q := range now {
 			there = there || q.UID == p.UID
 		}

@@ -158,7 +158,7 @@ func tryLockOnce(dir string) (*os.File, error) {
 	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, os.ErrExist) {
 		return nil, fmt.Errorf("making a control plane's directory: %w", err)
 	}
-	// Its name can be guessed, and others may make directories beside it.
+	// Its name can be guessed, and others may make directories next to it.
 	var made unix.Stat_t
 	err := unix.Lstat(dir, &made)
 	if errors.Is(err, unix.ENOENT) { // removed since

@@ -361,7 +361,7 @@ func TestEveryday_04_KilledAtAnyTime(t *testing.T) {
 		t.Errorf("after the kills (-before +after):\n%s", diff)
 	}
 	// A runtime that does not answer holds a shutdown up for logind's time at most; edgecore dies
-	// meanwhile, and its lock with it.
+	// in the meantime, and its lock with it.
 	s.Check(s.Trial.Signal(t.Context(), "edge1", "containerd", syscall.SIGSTOP))
 	s.logind("edge1", "reboot")
 	s.Kill("edge1", "edgecore")

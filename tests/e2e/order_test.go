@@ -14,8 +14,8 @@ import (
 
 // Scenario 12 of the order campaign: a Node is deleted while its device is away. Once linked it
 // comes back by itself, with nothing started again on the device, and gets its pods as the cloud
-// now says. So it does where another Node of that name is made meanwhile: that one stays, and no
-// patch that waited for the old one hits it.
+// now says. So it does where another Node of that name is made in the meantime: that one stays, and
+// no patch that waited for the old one hits it.
 func TestOrder_12_ANodeDeletedWhileAwayComesBack(t *testing.T) {
 	s := newSystem(t)
 	nodes := s.Client.CoreV1().Nodes()

@@ -30,7 +30,7 @@ type registry struct {
 	top   string            // the digest of the manifest
 	blobs map[string][]byte // by digest, the manifest too
 
-	mu     sync.Mutex           // guards what follows
+	mu     sync.Mutex           // guards the fields below
 	slow   func() time.Duration // how long a blob takes; nil: not at all
 	pulled int                  // blobs that were sent with a right password, or without one
 	denied int

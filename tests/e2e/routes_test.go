@@ -235,7 +235,7 @@ func TestRoutes_03_NodePoolSelectsItsNodes(t *testing.T) {
 }
 
 // The Node is deleted, with its device off: what it said is taken out of the status. It joins
-// again, and catches up with what was changed and deleted meanwhile.
+// again, and catches up with what was changed and deleted in the meantime.
 func TestRoutes_05_DeletedNodeLeavesTheStatusAndCatchesUp(t *testing.T) {
 	s := newSystem(t)
 	s.behindTheClient()

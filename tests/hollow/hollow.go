@@ -36,7 +36,7 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/edges"
 )
 
-// Config is what a Fleet is made of. Every zero value but those of Nodes, Server, Roots and
+// Config configures a Fleet. Every zero value but those of Nodes, Server, Roots and
 // Identity means its default.
 type Config struct {
 	Nodes  int
@@ -112,7 +112,7 @@ type Fleet struct {
 	changed chan struct{} // closed and renewed when one of the numbers of nodes changes
 }
 
-// New makes a Fleet. It starts nothing.
+// New makes a Fleet.
 func New(c Config) (*Fleet, error) {
 	if err := c.Validate(); err != nil {
 		return nil, err

@@ -175,7 +175,7 @@ join: {listen: ""}
 	return s
 }
 
-// metric is the value of a series of cloudcore, 0 where it has none.
+// metric is the value of a series of cloudcore, 0 without one.
 func (s *system) metric(t *testing.T, series string) int {
 	t.Helper()
 	r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://"+s.health+"/metrics", nil)

@@ -33,8 +33,8 @@ import (
 // TestHostile_05_QuotasAnswer429WithRetryAfter: one device declares 4,096 new interests again and
 // again, selectors of a megabyte, events for a minute, requests and reports as fast as it can.
 // Above its quotas it is answered 429 with a Retry-After and the name of the quota, which a metric
-// counts. Another node is served meanwhile; and what the device was refused it gets when it comes
-// again after that time, as an honest edge does.
+// counts. Another node is served in the meantime; and what the device was refused it gets when it
+// comes again after that time, as an honest edge does.
 func TestHostile_05_QuotasAnswer429WithRetryAfter(t *testing.T) {
 	// Quotas smaller than those of the defaults: what is above them is what this is about.
 	s := newSystem(t, "tunnel: {listen: \"\"}\nrelay: {quotas: {eventBurst: 1000, eventsPerSecond: 50, requestBurst: 1000, requestsPerSecond: 20, "+

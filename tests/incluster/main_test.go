@@ -230,7 +230,7 @@ func (s *system) post(pod corev1.Pod, path string) {
 }
 
 // neverNotReady watches the Nodes of devices until the returned function is called, which fails the
-// test if one was anything but Ready meanwhile.
+// test if one was anything but Ready in the meantime.
 func (s *system) neverNotReady(nodes ...string) (end func()) {
 	s.T.Helper()
 	ctx, cancel := context.WithCancel(s.T.Context())

@@ -106,7 +106,7 @@ func want(t *testing.T, events <-chan string, all ...string) {
 
 func hold(*http.Request) faultproxy.Lag { return faultproxy.Lag{Hold: true} }
 
-// A watch that is open is held and released; what is no watch is answered meanwhile.
+// A watch that is open is held and released; what is no watch is answered in the meantime.
 func TestLag_holdsAnOpenWatch(t *testing.T) {
 	f := newFeed(t)
 	events := f.watch(t, "/pods")

@@ -71,7 +71,7 @@ func New(cfg Config) *LoadBalancer {
 }
 
 // Run balances until ctx ends. What fails is tried again in the next round; the chain stays as
-// it is meanwhile.
+// it is in the meantime.
 func (b *LoadBalancer) Run(ctx context.Context) error {
 	tick := time.NewTicker(period)
 	defer tick.Stop()

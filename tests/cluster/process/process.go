@@ -1,7 +1,7 @@
 // Package process starts, finds and ends processes of this machine by pid and start time.
 //
 // It owns nothing between calls: an Identity can be written to a file and used by another process
-// later. It never signals by name, and never a pid that the kernel has reused meanwhile. Its
+// later. It never signals by name, and never a pid that the kernel has reused in the meantime. Its
 // functions may be called from any goroutine.
 package process
 

@@ -104,7 +104,7 @@ func Serve(listener *os.File, clock func() time.Time) error {
 			switch {
 			case errno == unix.EINTR:
 				continue
-			case errno == unix.ENOENT: // the caller was killed meanwhile; or no process is left, which poll shows
+			case errno == unix.ENOENT: // the caller was killed in the meantime; or no process is left, which poll shows
 				if gone(fd) {
 					return nil
 				}

@@ -101,7 +101,7 @@ func end(name string, sig syscall.Signal, limit time.Duration) []string {
 		}
 		first = false
 		for pid := range left {
-			_ = syscall.Kill(pid, sig) // it may have ended meanwhile
+			_ = syscall.Kill(pid, sig) // it may have ended in the meantime
 		}
 	}
 }

@@ -31,7 +31,7 @@ type Controller struct {
 	failovers, refusals, detached prometheus.Counter
 }
 
-// NewController makes a Controller. It starts nothing.
+// NewController makes a Controller.
 func NewController(fencer Fencer) *Controller {
 	counter := func(name, help string) prometheus.Counter {
 		return prometheus.NewCounter(prometheus.CounterOpts{Namespace: "skerry", Subsystem: "app", Name: name, Help: help})

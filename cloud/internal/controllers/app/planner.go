@@ -53,7 +53,7 @@ type planner struct {
 	plan   *Plan
 	status *v1alpha1.EdgeAppStatus
 
-	active *corev1.Pod // the pod that counts; nil: none
+	active *corev1.Pod // the pod that counts; nil without one
 }
 
 // again asks for a plan in d at the latest.

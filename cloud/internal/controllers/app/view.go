@@ -215,7 +215,7 @@ func readNode(n *corev1.Node, was Node, known bool, now time.Time) Node {
 	return is
 }
 
-// state is everything about an application; nil where there is none.
+// state is everything about an application; nil without one.
 func (v *view) state(ctx context.Context, key kube.Key, fencer Fencer) (*State, error) {
 	app, err := v.apps.Get(key)
 	if err == nil && app == nil {

@@ -36,7 +36,7 @@ type Manager struct {
 	recorder    record.EventRecorder // nil: Run makes one
 }
 
-// NewManager makes a Manager. It starts nothing.
+// NewManager makes a Manager.
 func NewManager(client Client, collections Collections) *Manager {
 	return &Manager{client: client, collections: collections}
 }

@@ -86,7 +86,7 @@ type Aggregator struct {
 	batches map[target]*batch
 }
 
-// New makes an Aggregator. It starts nothing.
+// New makes an Aggregator.
 func New(client Client, kinds ...Kind) *Aggregator {
 	counter := func(name, help string) prometheus.Counter {
 		return prometheus.NewCounter(prometheus.CounterOpts{Namespace: "skerry", Subsystem: "aggregate", Name: name, Help: help})
@@ -244,8 +244,8 @@ func (b *batch) put(node string, r *report) {
 	b.reports[node] = r
 }
 
-// back lays reports that could not be written under those that came meanwhile. What a session that
-// has ended reported is dropped.
+// back lays reports that could not be written under those that came in the meantime. What a session
+// that has ended reported is dropped.
 func (a *Aggregator) back(t target, reports map[string]*report) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

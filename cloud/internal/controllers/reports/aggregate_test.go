@@ -290,8 +290,8 @@ func (k known) Get(key kube.Key) *kube.Object {
 }
 
 // A device that reports about names that it made up has kube-apiserver asked about few of them: the
-// others are answered 429. Reports about things that exist are written meanwhile, and so is one
-// about a thing that a late watch doesn't show yet.
+// others are answered 429. Reports about things that exist are written in the meantime, and so is
+// one about a thing that a late watch doesn't show yet.
 func TestReportsAboutMadeUpNamesAreFew(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		api, a := start(t, "old", "new")

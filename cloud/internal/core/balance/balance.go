@@ -39,7 +39,7 @@ const (
 	leaveTimeout = 2 * time.Second
 )
 
-// Config is what a Balancer works with. All of it must be set.
+// Config configures a Balancer. All of it must be set.
 type Config struct {
 	Leases   coordination.LeaseInterface // of cloudcore's own namespace
 	Instance string
@@ -81,7 +81,7 @@ type round struct {
 	last  time.Time // when one was ended
 }
 
-// New makes a Balancer. It starts nothing.
+// New makes a Balancer.
 func New(c Config) *Balancer {
 	return &Balancer{
 		config: c, others: replicas{own: Key(c.Instance), of: map[string]*replica{}},
@@ -152,7 +152,7 @@ func (b *Balancer) step(ctx context.Context) (time.Duration, error) {
 }
 
 // exchange says how many sessions there are, and reads what others say. That is of now or later:
-// where this process stands still meanwhile, it is old from the start.
+// where this process stands still in the meantime, it is old from the start.
 func (b *Balancer) exchange(ctx context.Context, now time.Time) error {
 	ctx, cancel := context.WithTimeout(ctx, period/2)
 	defer cancel()

@@ -98,7 +98,7 @@ type replica struct {
 	ready         bool
 	ends          []time.Time   // of each session that was ended
 	hang          time.Duration // for which the next end takes
-	counts        int           // calls of Sessions until one takes as long as count; 0: none does
+	counts        int           // calls of Sessions until one takes as long as count; 0: never
 	count         time.Duration
 }
 

@@ -14,7 +14,7 @@ import (
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 )
 
-// Config is what a Hub needs to know. Every zero duration and bound means its default.
+// Config configures a Hub. Every zero duration and bound means its default.
 type Config struct {
 	// Instance names this replica of cloudcore, for its edges.
 	Instance string

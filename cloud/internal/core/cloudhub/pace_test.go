@@ -14,8 +14,8 @@ import (
 )
 
 // A node that is charged more than a second each second is read no quicker than it pays, over all
-// its sessions; its heartbeats are answered meanwhile, for an hour, and no other link waits. Its
-// session can be ended at any moment.
+// its sessions; its heartbeats are answered in the meantime, for an hour, and no other link waits.
+// Its session can be ended at any moment.
 func TestHub_ChargedNodesAreReadAsTheyPay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		handled := map[string]*atomic.Int64{"flood": new(atomic.Int64), "honest": new(atomic.Int64)}

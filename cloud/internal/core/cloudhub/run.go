@@ -96,7 +96,7 @@ func (h *Hub) accept(listen, run, handshake context.Context, l link.Listener, li
 		default:
 		}
 		// No place. Closing may take a moment, and when even for that there are too many, no link
-		// is accepted meanwhile.
+		// is accepted in the meantime.
 		busy := &link.CloseError{Code: link.CloseOverloaded, Reason: fmt.Sprintf("%d links are shaking hands", cap(h.handshakes))}
 		select {
 		case h.refusals <- struct{}{}:

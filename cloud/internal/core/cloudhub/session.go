@@ -32,10 +32,10 @@ type Session interface {
 	// Send queues m for the node; see link.Conn.
 	Send(ctx context.Context, m message.Message) error
 	// Charge has the node pay for what it made cloudcore do, a second each second, above a credit
-	// of 10 s by not reading its link until it has. Other links are read meanwhile; it does not
-	// block. It is for what a device that keeps to its bounds does rarely or never, and a multiple
-	// of what that costs: a refusal is less work than what it refuses, and fifty devices that are
-	// refused as fast as they send take all processors all the same.
+	// of 10 s by not reading its link until it has. Other links are read in the meantime; it does
+	// not block. It is for what a device that keeps to its bounds does rarely or never, and a
+	// multiple of what that costs: a refusal is less work than what it refuses, and fifty devices
+	// that are refused as fast as they send take all processors all the same.
 	Charge(d time.Duration)
 	// Close ends the session.
 	Close(code link.CloseCode, reason string)

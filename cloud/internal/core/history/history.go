@@ -83,7 +83,7 @@ func Decide(s Seen) string {
 	return ""
 }
 
-// Config is what a Keeper works with.
+// Config configures a Keeper.
 type Config struct {
 	Leases coordination.LeaseInterface // of cloudcore's own namespace
 	Lease  string
@@ -105,7 +105,7 @@ type Keeper struct {
 	wentBack bool
 }
 
-// New makes a Keeper. It starts nothing.
+// New makes a Keeper.
 func New(c Config) *Keeper {
 	k := &Keeper{config: c, known: make(chan struct{})}
 	k.loop = rerun.New(k.step, rerun.Config{RetryMax: 5 * time.Second, Failed: func(ctx context.Context, err error, retry time.Duration) {

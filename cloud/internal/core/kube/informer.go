@@ -90,7 +90,7 @@ func (i *Informers) Run(ctx context.Context) error {
 }
 
 // Open returns the store of a collection for one of cloudcore's own parts and starts to follow it
-// if no other does. Call release once when done with it. Ready depends on it meanwhile.
+// if no other does. Call release once when done with it. Ready depends on it in the meantime.
 func (i *Informers) Open(resource schema.GroupVersionResource) (store *Store, release func()) {
 	return i.open(resource, 1)
 }

@@ -37,7 +37,7 @@ type watchedObject struct {
 	object     *Object
 	generation uint64 // grows with every change of object
 	asOf       uint64 // the resourceVersion as of which object is known
-	floor      uint64 // what a watch brings of versions up to this one is old: it was read meanwhile
+	floor      uint64 // what a watch brings of versions up to this one is old: it was read in the meantime
 	ended      bool   // it has no members any more
 }
 

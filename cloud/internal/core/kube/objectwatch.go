@@ -298,7 +298,7 @@ func (w *ObjectWatches) ended(ctx context.Context, s *watchedObject, m *member, 
 		if m.access == granted { // the right was taken away, or the graph is being built again
 			m.access = checking
 		}
-		if !s.refuse(m, err, true) && !m.asking { // another node may get the watch meanwhile, so m is asked about
+		if !s.refuse(m, err, true) && !m.asking { // another node may get the watch in the meantime, so m is asked about
 			m.asking = true
 			w.wg.Go(func() { w.access.authorise(ctx, s, m) })
 		}

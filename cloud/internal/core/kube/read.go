@@ -93,7 +93,7 @@ func readBody(r *http.Response, limit int, memory Memory) ([]byte, error) {
 }
 
 // fit gives back what a buffer has and does not need, where that is most of it and there is room
-// for both meanwhile.
+// for both in the meantime.
 func fit(body []byte, memory Memory) []byte {
 	if len(body) > cap(body)/2 || !memory.Take(len(body)) {
 		return body

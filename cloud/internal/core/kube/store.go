@@ -21,7 +21,7 @@ type Store struct {
 	observers []*observer
 	failure   error  // of the last attempt to list or watch, nil while all is well
 	version   uint64 // the resourceVersion as of which the objects are known, 0 where it is no number
-	floor     uint64 // what a watch brings of versions up to this one is old: the collection was read meanwhile
+	floor     uint64 // what a watch brings of versions up to this one is old: the collection was read in the meantime
 }
 
 type observer struct{ changed func(old, new *Object) }
@@ -83,7 +83,7 @@ func (s *Store) Len() int {
 }
 
 // Each calls fn for every object that sel selects, in no order, until fn returns false. Nothing
-// changes meanwhile; fn must not call the store.
+// changes in the meantime; fn must not call the store.
 func (s *Store) Each(sel *Selection, fn func(*Object) bool) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -190,7 +190,7 @@ func (s *Store) Replace(all []runtime.Object) error {
 }
 
 // replace makes all the whole of the collection as of a version, unless accept, which is called
-// with the lock held, says no. beside: a watch goes on beside it, and what that brings of versions
+// with the lock held, says no. beside: a watch goes on next to it, and what that brings of versions
 // up to this one is ignored.
 func (s *Store) replace(all []runtime.Object, version uint64, accept func() bool, beside bool) error {
 	fresh := make([]*Object, 0, len(all))

@@ -11,7 +11,7 @@ import (
 )
 
 // ready reports whether all that the edge is to hold of the resource is known. An interest that
-// stays undecided holds the others up for a moment only; what it would bring comes later.
+// stays undecided holds the others up for a moment only; its objects come later.
 func (r *resourceSync) ready() bool {
 	var open, young bool
 	d := r.session.deps
@@ -70,7 +70,7 @@ func (s *session) advance(r *resourceSync) error {
 	return nil
 }
 
-// begin compares what the edge holds with what it should.
+// begin compares the edge's objects with ours.
 func (s *session) begin(r *resourceSync) error {
 	s.mu.Lock()
 	r.noted = true // from here on every change is noted: none falls between this and the comparison
@@ -91,7 +91,7 @@ func (s *session) begin(r *resourceSync) error {
 	return s.perform(r, r.comparison.begin(r.wanted(), history))
 }
 
-// perform does what a transition wants done.
+// perform carries out the effects of a transition.
 func (s *session) perform(r *resourceSync, e effects) error {
 	s.part.metrics.resumed(e.how)
 	r.publishState()
@@ -166,7 +166,7 @@ func (s *session) compare(in *topicpb.Inventory) error {
 	return s.perform(r, r.comparison.entries(r.wanted(), in.GetEntries(), r.undecided))
 }
 
-// confirm has cloudcore's copy brought up to what the edge holds of some keys.
+// confirm has cloudcore's copy brought up to the edge's versions of some keys.
 func (s *session) confirm(r *resourceSync, keys map[kube.Key]uint64) {
 	c := &confirmation{objects: map[kube.Key]*held{}}
 	r.waitFor(c)
@@ -192,7 +192,7 @@ func (s *session) confirm(r *resourceSync, keys map[kube.Key]uint64) {
 	}
 }
 
-// waitFor says what the resource waits for from now on; nil: nothing.
+// waitFor sets the confirmation that the resource waits for; nil: it does not wait.
 func (r *resourceSync) waitFor(c *confirmation) {
 	if before := r.confirming; before != nil && before.cancel != nil {
 		before.cancel()
@@ -233,10 +233,10 @@ func (s *session) confirmed(r *resourceSync) bool {
 	return true
 }
 
-// expect sends the edge the digest of what it should hold now. Its interests are synced by the same
-// State, so that an edge that holds something else takes none of them for it. Where a change of the
-// same resource gets into that State behind it, the edge finds a difference that is none: that
-// costs an inventory, once in a session, and nothing else.
+// expect sends the edge the digest of the set that it should hold now. Its interests are synced by
+// the same State, so that an edge that holds something else takes none of them for it. Where a
+// change of the same resource gets into that State behind it, the edge finds a difference that is
+// none: that costs an inventory, once in a session, and nothing else.
 func (s *session) expect(r *resourceSync) error {
 	s.mu.Lock()
 	dirty := len(r.dirty) > 0
@@ -245,7 +245,7 @@ func (s *session) expect(r *resourceSync) error {
 	case r.heldBack:
 		r.heldBack = false
 		return s.perform(r, r.comparison.reached(true))
-	case dirty: // something has changed meanwhile and goes first
+	case dirty: // a change has come and goes first
 		s.push(item{resource: r, expect: true})
 		return nil
 	case len(r.blockedPods) > 0:
@@ -263,7 +263,7 @@ func (s *session) delivered(r *resourceSync, i *interest) {
 		return
 	}
 	i.waiting--
-	if r.state != streaming { // the edge has said meanwhile that it holds something else: marked again once it is compared
+	if r.state != streaming { // the edge has reported another set by then: marked again once it is compared
 		return
 	}
 	if i.gone || i.synced || i.standing != granted || i.waiting > 0 {
@@ -282,7 +282,7 @@ func (s *session) emit(r *resourceSync, key kube.Key) {
 	if !known {
 		return // it is queued again once it is known
 	}
-	if r.feed == nil && !r.sendable(o) { // its watch may lag behind what the edge holds
+	if r.feed == nil && !r.sendable(o) { // its watch may lag behind the edge's version
 		r.heldBack = true
 		s.mu.Lock()
 		if r.dirty == nil {

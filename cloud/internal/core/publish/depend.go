@@ -25,7 +25,7 @@ func newDependencies(s *session, i *interest) *dependencies {
 	return d
 }
 
-// close gives everything back. What the edge held on their account is queued to be taken from it.
+// close gives everything back. Objects that the edge held on their account are queued for deletion.
 func (d *dependencies) close() {
 	d.podSync.feed.remove(d.entry)
 	for key := range d.pods {
@@ -42,7 +42,7 @@ func (d *dependencies) mark() {
 	})
 }
 
-// settled reports whether all that the pods need has been compared, and what differed was sent.
+// settled reports whether all that the pods need has been compared, and the differences were sent.
 func (d *dependencies) settled() bool {
 	all := true
 	d.kinds(func(r *resourceSync) { all = all && (r.state == streaming || r.unavailable()) })
@@ -89,14 +89,14 @@ func (d *dependencies) rescan() {
 	}
 }
 
-// update makes what pod refers to what it is now.
+// update sets the references of a pod.
 func (d *dependencies) update(key kube.Key, pod *kube.Object) {
 	var refs []kube.Ref
 	if pod != nil && pod.Node() == string(d.session.node) {
 		refs = pod.Refs
 	}
 	old := d.pods[key]
-	for _, ref := range refs { // taken before the old are given back, so that what stays is not let go
+	for _, ref := range refs { // taken before the old are given back, so that common ones are not let go
 		d.acquire(ref)
 	}
 	for _, ref := range old {
@@ -116,7 +116,7 @@ func (d *dependencies) acquire(ref kube.Ref) {
 	}
 	s := d.session
 	r := s.resourceOf(ref.Resource)
-	if r == nil { // the edge, which has said all that it holds, holds nothing of it: that is settled
+	if r == nil { // the edge, which has listed all that it holds, has no object of it: that is settled
 		r = s.resource(ref.Resource)
 		r.comparison.begin(nil, nil)
 		r.publishState()
@@ -159,7 +159,7 @@ func (d *dependencies) release(ref kube.Ref) {
 	}
 }
 
-// resolve reports whether it is known what ref is, and takes what that refers to in turn.
+// resolve reports whether the object of ref is known, and takes its references in turn.
 func (d *dependencies) resolve(ref kube.Ref) bool {
 	r := d.session.resource(ref.Resource)
 	o, known := r.look(ref.Key)
@@ -206,7 +206,7 @@ func (d *dependencies) onNode(refs []kube.Ref) []kube.Ref {
 	return own
 }
 
-// complete reports whether it is known of all dependencies what they are.
+// complete reports whether all dependencies are known.
 func (d *dependencies) complete() bool {
 	if !d.scanned {
 		return false
@@ -233,8 +233,8 @@ func (d *dependencies) ready(refs []kube.Ref) bool {
 }
 
 // sendable reports whether refs and all below them can be sent in front of a pod, or need not be:
-// where a resource isn't compared yet, what may be older than what the edge holds waits for that.
-// started: the edge has had what the pod refers to.
+// where a resource isn't compared yet, objects that may be older than the edge's wait for that.
+// started: the edge has had the pod's references.
 func (d *dependencies) sendable(refs []kube.Ref, started bool) bool {
 	for _, ref := range refs {
 		have, ok := d.refs[ref]
@@ -253,8 +253,8 @@ func (d *dependencies) sendable(refs []kube.Ref, started bool) bool {
 	return true
 }
 
-// confirmed reports whether what decides what is wanted of a resource is known to be no
-// older than what the edge holds: pods decide about claims, claims about volumes, pods and
+// confirmed reports whether the objects that decide the wanted set of a resource are known to be no
+// older than the edge's: pods decide about claims, claims about volumes, pods and
 // volumes about Secrets, volumes about attachments.
 func (d *dependencies) confirmed(gvr schema.GroupVersionResource) bool {
 	above := []schema.GroupVersionResource{kube.Pods}
@@ -272,9 +272,9 @@ func (d *dependencies) confirmed(gvr schema.GroupVersionResource) bool {
 	return true
 }
 
-// before is called for each key ahead of its change. It keeps up what pods and their dependencies
-// refer to, and puts what a pod needs in front of it; it returns false where that isn't known yet,
-// and the pod has to wait.
+// before is called for each key ahead of its change. It maintains the references of pods and their
+// dependencies, and puts the dependencies of a pod in front of it; it returns false where that
+// isn't known yet, and the pod has to wait.
 func (d *dependencies) before(r *resourceSync, key kube.Key, o *kube.Object) bool {
 	if ref := (kube.Ref{Resource: r.gvr, Key: key}); d.concerns(r.gvr) && d.has(ref) {
 		d.refs[ref].sent = true
@@ -297,10 +297,10 @@ func (d *dependencies) before(r *resourceSync, key kube.Key, o *kube.Object) boo
 	return true
 }
 
-// ahead sends those of refs that the edge may not have yet. An edge that comes back has what a pod
-// needs that it has started, unless that is newer than all that it holds: so a pod that has changed
-// meanwhile does not bring along everything that it refers to. The comparison, which comes then,
-// finds what is wrong with that.
+// ahead sends those of refs that the edge may not have yet. An edge that comes back has the objects
+// that a pod needs that it has started, unless that is newer than all that it holds: so a pod that
+// has changed meanwhile does not bring along everything that it refers to. The comparison, which
+// comes then, finds the errors in that.
 func (d *dependencies) ahead(refs []kube.Ref, started bool) {
 	s := d.session
 	for _, ref := range refs {
@@ -317,7 +317,7 @@ func (d *dependencies) ahead(refs []kube.Ref, started bool) {
 		}
 		s.mu.Unlock()
 		if r.state != streaming && (have.sent || o == nil || !r.sendable(o)) && !waits {
-			d.ahead(have.children, started) // the comparison, which comes then, finds what the edge lacks
+			d.ahead(have.children, started) // the comparison, which comes then, finds the edge's missing objects
 			continue
 		}
 		if waits || r.state != streaming {

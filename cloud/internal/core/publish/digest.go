@@ -42,7 +42,7 @@ func digestOf(objects map[kube.Key]*kube.Object) digest {
 	return d
 }
 
-// digestFrom reads what an edge sent. A sum of the wrong length equals nothing.
+// digestFrom reads an edge's digest. A sum of the wrong length equals no other.
 func digestFrom(p *topicpb.Digest) (d digest, ok bool) {
 	d.count = p.GetCount()
 	if len(p.GetSum()) != kube.SumSize {

@@ -11,7 +11,7 @@ import (
 )
 
 // feed leads the changes of one collection to the sessions that they concern, without asking all
-// the others: most of what an edge wants is selected by its node's name or by one object's.
+// the others: most of an edge's objects are selected by its node's name or by one object's.
 type feed struct {
 	key     feedKey
 	store   *kube.Store
@@ -46,7 +46,7 @@ type entry struct {
 
 func (f *feed) changed(old, new *kube.Object) {
 	if old != nil && new != nil && old.Sum == new.Sum {
-		return // of what the edges get of it, nothing has changed
+		return // the part that edges get is unchanged
 	}
 	var key kube.Key
 	if new != nil {
@@ -161,13 +161,13 @@ type collection struct {
 	proto *topicpb.Resource // as it goes over the link
 }
 
-// selected is what all nodes select by the same words.
+// selected is a set that all nodes select by the same words.
 type selected struct {
 	gvr    schema.GroupVersionResource
 	source kube.Source
 }
 
-// maxShared bounds what is shared so, so that no edge can fill the memory with names. What is above
+// maxShared bounds the shared sets, so that no edge can fill the memory with names. Sets above
 // it each session has for itself.
 const maxShared = 256
 
@@ -184,8 +184,8 @@ func (x *feeds) collection(gvr schema.GroupVersionResource) *collection {
 	return c
 }
 
-// selection parses what an interest asks for. What names neither a node nor an object nor a label
-// is likely to be what other edges ask for, too.
+// selection parses an interest's selection. One that names neither a node nor an object nor a label
+// is likely to be other edges' selection, too.
 func (x *feeds) selection(gvr schema.GroupVersionResource, from kube.Source) (*kube.Selection, error) {
 	key := selected{gvr, from}
 	x.mu.Lock()
@@ -237,7 +237,7 @@ func (x *feeds) put(f *feed) {
 	if f.users--; f.users > 0 {
 		return
 	}
-	// An edge that comes back soon finds what has changed meanwhile in the feed's history.
+	// An edge that comes back soon finds the changes since in the feed's history.
 	var ending *time.Timer
 	ending = time.AfterFunc(linger, func() {
 		x.mu.Lock()

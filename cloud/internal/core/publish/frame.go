@@ -10,7 +10,7 @@ import (
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 )
 
-// changeOverhead is about what a change takes beside its object, in bytes.
+// changeOverhead is about the size of a change without its object, in bytes.
 const changeOverhead = 96
 
 // frame is the State being filled.
@@ -24,7 +24,7 @@ func resourceFrom(p *topicpb.Resource) schema.GroupVersionResource {
 	return schema.GroupVersionResource{Group: p.GetGroup(), Version: p.GetVersion(), Resource: p.GetResource()}
 }
 
-// deletion says that an object is not the edge's to hold, as of a version of its collection; 0:
+// deletion reports that an object is not the edge's to hold, as of a version of its collection; 0:
 // unknown. The order of a frame is the order in which the edge applies it.
 func (f *frame) deletion(r *topicpb.Resource, key kube.Key, version uint64) {
 	c := &topicpb.Change{Namespace: key.Namespace, Name: key.Name, Deleted: true}
@@ -45,7 +45,7 @@ func (f *frame) change(r *topicpb.Resource, key kube.Key, o *kube.Object, unname
 	if !unnamed {
 		c.Namespace, c.Name = key.Namespace, key.Name
 	}
-	if o.Version != o.Revision { // else the object says it
+	if o.Version != o.Revision { // else the object has it
 		c.ResourceVersion = o.Version
 	}
 	f.add(r, c)
@@ -88,7 +88,7 @@ func (f *frame) begin() {
 
 func (f *frame) empty() bool { return f.bytes == 0 }
 
-// window is what was sent and not acknowledged.
+// window has the sent changes that were not acknowledged.
 type window struct {
 	sequence uint64 // of the last State sent
 	acked    uint64
@@ -96,7 +96,7 @@ type window struct {
 	bytes    int
 }
 
-// ack accepts an acknowledgement; one of what was never sent counts as far as was sent.
+// ack accepts an acknowledgement; one of an unsent change counts up to the last sent.
 func (w *window) ack(sequence uint64) {
 	sequence = min(sequence, w.sequence)
 	if sequence <= w.acked {

@@ -4,7 +4,7 @@ import "time"
 
 // Where many objects are watched one by one, their changes come one by one too. Each in a State of
 // its own would be compressed, sent, committed to the edge's disk and acknowledged alone, which
-// costs several times what there is to say. So they wait for each other, as Nagle has it (RFC 896):
+// costs several times its content. So they wait for each other, as Nagle has it (RFC 896):
 // one that comes alone goes at once, those that follow it soon after go together. Whatever else is
 // to be sent goes at once, with all that waits before it: the order in the queue is always kept.
 const (

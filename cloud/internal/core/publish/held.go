@@ -18,10 +18,10 @@ func (s *session) hold(ref kube.Ref, r *resourceSync) {
 			defer s.signal()
 		}
 		if old != nil && alike(*old, state) {
-			return // a new watch delivers again what was read just before
+			return // a new watch delivers objects again that were read just before
 		}
 		switch {
-		case state.Err != nil || old != nil && old.Err != nil: // what the edge may have has changed
+		case state.Err != nil || old != nil && old.Err != nil: // the edge's rights have changed
 			r.note(ref.Key, pressing)
 			s.signal()
 		case old == nil || !old.Known:
@@ -35,7 +35,7 @@ func (s *session) hold(ref kube.Ref, r *resourceSync) {
 	})
 }
 
-// alike reports whether a is for an edge what b is.
+// alike reports whether a and b are equal for an edge.
 func alike(a, b kube.ObjectState) bool {
 	if a.Err != nil || b.Err != nil || a.Known != b.Known || (a.Object == nil) != (b.Object == nil) {
 		return false
@@ -54,7 +54,7 @@ func (s *session) unhold(ref kube.Ref) {
 	}
 }
 
-// follow lets the standing of an interest in one object be what its watch says.
+// follow sets the standing of an interest in one object by its watch.
 func (s *session) follow(i *interest) {
 	h, ok := s.held[*i.single]
 	if !ok {

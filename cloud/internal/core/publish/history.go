@@ -15,16 +15,17 @@ const (
 	pastChanges = 2048
 )
 
-// past is one change of a collection: what it was, and became, in outline. nil: it was not there.
+// past is one change of a collection: the object before and after, in outline. nil: it was not
+// there.
 type past struct {
 	key      kube.Key
 	old, new *kube.Object
 }
 
-// history is the newest changes of a collection. An edge that comes back says by one digest what it
-// holds; going back through the changes shows whether that is what it should have held some time
-// ago, and then what has changed since is all that it needs. It is no promise: where nothing fits,
-// the edge is asked.
+// history is the newest changes of a collection. An edge that comes back names by one digest the
+// set that it holds; going back through the changes shows whether that is the set that it should
+// have held some time ago, and then the changes since are all that it needs. It is no promise:
+// without a match, the edge is asked.
 type history struct {
 	mu      sync.Mutex
 	changes []past // the oldest first
@@ -41,8 +42,8 @@ func (h *history) add(key kube.Key, old, new *kube.Object) {
 	h.changes = append(h.changes, p)
 }
 
-// since finds which keys have changed since a set of objects, of which now is what it is today, had
-// the digest then. wants names which objects belong to the set.
+// since finds the keys that have changed since a set of objects, of which now is the present state,
+// had the digest then. wants names which objects belong to the set.
 func (h *history) since(now, then digest, wants func(*kube.Object) bool) (keys []kube.Key, ok bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

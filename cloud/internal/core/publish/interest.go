@@ -120,7 +120,7 @@ func (s *session) admit(id uint64, p *topicpb.Interest, over exceeded) {
 	s.serve(i, p)
 }
 
-// admitLimited tries again what was over a quota.
+// admitLimited tries interests again that were over a quota.
 func (s *session) admitLimited() {
 	for id, i := range s.interests {
 		if i.limited == nil {
@@ -180,7 +180,7 @@ func (s *session) serve(i *interest, p *topicpb.Interest) {
 		}
 		i.single = &ref
 		s.hold(ref, i.resource)
-		return // its standing follows what the watch says
+		return // its standing follows the watch
 	}
 	s.ask(i)
 }
@@ -304,7 +304,7 @@ func (s *session) decide(i *interest, v verdict) {
 		i.synced = false
 		s.attach(i)
 	case i.standing == refused:
-		i.resource.unwant(i) // revoked, or held from an earlier session: what no other interest wants goes from the edge
+		i.resource.unwant(i) // revoked, or held from an earlier session: objects that no other interest wants are deleted from the edge
 		s.detach(i)
 		s.refuse(i, v.refusal)
 	}
@@ -320,7 +320,7 @@ func (s *session) askAgain(i *interest) {
 	s.signal()
 }
 
-// recheck asks again about what was decided some time ago.
+// recheck asks again about old decisions.
 func (s *session) recheck() {
 	s.admitLimited()
 	now := s.now()

@@ -10,7 +10,7 @@ import (
 type standing int8
 
 const (
-	undecided standing = iota // Kubernetes has not said yet whether the node may have it
+	undecided standing = iota // Kubernetes has not decided yet whether the node may have it
 	granted
 	refused
 )
@@ -20,7 +20,8 @@ const (
 	// they are believed: the Node authorizer lags behind right after a pod is bound or an API
 	// server has started.
 	graceRefused = 30 * time.Second
-	// graceUnserved is the same for what kube-apiserver does not serve, or not to cloudcore.
+	// graceUnserved is the same for resources that kube-apiserver does not serve, or not to
+	// cloudcore.
 	graceUnserved = 10 * time.Second
 	decideSoon    = 2 * time.Second // how long an undecided interest holds up the others of its resource
 	recheckSoon   = time.Minute     // of refused interests
@@ -31,7 +32,7 @@ const (
 // with a time.Time for each of its three moments an interest would be a third larger.
 type moment time.Duration
 
-// never is the moment of what has not been: now is always after it.
+// never is the moment of an event that has not been: now is always after it.
 const never moment = 0
 
 func (m moment) sub(earlier moment) time.Duration { return time.Duration(m - earlier) }
@@ -47,7 +48,7 @@ type review struct {
 	final        bool // no answer changes anything
 }
 
-// cancel takes what waits out of the line.
+// cancel removes a waiting interest from the line.
 func (r *review) cancel() {
 	if r.waiting != nil {
 		r.waiting.Drop()
@@ -65,7 +66,7 @@ type verdict struct {
 	refusal error         // why not; nil with allowed false: there was no answer
 }
 
-// judge is what an answer changes: the standing of an interest, or in which time it is asked again,
+// judge applies an answer: the standing of an interest, or in which time it is asked again,
 // 0 for not before the next recheck. What was granted stays so until a refusal has lasted.
 func judge(now moment, is standing, r *review, v verdict) (standing, time.Duration) {
 	switch {

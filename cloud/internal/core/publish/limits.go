@@ -12,7 +12,7 @@ const (
 	// wait for each of them, also when it is gone again. Above, the session ends.
 	maxUnheard = 4 * maxInterests
 
-	// What a declared set is charged with (cloudhub.Session): an interest costs some microseconds
+	// The charge for a declared set (cloudhub.Session): an interest costs some microseconds
 	// to decode and to compare, one that is refused as much again. A pod with 500 ConfigMaps has
 	// its edge declare up to some hundred sets that grow, which is within the credit.
 	perInterest        = 100 * time.Microsecond

@@ -6,7 +6,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// Metrics counts what went down, over all sessions.
+// Metrics count the objects that went down, over all sessions.
 type Metrics struct {
 	sessions, states, changes, bytes, equal, followed, later, compared, confirmed, full, refused atomic.Int64
 	limited                                                                                      [quotaKinds]atomic.Int64 // by quota
@@ -44,7 +44,7 @@ func newMetrics() *Metrics {
 	return m
 }
 
-// resumed counts how an edge that came back got what it lacked.
+// resumed counts how an edge that came back got its missing objects.
 func (m *Metrics) resumed(how resume) {
 	switch how {
 	case resumeEqual:

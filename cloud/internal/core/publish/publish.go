@@ -1,28 +1,28 @@
-// Package publish brings objects down to the edges: what each edge declared an interest in, as far
-// as Kubernetes lets its node have it.
+// Package publish brings objects down to the edges: those of each edge's declared interests, as far
+// as Kubernetes lets its node have them.
 //
-// It owns, for each session, the interests, the comparison with what the edge still holds, the set
-// of keys that changed and the window of what is sent and not acknowledged. It refuses interests
-// that kube-apiserver doesn't allow the node. It keeps nothing beyond a session, and writes nothing
-// to kube-apiserver. Delivery is level-triggered: a key that changes ten times before its turn is
-// sent once, as it is then.
+// It owns, for each session, the interests, the comparison with the set that the edge still holds,
+// the set of keys that changed and the window of unacknowledged changes. It refuses interests that
+// kube-apiserver doesn't allow the node. It keeps nothing beyond a session, and writes nothing to
+// kube-apiserver. Delivery is level-triggered: a key that changes ten times before its turn is sent
+// once, as it is then.
 //
-// A session's loop owns all of its state; what other goroutines tell it (changes, acknowledgements,
-// decisions) goes through its inbox.
+// A session's loop owns all of its state; messages of other goroutines (changes, acknowledgements,
+// decisions) go through its inbox.
 //
 // How it works: each collection or kind of object that a session concerns is a resourceSync, whose
-// way from unsynced to streaming is the pure functions of transition.go. What an edge holds is
+// way from unsynced to streaming is the pure functions of transition.go. An edge's set is
 // replaced by an older version, or taken from it, only where cloudcore's copy is known to be no
 // older (order of versions, KEP-5504, or a consistent read): a replica whose watches lag, and a
 // cluster that was restored from a backup, look the same otherwise.
 //
-// How to read it, from the bottom: feed.go and projection.go are what sessions share; transition.go
-// and judge.go are pure; state.go is what a session knows; resource.go, held.go and depend.go
-// change it for one collection, one object and what pods refer to; compare.go and interest.go are
-// the conversation; session.go is its loop.
+// How to read it, from the bottom: feed.go and projection.go are shared by sessions; transition.go
+// and judge.go are pure; state.go is the state of a session; resource.go, held.go and depend.go
+// change it for one collection, one object and the references of pods; compare.go and interest.go
+// are the conversation; session.go is its loop.
 //
-// It is above 2,500 lines because a session's interests, what its pods depend on, the comparison
-// and the window share one queue.
+// It is above 2,500 lines because a session's interests, the dependencies of its pods, the
+// comparison and the window share one queue.
 package publish
 
 import (
@@ -49,7 +49,7 @@ const reviewing = 32
 // another.
 const reviewsInTurn = 32
 
-// New returns a Publisher. It starts nothing.
+// New returns a Publisher.
 func New(collections Collections, objects ObjectWatches, access Access, quotas Quotas) *Publisher {
 	return &Publisher{
 		collections: collections, objects: objects, access: access, reviews: kube.NewLimitedQueue(reviewing, reviewsInTurn), quotas: quotas, rates: newRates(quotas),
@@ -64,7 +64,7 @@ func New(collections Collections, objects ObjectWatches, access Access, quotas Q
 // Project has EndpointSlices made for each site. It is called before the first session.
 func (p *Publisher) Project(sites Sites) { p.feeds.sites = sites }
 
-// SitesChanged has what was made for sites made again.
+// SitesChanged has the objects that were made for sites made again.
 func (p *Publisher) SitesChanged() { p.feeds.sitesChanged() }
 
 // Metrics is for a Prometheus registry.

@@ -5,7 +5,7 @@ import (
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 )
 
-// Quotas bound what one node may ask for. Above them its interests are refused with 429 and a
+// Quotas bound the interests of one node. Above them its interests are refused with 429 and a
 // Retry-After, and served once there is room.
 type Quotas struct {
 	Interests             int // declared at once
@@ -30,15 +30,15 @@ func (e exceeded) String() string {
 	return [...]string{"", "interests", "newInterestsPerSecond", "digests", "selectorBytes"}[e]
 }
 
-// refusal is what a node hears: retry is in how many seconds it may have room.
+// refusal is the answer to a node: retry is in how many seconds it may have room.
 func (e exceeded) refusal(retry int) error {
 	return quota.Refusal("publish.quotas."+e.String(), retry)
 }
 
-// usage is what a session uses of the quotas.
+// usage is a session's use of the quotas.
 type usage struct{ interests, selectorBytes int }
 
-// admit reports whether another interest of so many bytes fits beside what is used.
+// admit reports whether another interest of so many bytes fits in addition.
 func (q Quotas) admit(u usage, bytes int) exceeded {
 	switch {
 	case u.interests >= q.Interests:

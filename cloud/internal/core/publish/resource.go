@@ -50,8 +50,8 @@ func (r *resourceSync) note(key kube.Key, wait time.Duration) bool {
 	return r.flows
 }
 
-// mark puts a key in the queue unless it waits there; while changes don't flow, it waits beside it.
-// The session's lock is held.
+// mark puts a key in the queue unless it waits there; while changes don't flow, it waits next to
+// it. The session's lock is held.
 func (r *resourceSync) mark(key kube.Key, wait time.Duration) {
 	if _, ok := r.dirty[key]; ok {
 		return
@@ -73,7 +73,7 @@ func (r *resourceSync) clean(key kube.Key) {
 	}
 }
 
-// publishState lets those who note changes see the state. What waited beside the queue
+// publishState lets those who note changes see the state. Keys that waited next to the queue
 // goes into it.
 func (r *resourceSync) publishState() {
 	s := r.session
@@ -138,7 +138,7 @@ func (r *resourceSync) optional() bool {
 
 // unavailable reports whether the resource is one that pods need, but cloudcore may not follow or
 // kube-apiserver does not serve: a cluster with the rights of an older cloudcore. Its pods travel
-// without it, and the edge keeps what it holds of it.
+// without it, and the edge keeps its objects of it.
 func (r *resourceSync) unavailable() bool {
 	return r.optional() && r.feed != nil && !r.feed.store.HasSynced() && denied(r.feed.store.Failure())
 }
@@ -213,7 +213,8 @@ func (r *resourceSync) wantedByOther(i *interest, o *kube.Object) bool {
 	return d != nil && d.has(kube.Ref{Resource: r.gvr, Key: o.Key})
 }
 
-// unwant queues what only i wanted: a deletion goes to the edge, which no longer is to hold it.
+// unwant queues objects that only i wanted: a deletion goes to the edge, which no longer is to hold
+// it.
 func (r *resourceSync) unwant(i *interest) {
 	if r.state == unsynced {
 		return
@@ -248,7 +249,7 @@ func (r *resourceSync) undecided(key kube.Key) bool {
 			}
 			continue
 		}
-		if r.feed == nil { // what it selects isn't followed yet
+		if r.feed == nil { // its selection isn't followed yet
 			return true
 		}
 		if o := r.feed.store.Get(key); o != nil && i.sel.Matches(o) {

@@ -227,8 +227,8 @@ func TestSyncMarkersOfAResumeShareAState(t *testing.T) {
 }
 
 // Collections become known one by one, and so do the ConfigMaps of a pod, whose watches are opened
-// meanwhile. What an edge that comes back lacks of these, and that it holds the right of all else,
-// is one State. One that holds nothing isn't kept waiting for that.
+// in the meantime. What an edge that comes back lacks of these, and that it holds the right of all
+// else, is one State. One that holds nothing isn't kept waiting for that.
 func TestResumeOfManyConfigMapsIsOneState(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, e := newWorld(), newEdge(t)

@@ -90,10 +90,10 @@ func (s *session) Stop() {
 // reviewed at once for ever.
 func recheckPause() time.Duration { return recheckSoon/2 + rand.N(recheckSoon) }
 
-// turn is what the loop does.
+// turn is one round of the loop.
 func (s *session) turn(context.Context) error {
 	if s.site != "" && s.site != s.siteOf() {
-		// What it has is made for another site. It comes again at once and compares.
+		// Its objects were made for another site. It comes again at once and compares.
 		return &link.CloseError{Code: link.CloseShutdown, Reason: "the device is of another site now"}
 	}
 	if s.due.Swap(false) {

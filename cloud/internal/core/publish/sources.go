@@ -9,7 +9,7 @@ import (
 	"github.com/skerry-io/skerry/cloud/internal/core/kube"
 )
 
-// Collections are shared copies of what kube-apiserver has, followed with cloudcore's own rights.
+// Collections are shared copies of kube-apiserver's, followed with cloudcore's own rights.
 type Collections interface {
 	Open(resource schema.GroupVersionResource) (store *kube.Store, release func())
 	// Followable gives the reason a collection can't be followed (refused), or that there is no
@@ -25,7 +25,7 @@ type ObjectWatches interface {
 	Watch(ref kube.Ref, node types.NodeName, changed func(kube.ObjectState)) kube.ObjectWatch
 }
 
-// Access asks Kubernetes what a node may see.
+// Access asks Kubernetes which objects a node may see.
 type Access interface {
 	Allowed(ctx context.Context, node types.NodeName, at kube.Attributes) (kube.Decision, error)
 	Review(ctx context.Context, node types.NodeName, at kube.Attributes) (kube.Decision, error)

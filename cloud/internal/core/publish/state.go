@@ -59,7 +59,7 @@ type session struct {
 	deps      *dependencies // nil without that interest
 	frame     frame
 	window    window
-	unnamed   bool // the edge takes what an object is called from the object
+	unnamed   bool // the edge takes an object's name from the object
 	returned  bool // the edge holds objects of an earlier session
 	unheard   int  // interests that came since the window has been shut
 	began     time.Time
@@ -67,13 +67,13 @@ type session struct {
 	site      string       // that it gets something made for; "" while it gets nothing such
 }
 
-// inbox is what other goroutines tell the loop.
+// inbox has the messages of other goroutines to the loop.
 type inbox struct {
-	queue       []item // what to send, in order
+	queue       []item // to be sent, in order
 	head        int
 	pressing    bool               // something in the queue waits for nothing
-	until       time.Time          // when the queue goes otherwise: what is in it has waited for others then
-	alarm       *time.Timer        // of a signal that comes by itself; nil: none does
+	until       time.Time          // when the queue goes otherwise: its items have waited for others then
+	alarm       *time.Timer        // of a signal that comes by itself; nil without one
 	waking      time.Time          // when it comes
 	interests   *topicpb.Interests // the newest
 	digests     []*topicpb.Digest  // of the first
@@ -99,11 +99,11 @@ type item struct {
 	expect   bool
 }
 
-// pressing is the wait of what goes at once.
+// pressing is the wait of items that go at once.
 const pressing time.Duration = 0
 
-// put appends to the queue what waits there for others for so long at most. The session's lock is
-// held.
+// put appends an item to the queue that waits there for others for so long at most. The session's
+// lock is held.
 func (q *inbox) put(it item, wait time.Duration) {
 	q.queue = append(q.queue, it)
 	if wait == pressing {
@@ -131,11 +131,11 @@ type resourceSync struct {
 	feed      *feed // nil until something needs it, and for those that are watched one by one
 	interests []*interest
 
-	blockedPods map[kube.Key]bool // pods that wait for what they depend on
+	blockedPods map[kube.Key]bool // pods that wait for their dependencies
 	heldMarkers []*interest       // sync markers that were reached, and wait for blocked pods
 	confirming  *confirmation     // nil where it waits for none
 	heldExpect  bool              // an expectation was reached, and waits for blocked pods
-	heldBack    bool              // something in dirty may be older than what the edge holds: it waits for a comparison
+	heldBack    bool              // an object in dirty may be older than the edge's version: it waits for a comparison
 	waiting     bool              // the loop is woken when the store has synced
 	unfollowed  bool              // the edge was notified that cloudcore can't follow it
 
@@ -145,7 +145,7 @@ type resourceSync struct {
 	dirty map[kube.Key]struct{} // changed and not sent
 }
 
-// confirmation is what a resource waits for in the state confirming.
+// confirmation is that of a resource in the state confirming.
 type confirmation struct {
 	collection bool // the copy of the collection
 	objects    map[kube.Key]*held
@@ -153,7 +153,7 @@ type confirmation struct {
 	cancel     func()
 }
 
-// interest is one list+watch of an edge, or what its pods depend on.
+// interest is one list+watch of an edge, or the dependencies of its pods.
 type interest struct {
 	id       uint64
 	resource *resourceSync // nil for dependencies
@@ -161,7 +161,7 @@ type interest struct {
 	sel     *kube.Selection
 	since   moment // of being undecided
 	review  review
-	limited *topicpb.Interest // what was asked for, while there is no room for it
+	limited *topicpb.Interest // the declared one, while there is no room for it
 	entry   *entry
 	single  *kube.Ref // watched alone
 
@@ -181,8 +181,8 @@ type held struct {
 	watch    kube.ObjectWatch
 }
 
-// dependencies is what the pods of this node refer to, and what that refers to in turn: a claim to
-// its volume, a volume to its Secrets. All of it travels before the pod that needs it.
+// dependencies are the objects that the pods of this node refer to, and their references in turn: a
+// claim to its volume, a volume to its Secrets. All of it travels before the pod that needs it.
 type dependencies struct {
 	session  *session
 	interest *interest
@@ -230,7 +230,7 @@ func (d *dependencies) has(ref kube.Ref) bool {
 	return ok
 }
 
-// now is the moment, which is never that of what has not been.
+// now is the moment, which is never the zero value.
 func (s *session) now() moment { return moment(time.Since(s.began)) + 1 }
 
 func (s *session) signal() { s.loop.Signal() }
@@ -261,7 +261,7 @@ func (s *session) resource(gvr schema.GroupVersionResource) *resourceSync {
 	return r
 }
 
-// resourceOf returns nil for what the session has not heard of yet. A session has some 14
+// resourceOf returns nil for a resource that is new to the session. A session has some 14
 // resources; a map of them would take more memory than all that it leads to.
 func (s *session) resourceOf(gvr schema.GroupVersionResource) *resourceSync {
 	for _, r := range s.resources {
@@ -301,7 +301,7 @@ func (s *session) refuse(i *interest, err error) {
 	s.frame.refuse(i.id, kube.StatusOf(err))
 }
 
-// refuseLimited refuses what is over a quota. Those are as many as a device likes: the metric
+// refuseLimited refuses interests over a quota. Those are as many as a device likes: the metric
 // counts them, and thousands share one answer.
 func (s *session) refuseLimited(i *interest, over exceeded, retry int) {
 	s.part.metrics.refused.Add(1)

@@ -9,32 +9,32 @@ import (
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 )
 
-// syncState is how far one resource of a session is. What leads from one to another is in this file
-// and nowhere else, as functions of what is known:
+// syncState is how far one resource of a session is. The transitions are in this file
+// and nowhere else, as pure functions of the state:
 //
-//	unsynced ---- begin ----> streaming   the edge holds what it should, or nothing, or what was right
-//	                                      some time ago, by the history
-//	              begin ----> expecting   what is newer than all that it holds may be all that it lacks
+//	unsynced ---- begin ----> streaming   the edge holds the right set, or is empty, or holds the right
+//	                                      set of some time ago, by the history
+//	              begin ----> expecting   objects newer than all that it holds may be all that it lacks
 //	              begin ----> comparing   neither: it is asked
 //	              begin ----> catchingUp  kube-apiserver has accepted a write of this edge that
 //	                                      cloudcore's copy may lack
 //	catchingUp -- begin ----> as above    the copy is known to be no older than that write
 //	expecting --- reached --> streaming   unless the edge answers that it holds something else
-//	              reached --> comparing   something older has changed meanwhile
+//	              reached --> comparing   something older has changed in the meantime
 //	streaming --- surprised -> comparing  it has answered so
 //	comparing --- compare --> streaming   all that differs is in the queue
-//	              compare --> confirming  the edge holds what is newer than cloudcore's copy, or absent
+//	              compare --> confirming  the edge holds objects newer than cloudcore's copy, or absent
 //	                                      from it
 //	confirming -- compare --> streaming   the copy is known to be no older than that
 type syncState int8
 
 const (
 	unsynced   syncState = iota // nothing was compared: changes need no note
-	comparing                   // the edge was asked what it holds; changes are noted and wait
-	catchingUp                  // cloudcore's copy may lag behind what the edge has written: it is caught up first; changes wait
+	comparing                   // the edge was asked for its objects; changes are noted and wait
+	catchingUp                  // cloudcore's copy may lag behind the edge's own writes: it is caught up first; changes wait
 	confirming                  // cloudcore's copy may lag behind the edge: it is caught up first; changes wait
-	expecting                   // what is newer is on its way, and what the edge should hold then
-	streaming                   // what the edge holds is what was sent; changes flow
+	expecting                   // newer objects are on their way, and the digest that the edge should have then
+	streaming                   // the edge's set is the sent one; changes flow
 )
 
 func (s syncState) String() string {
@@ -44,18 +44,18 @@ func (s syncState) String() string {
 // flows reports whether changes are sent in this state.
 func (s syncState) flows() bool { return s == streaming || s == expecting }
 
-// comparison is the state of a resource, and what it needs to get further.
+// comparison is the state of a resource, and the input of its transitions.
 type comparison struct {
-	edge        digest                 // what the edge said it holds, until that is settled
+	edge        digest                 // the edge's own, until that is settled
 	newest      uint64                 // the greatest resourceVersion among that; 0: unknown
 	written     uint64                 // the version of the newest write of the edge that was accepted and is not in that; 0: there is none
 	only        *[buckets]bool         // the buckets whose entries were asked for, nil for all
 	theirs      map[kube.Key]heldEntry // of an inventory, while confirming
 	state       syncState
-	edgeUnknown bool // it said something that can't be compared
-	expected    bool // the edge knows what it should hold, and may answer once that it doesn't
+	edgeUnknown bool // its digest can't be compared
+	expected    bool // the edge has the expected digest, and may answer once that it differs
 	surprised   bool // it has answered that: it waits for another expectation
-	compared    bool // all that differs is in the queue: nothing that is sent can be older than what the edge holds
+	compared    bool // all differences are in the queue: no sent object can be older than the edge's
 }
 
 // heldEntry is one object that an edge holds.
@@ -64,14 +64,14 @@ type heldEntry struct {
 	version uint64 // its resourceVersion, 0 where it is no number
 }
 
-// effects is what a transition wants done, in this order.
+// effects are the actions of a transition, in this order.
 type effects struct {
 	send    []kube.Key                // their newest state is queued
-	expect  bool                      // behind it, what the edge should hold then
+	expect  bool                      // behind it, the digest that the edge should have then
 	ask     *topicpb.InventoryRequest // without its resource
 	catchUp uint64                    // the copy is brought up to this version
-	confirm map[kube.Key]uint64       // what the edge holds of these is newer than the copy, or absent from it, as of these versions
-	settled bool                      // the resource streams: its interests are synced behind what was queued
+	confirm map[kube.Key]uint64       // the edge's objects of these keys are newer than the copy, or absent from it, as of these versions
+	settled bool                      // the resource streams: its interests are synced behind the queue
 	how     resume                    // how an edge that came back got there
 }
 
@@ -87,8 +87,8 @@ const (
 	resumeConfirmed
 )
 
-// begin compares what the edge holds with what it should: ours. history finds what has changed
-// since the edge held what was right, where a history reaches back so far; nil: there is none. What
+// begin compares the edge's set with ours. history finds the changes
+// since the edge held the right set, where a history reaches back so far; nil: no history. What
 // the edge shows of its own accepted writes ends with the comparison, so ours must hold them first.
 func (c *comparison) begin(ours map[kube.Key]*kube.Object, history func(now, then digest) ([]kube.Key, bool)) effects {
 	if c.written > 0 {
@@ -119,8 +119,8 @@ func (c *comparison) begin(ours map[kube.Key]*kube.Object, history func(now, the
 // holdsNothing reports whether the edge has reported that it holds no object of the resource.
 func (c *comparison) holdsNothing() bool { return !c.edgeUnknown && c.edge.count == 0 }
 
-// later finds what is newer than all that the edge holds: where nothing was deleted and the edge
-// had all that was older, that is what it lacks. resourceVersions can be compared as numbers
+// later finds objects newer than all that the edge holds: if no object was deleted and the edge
+// had all older ones, those are the missing ones. resourceVersions can be compared as numbers
 // (KEP-5504). It costs no inventory where no history reaches back, after a restart of cloudcore
 // above all; whether it was right, the edge sees by the digest to expect. What the numbers of
 // objects rule out is not tried.
@@ -147,13 +147,13 @@ func (c *comparison) newer(o *kube.Object) bool {
 	return c.holdsNothing() || !c.edgeUnknown && c.newest != 0 && versionOf(o) > c.newest
 }
 
-// sendable reports whether the state of an object, nil where there is none, can't be older than
-// what the edge holds of it.
+// sendable reports whether the state of an object, nil without one, can't be older than
+// the edge's version of it.
 func (c *comparison) sendable(o *kube.Object) bool {
 	return c.state == streaming || c.compared || o != nil && c.newer(o)
 }
 
-// had reports whether o is no newer than what the edge holds, as it said.
+// had reports whether o is no newer than the edge's version, by its own list.
 func (c *comparison) had(o *kube.Object) bool {
 	v := versionOf(o)
 	return !c.edgeUnknown && c.newest != 0 && v != 0 && v <= c.newest
@@ -169,7 +169,7 @@ func versionOf(o *kube.Object) uint64 {
 }
 
 // reached is called when all was sent that goes before an expectation. held: something has changed
-// that can't be sent yet, since it may be older than what the edge holds.
+// that can't be sent yet, since it may be older than the edge's version.
 func (c *comparison) reached(held bool) effects {
 	switch {
 	case c.state != expecting && c.state != streaming:
@@ -194,7 +194,7 @@ func (c *comparison) unexpected(holds *topicpb.Digest) effects {
 func (c *comparison) sums(ours map[kube.Key]*kube.Object, theirs []byte) effects {
 	only := differing(bucketSums(ours), theirs)
 	if len(only) == 0 {
-		if c.edgeUnknown || digestOf(ours) == c.edge { // what differed has changed back meanwhile
+		if c.edgeUnknown || digestOf(ours) == c.edge { // what differed has changed back in the meantime
 			return c.settle(effects{})
 		}
 		return effects{ask: &topicpb.InventoryRequest{}}
@@ -203,7 +203,7 @@ func (c *comparison) sums(ours map[kube.Key]*kube.Object, theirs []byte) effects
 	return effects{ask: &topicpb.InventoryRequest{Only: only}}
 }
 
-// entries acts on what the edge holds, one by one. undecided names which keys it may yet be allowed
+// entries acts on the edge's objects, one by one. undecided names which keys it may yet be allowed
 // to hold: those are not taken from it.
 func (c *comparison) entries(ours map[kube.Key]*kube.Object, in []*topicpb.Entry, undecided func(kube.Key) bool) effects {
 	c.theirs = make(map[kube.Key]heldEntry, len(in))
@@ -226,7 +226,7 @@ func (c *comparison) entries(ours map[kube.Key]*kube.Object, in []*topicpb.Entry
 	return c.confirmed(ours, undecided)
 }
 
-// confirmed ends a comparison: what differs is sent. ours is no older than what the edge holds.
+// confirmed ends a comparison: differences are sent. ours is no older than the edge's set.
 func (c *comparison) confirmed(ours map[kube.Key]*kube.Object, undecided func(kube.Key) bool) effects {
 	var keys []kube.Key
 	for key, o := range ours {
@@ -245,7 +245,7 @@ func (c *comparison) confirmed(ours map[kube.Key]*kube.Object, undecided func(ku
 	return c.settle(effects{send: keys})
 }
 
-// doubts finds what the edge holds and ours has in an older version or not at all, as of which
+// doubts finds objects of the edge that ours has in an older version or not at all, as of which
 // version it has to be confirmed. Where versions can't be compared, nothing but a read will do.
 func (c *comparison) doubts(ours map[kube.Key]*kube.Object, undecided func(kube.Key) bool) map[kube.Key]uint64 {
 	var out map[kube.Key]uint64
@@ -264,9 +264,9 @@ func (c *comparison) doubts(ours map[kube.Key]*kube.Object, undecided func(kube.
 	return out
 }
 
-// restAgrees reports whether the edge holds, outside the buckets that it was asked about, what it
-// should: its digest less what it has listed must be the digest of ours there. Otherwise two
-// buckets differ whose short sums don't, or something has changed since.
+// restAgrees reports whether the edge holds, outside the buckets that it was asked about, the set
+// that it should: its digest less what it has listed must be the digest of ours there. Otherwise
+// two buckets differ whose short sums don't, or something has changed since.
 func (c *comparison) restAgrees(ours map[kube.Key]*kube.Object) bool {
 	rest, mine := c.edge, digest{}
 	for _, e := range c.theirs {

@@ -147,7 +147,7 @@ func (s *session) tryHide(ctx context.Context) error {
 		return nil
 	}
 	// A merge patch replaces the list; the version keeps it from undoing what the kubelet
-	// writes meanwhile.
+	// writes in the meantime.
 	body, err := json.Marshal(node)
 	if err != nil {
 		return fmt.Errorf("encoding the addresses: %w", err)

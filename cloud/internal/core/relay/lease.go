@@ -74,7 +74,7 @@ type lease struct {
 type said struct {
 	backlog uint32
 	oldest  uint32 // time of the oldest write, in Unix seconds by cloudcore's clock
-	renewed uint32 // expiry of a certificate renewed since the handshake, in Unix seconds; 0: none
+	renewed uint32 // expiry of a certificate renewed since the handshake, in Unix seconds; 0 without one
 }
 
 func newLease(r *Relay, link cloudhub.Session) *lease {

@@ -336,7 +336,7 @@ func (q *queue) waits(n int) {
 	defer q.mu.Unlock()
 	q.waiting += n
 	if n > 0 && q.misses > 0 {
-		q.signal() // another one may try meanwhile
+		q.signal() // another one may try in the meantime
 	}
 }
 

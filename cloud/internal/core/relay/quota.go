@@ -74,8 +74,8 @@ func (s *session) overRate(w *topicpb.Write) error {
 	return nil
 }
 
-// turnOf is what a write waits for before it is made, nil for none: those of nodes that have made
-// many of its kind lately take turns, and so do large ones.
+// turnOf is what a write waits for before it is made, nil without one: those of nodes that have
+// made many of its kind lately take turns, and so do large ones.
 func (s *session) turnOf(w *topicpb.Write) func(context.Context) (leave func()) {
 	q, t := &s.relay.quotas, (*turns)(nil)
 	switch {

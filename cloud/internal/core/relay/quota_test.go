@@ -27,7 +27,7 @@ import (
 // What a device with 110 pods writes when all of them start, and when it comes back after an hour,
 // is below the default quotas. A flood of statuses is not, by its number or by its bytes: what is
 // above them is answered 429 with how long to wait, makes no request, and is taken when it comes
-// again then. Another device is served meanwhile.
+// again then. Another device is served in the meantime.
 func TestQuotaOfStatuses(t *testing.T) {
 	d := config.Default().Relay.Quotas
 	for name, bytes := range map[string]int{"relay.quotas.statusesPerSecond": 100, "relay.quotas.statusBytesPerSecond": 512 << 10} {
@@ -103,7 +103,7 @@ func TestQuotaOfStatuses(t *testing.T) {
 					t.Errorf("%d of %d were taken, want %d", taken, asked, most)
 				}
 				time.Sleep(time.Hour)
-				starting() // it has been away meanwhile
+				starting() // it has been away in the meantime
 				write(device, "theirs-0", bytes)
 				time.Sleep(time.Second)
 				want(t, "after the wait", device.takeResults(), []string{fmt.Sprintf("%d accepted", id)})

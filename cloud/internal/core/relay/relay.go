@@ -40,7 +40,7 @@ const (
 )
 
 // Quotas bound what one node may have the relay do. Above them it is answered 429 with a
-// Retry-After; an edge keeps its writes meanwhile.
+// Retry-After; an edge keeps its writes in the meantime.
 type Quotas struct {
 	Events quota.Rate // a second and at once, made or patched
 	// Statuses are all other writes: of pods, their last deletion, and of the node. StatusBytes are
@@ -82,7 +82,7 @@ type Relay struct {
 	nodes   *Nodes
 }
 
-// New returns a Relay. instance names this replica of cloudcore. It starts nothing.
+// New returns a Relay. instance names this replica of cloudcore.
 func New(client Client, pods *Pods, instance string) *Relay {
 	return &Relay{
 		client: client, pods: pods, instance: instance, leases: newLeaseQueue(client), renewEvery: renewEvery, metrics: newMetrics(), nodes: newNodes(),

@@ -34,7 +34,7 @@ const (
 	retryMax = 30 * time.Second
 )
 
-// ApproverConfig is what an Approver needs.
+// ApproverConfig configures an Approver.
 type ApproverConfig struct {
 	Client kubernetes.Interface
 	Tokens *Tokens

@@ -188,7 +188,7 @@ func (r *Revoked) printed(cert *x509.Certificate) bool {
 	return len(r.prints) > 0 && r.prints[pki.Fingerprint(cert)]
 }
 
-// read is the list as kube-apiserver has it now; nil where there is none.
+// read is the list as kube-apiserver has it now; nil without one.
 func (r *Revoked) read(ctx context.Context) (*corev1.ConfigMap, error) {
 	list, err := r.client.CoreV1().ConfigMaps(Namespace).Get(ctx, revokedMap, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {

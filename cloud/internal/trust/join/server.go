@@ -94,7 +94,7 @@ func VerifierFor(cfg *rest.Config) Verifier {
 	}
 }
 
-// ServerConfig is what a Server needs.
+// ServerConfig configures a Server.
 type ServerConfig struct {
 	Client    kubernetes.Interface // with cloudcore's own rights
 	Requester Requester

@@ -48,7 +48,7 @@ func readable(fd uintptr) bool {
 }
 
 // Try calls f, whose reads fail by ErrNothing instead of waiting. No other goroutine may read
-// meanwhile.
+// in the meantime.
 func (c *Conn) Try(f func() error) error {
 	c.trying = true
 	defer func() { c.trying = false }()

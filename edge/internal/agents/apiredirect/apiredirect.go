@@ -39,7 +39,7 @@ type Redirector interface {
 	Apply(want []redirect.Rule) error
 }
 
-// Config is what the agent needs.
+// Config configures the agent.
 type Config struct {
 	// API leads to the edge API.
 	API      *rest.Config
@@ -52,7 +52,7 @@ type Config struct {
 	Serve func(addresses []netip.Addr) error
 }
 
-// New makes the agent. It starts nothing.
+// New makes the agent.
 func New(c Config) *agent.Module {
 	kit := agent.Config{Name: Name, API: c.API, Resync: resync}
 	kit.Start = func(_ context.Context, r *agent.Run) (agent.Sync, error) {

@@ -10,8 +10,8 @@
 // It is above 2,500 lines because the state machine, what it does at the API and its exchange with
 // the cloud share one vocabulary, and nothing else uses any of them.
 //
-// One goroutine, the loop of Agent.Run, owns the state. At most one action runs beside it, and ends
-// before the next begins. Agent's methods may be called from any goroutine; those that change
+// One goroutine, the loop of Agent.Run, owns the state. At most one action runs next to it, and
+// ends before the next begins. Agent's methods may be called from any goroutine; those that change
 // something need a running loop.
 package drain
 
@@ -57,7 +57,7 @@ type Hooks interface {
 // before anything is cordoned.
 const PrefetchHook = "Prefetch"
 
-// Config is what an Agent needs.
+// Config configures an Agent.
 type Config struct {
 	NodeName string
 	Boot     string // tells one boot of the device from another

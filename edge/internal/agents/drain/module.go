@@ -25,7 +25,7 @@ type ModuleConfig struct {
 	// kube-apiserver (Through).
 	Edge, Cloud *rest.Config
 	Reporter    agent.Reporter
-	// Events opens the recorder of events for one run; nil for none.
+	// Events opens the recorder of events for one run; nil without one.
 	Events func(ctx context.Context) (agent.Recorder, error)
 }
 
@@ -37,7 +37,7 @@ type Module struct {
 	cloud *rest.Config
 }
 
-// NewModule makes the Module of an agent. It starts nothing. It is ready once what was kept is
+// NewModule makes the Module of an agent. It is ready once what was kept is
 // read: requests made on the device can be taken then.
 func NewModule(a *Agent, c ModuleConfig) *Module {
 	m := &Module{agent: a, cloud: c.Cloud}

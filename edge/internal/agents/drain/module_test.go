@@ -163,7 +163,7 @@ func (l *lab) untyped(o *v1alpha1.NodeOperation) *unstructured.Unstructured {
 	return &unstructured.Unstructured{Object: content}
 }
 
-// inCloud is the NodeOperation as the cloud has it; nil where there is none.
+// inCloud is the NodeOperation as the cloud has it; nil without one.
 func (l *lab) inCloud(name string) *v1alpha1.NodeOperation {
 	l.t.Helper()
 	u, err := l.operations().Get(l.t.Context(), name, metav1.GetOptions{})

@@ -36,7 +36,7 @@ type Worker struct {
 	cordonWait time.Duration
 }
 
-// WorkerConfig is what a Worker needs. Zero durations and counts have the defaults given here.
+// WorkerConfig configures a Worker. Zero durations and counts have the defaults given here.
 type WorkerConfig struct {
 	NodeName    string
 	API         *rest.Config  // kube-apiserver as the node; what can't be asked is answered by a 503 or an error of the network

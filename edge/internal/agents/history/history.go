@@ -26,7 +26,7 @@ const (
 	lookAgain = 2 * time.Second
 )
 
-// Config is what the agent needs.
+// Config configures the agent.
 type Config struct {
 	NodeName string
 	Memory   agent.Memory
@@ -35,7 +35,7 @@ type Config struct {
 	Settled func() bool
 }
 
-// New makes the agent. It starts nothing.
+// New makes the agent.
 func New(c Config) *agent.Module {
 	return agent.New(agent.Config{
 		Name: Name, NodeName: c.NodeName,

@@ -61,7 +61,7 @@ type Memory interface {
 // memoryKey is of the one entry in Memory.
 const memoryKey = "node"
 
-// NewRegistration returns a Registration. It starts nothing. replaced is called, and must return
+// NewRegistration returns a Registration. replaced is called, and must return
 // soon, whenever the Node is another one than before, whoever made it: with the one before, the
 // cloud has forgotten what the device had reported.
 func NewRegistration(backend Backend, node string, memory Memory, replaced func()) *Registration {

@@ -49,7 +49,7 @@ const (
 	ofKind = ": "
 )
 
-// Config is what a Probation needs.
+// Config configures a Probation.
 type Config struct {
 	Memory agent.Memory
 	// Ask asks the cloud by a connection that begins from nothing.

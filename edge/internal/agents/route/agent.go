@@ -59,7 +59,7 @@ type Agent struct {
 	status  statusBox
 }
 
-// New makes the agent. It starts nothing.
+// New makes the agent.
 func New(config Config) *Agent {
 	config.defaults()
 	a := &Agent{config: config, metrics: newMetrics()}

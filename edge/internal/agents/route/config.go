@@ -12,7 +12,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/core/agent"
 )
 
-// Config is what the agent needs. What is zero of the rest has the default that is given here.
+// Config configures the agent. What is zero of the rest has the default that is given here.
 type Config struct {
 	NodeName string
 	BootID   string // tells one boot of the device from another
@@ -20,7 +20,7 @@ type Config struct {
 	Open     func(ctx context.Context) (kernel Kernel, close func(), err error)
 	State    agent.Memory
 	Reporter agent.Reporter
-	Events   func(ctx context.Context) (agent.Recorder, error) // nil: none
+	Events   func(ctx context.Context) (agent.Recorder, error) // nil without one
 	API      *rest.Config                                      // of the edge API, in the process
 	Hub      message.Name                                      // of the module that has the link, to ask whether the cloud still answers; "": none
 	// Protected are the networks of edgecore.yaml that no StaticRoute may cover.

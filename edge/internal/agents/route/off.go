@@ -12,7 +12,7 @@ import (
 
 // Off makes the agent of a device on which the module is switched off. It calls clear, which
 // removes the routes that an earlier run has left in the kernel, and takes back what that run
-// reported: a StaticRoute that is deleted would wait for this node for good. It starts nothing.
+// reported: a StaticRoute that is deleted would wait for this node for good.
 func Off(node string, state agent.Memory, reporter agent.Reporter, clear func(ctx context.Context) error) *agent.Module {
 	kit := agent.Config{Name: Name, NodeName: node, Reporter: reporter}
 	kit.Start = func(_ context.Context, r *agent.Run) (agent.Sync, error) {

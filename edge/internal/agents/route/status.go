@@ -44,7 +44,7 @@ func gauges() map[string]*prometheus.Desc {
 	}
 }
 
-// Status is what `edgecore status` shows of the routes.
+// Status is the part of `edgecore status` for the routes.
 type Status struct {
 	// Waiting is what the agent does not know yet and therefore touches nothing; "" where it works.
 	Waiting   string        `json:"waiting,omitempty"`

@@ -25,7 +25,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/kernel/netif"
 )
 
-// New makes an Agent. It starts nothing.
+// New makes an Agent.
 func New(cfg Config) *Agent {
 	if cfg.Interfaces == nil {
 		cfg.Interfaces = netif.List

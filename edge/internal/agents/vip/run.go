@@ -57,7 +57,7 @@ type Plane interface {
 	Apply(ctx context.Context, want []balance.Service) error
 }
 
-// Config is what an Agent needs.
+// Config configures an Agent.
 type Config struct {
 	NodeName string
 	// API leads to the edge API.
@@ -66,7 +66,7 @@ type Config struct {
 	Plane    Plane
 	Reporter agent.Reporter
 	Memory   agent.Memory
-	// Events opens the recorder of events for one run; nil for none.
+	// Events opens the recorder of events for one run; nil without one.
 	Events func(ctx context.Context) (agent.Recorder, error)
 	// Interfaces lists the device's; default netif.List.
 	Interfaces func() ([]netif.Interface, error)
@@ -74,7 +74,7 @@ type Config struct {
 	// netif.Watch.
 	Watch func(ctx context.Context, changed func()) error
 	// Guards are networks whose addresses the node never claims: what leads to the cloud, name
-	// servers; nil for none. It is asked whenever everything is looked at.
+	// servers; nil without one. It is asked whenever everything is looked at.
 	Guards func() []Guard
 	// Hub is the module that has the link, which the cloud is asked through; "" for none.
 	Hub message.Name

@@ -34,7 +34,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/core/linkstate"
 )
 
-// Config is what an agent needs. What is zero of the durations has the default given here.
+// Config configures an agent. What is zero of the durations has the default given here.
 type Config struct {
 	Name     message.Name
 	NodeName string
@@ -55,7 +55,7 @@ type Config struct {
 	// RetryMin and RetryMax bound the delay after a failure; 1 s and 30 s.
 	RetryMin, RetryMax time.Duration
 	// RepeatAfter is the least time between two reports of the same entry: at link-up those that
-	// are older are reported again, for whatever the cloud lost meanwhile. 10 min.
+	// are older are reported again, for whatever the cloud lost in the meantime. 10 min.
 	RepeatAfter time.Duration
 }
 
@@ -92,13 +92,13 @@ type Module struct {
 
 	mu    sync.Mutex
 	state State
-	run   *Run // the present one; nil: none
+	run   *Run // the present one; nil without one
 	// repeats counts calls of Repeat, heard those that a run has handled: a run that begins handles
 	// those before it.
 	repeats, heard int
 }
 
-// New makes the Module of an agent. It starts nothing.
+// New makes the Module of an agent.
 func New(config Config) *Module {
 	config.defaults()
 	return &Module{config: config, state: State{Name: string(config.Name), Waiting: "the module has not started"}}

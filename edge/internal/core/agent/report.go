@@ -179,7 +179,7 @@ func (p *Reports) done(ref object.Ref, of *entry) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.entries[ref] != of {
-		return // replaced meanwhile
+		return // replaced in the meantime
 	}
 	of.sent = time.Now()
 	delete(p.due, ref)

@@ -47,7 +47,7 @@ type Run struct {
 	node     string
 	api      *rest.Config
 	port     *beehive.Port
-	recorder record.EventRecorder // nil: none
+	recorder record.EventRecorder // nil without one
 	watches  []source
 	cleanups []func()
 	loop     *rerun.Loop

@@ -54,7 +54,7 @@ type Source interface {
 	Open(ctx context.Context, name string, offset int64) (io.ReadCloser, error)
 }
 
-// Config is what a Store needs.
+// Config configures a Store.
 type Config struct {
 	// Keys are directories with root.json files (TUF), each the beginning of a chain of trust.
 	Keys []string

@@ -26,7 +26,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/core/metamanager"
 )
 
-// Config is what a Server needs.
+// Config configures a Server.
 type Config struct {
 	NodeName string
 	Backend  Backend

@@ -23,7 +23,7 @@ import (
 const (
 	sourcesAge  = time.Second            // how old what is known of pods' addresses may be
 	sourcesWait = 3 * time.Second        // a pod that has just started may not have its address in its status yet
-	sourcesPoll = 250 * time.Millisecond // between two looks meanwhile
+	sourcesPoll = 250 * time.Millisecond // between two looks in the meantime
 )
 
 var errNotAPod = errors.New("the listener for pods is for those of this device")

@@ -22,7 +22,7 @@ type Report struct {
 	CertificateEnd time.Time     // of the device's newest certificate
 }
 
-// Config is what a Hub needs to know. Every zero duration and bound means its default.
+// Config configures a Hub. Every zero duration and bound means its default.
 type Config struct {
 	// Servers are the addresses of cloudcores, "host:port". They are tried in turn from a
 	// random start.

@@ -26,7 +26,7 @@ var (
 	_ beehive.Topics = (*Hub)(nil)
 )
 
-// Status is what `edgecore status` shows of the link.
+// Status is the part of `edgecore status` for the link.
 type Status struct {
 	Linked    bool           `json:"linked"`
 	Server    string         `json:"server"` // that the link goes to, or that was last dialled

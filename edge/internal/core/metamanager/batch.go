@@ -78,7 +78,7 @@ func (s showing) withholds(shown object.Object, decoded runtime.Object, entries 
 	return s.gate.Withholds(pod)
 }
 
-// decoded is what is shown of an object, nil where there is none.
+// decoded is what is shown of an object, nil without one.
 func decoded[T runtime.Object](h *view.Held) (none T) {
 	if h == nil {
 		return none

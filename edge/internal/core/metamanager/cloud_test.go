@@ -33,7 +33,7 @@ func ref(name, namespace, object_ string) object.Ref {
 type cloud struct {
 	prefix string // of versions of what is set from now on
 	guess  bool   // of a resource whose digest differs it sends what is newer than all that the edge holds, and says what it expects
-	names  bool   // is of a release that names each object beside it, whatever an edge says
+	names  bool   // is of a release that names each object next to it, whatever an edge says
 	t      testing.TB
 
 	toEdge chan message.Message

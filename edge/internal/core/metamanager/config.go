@@ -16,7 +16,7 @@ import (
 // Name is metamanager's address on the bus.
 const Name message.Name = "metamanager"
 
-// Config says what the Manager works with.
+// Config configures the Manager.
 type Config struct {
 	NodeName string
 	Store    *store.Store

@@ -14,13 +14,13 @@ import (
 
 // inbox is what came over the link and waits for the core: states and results, in order. Its bound
 // is the cloud's window of unacknowledged states and our own window of writes. When the disk is
-// full, states wait and are tried again, and the cloud sends no more meanwhile; results that find
-// room are taken all the same.
+// full, states wait and are tried again, and the cloud sends no more in the meantime; results that
+// find room are taken all the same.
 type inbox struct {
 	wake chan struct{}
 	most int // results that are gathered
 
-	mu               sync.Mutex // guards what follows
+	mu               sync.Mutex // guards the fields below
 	session          uint64     // counts the sessions that this process has seen
 	sequence         uint64     // of the last state taken
 	states           []stateMessage

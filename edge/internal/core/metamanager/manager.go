@@ -32,7 +32,7 @@ type Manager struct {
 	tokens   *token.Keeper
 	events   *event.Buffer // changed by the core
 
-	mu       sync.RWMutex // guards what follows
+	mu       sync.RWMutex // guards the fields below
 	port     port
 	restarts []podrestart.Waiting // pods that wait to run again
 }

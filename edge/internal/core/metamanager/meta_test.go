@@ -109,7 +109,7 @@ func TestAPatchIsShownAtOnceAndReachesTheCloudOnce(t *testing.T) {
 		if got := e.pod("a").Status.Message; got != "4" {
 			t.Errorf("after a restart: %q", got)
 		}
-		// The cloud's object changes meanwhile: the patch is laid over the new one.
+		// The cloud's object changes in the meantime: the patch is laid over the new one.
 		c.set(name, pod(func(p *corev1.Pod) { p.Spec.Containers[0].Image = "other" }))
 		c.mu.Lock()
 		c.hold = true

@@ -16,7 +16,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/core/store"
 )
 
-// Status is what `edgecore status` shows of metamanager.
+// Status is the part of `edgecore status` for metamanager.
 type Status struct {
 	Linked       bool                  `json:"linked"`
 	KubeletAlive bool                  `json:"kubeletAlive"`

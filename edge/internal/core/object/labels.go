@@ -39,7 +39,7 @@ func (l Labels) each(do func(key, value string) bool) {
 	}
 }
 
-// Map is the labels as Kubernetes has them; nil for none.
+// Map is the labels as Kubernetes has them; nil without one.
 func (l Labels) Map() (all map[string]string) {
 	l.each(func(k, v string) bool {
 		if all == nil {

@@ -87,8 +87,8 @@ func (s *Store) withdraw(c *call) bool {
 	return false
 }
 
-// commitQueue commits what waits and hands the lead to the first that came meanwhile, so that no
-// caller works for others for long.
+// commitQueue commits what waits and hands the lead to the first that came in the meantime, so that
+// no caller works for others for long.
 func (s *Store) commitQueue() {
 	s.mu.Lock()
 	batch := s.queue

@@ -60,7 +60,7 @@ type Store struct {
 	epochs epochs
 	broken chan struct{} // closed when damaged is set
 
-	mu      sync.Mutex // guards what follows
+	mu      sync.Mutex // guards the fields below
 	queue   []*call
 	leading bool // some caller is committing
 	closed  bool
@@ -163,7 +163,7 @@ type call struct {
 
 // epochs is what NextEpoch goes by.
 type epochs struct {
-	mu       sync.Mutex // guards what follows
+	mu       sync.Mutex // guards the fields below
 	last     uint64     // given out
 	reserved uint64     // on the disk
 }

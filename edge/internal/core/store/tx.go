@@ -114,7 +114,7 @@ func (t *Tx) PutEntry(id uint64, e *storepb.Entry) error {
 // DeleteEntry deletes an entry of the outbox, if it is there.
 func (t *Tx) DeleteEntry(id uint64) error { return t.delete([][]byte{bucketOutbox}, number(id)) }
 
-// Entry reads an entry of the outbox; nil where there is none.
+// Entry reads an entry of the outbox; nil without one.
 func (t *Tx) Entry(id uint64) (*storepb.Entry, error) {
 	payload, err := t.get([][]byte{bucketOutbox}, number(id))
 	if err != nil || payload == nil {
@@ -134,7 +134,7 @@ func (t *Tx) PutAnswer(key []byte, a *storepb.Answer) error {
 	return t.put([][]byte{bucketAnswers}, key, true, a)
 }
 
-// Answer reads an answer; nil where there is none.
+// Answer reads an answer; nil without one.
 func (t *Tx) Answer(key []byte) (*storepb.Answer, error) {
 	payload, err := t.get([][]byte{bucketAnswers}, key)
 	if err != nil || payload == nil {

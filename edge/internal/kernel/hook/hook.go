@@ -35,7 +35,7 @@ const (
 	lastPoll  = 500 * time.Millisecond // up to this
 )
 
-// Config is what Hooks need.
+// Config configures Hooks.
 type Config struct {
 	Commands map[string]string // by operation, each for /bin/sh; an empty one is none
 	Dir      string            // where a running hook is recorded; made on first use
@@ -49,7 +49,7 @@ type Hooks struct {
 	records records
 }
 
-// New makes Hooks. It starts nothing.
+// New makes Hooks.
 func New(c Config) *Hooks {
 	c.Commands = maps.Clone(c.Commands)
 	return &Hooks{config: c, records: records{dir: c.Dir, boot: c.Boot}}

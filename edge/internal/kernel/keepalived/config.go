@@ -20,7 +20,7 @@ import (
 )
 
 // retest is how long an instance that keepalived refused is left out before it is tried again: an
-// interface may have come meanwhile.
+// interface may have come in the meantime.
 const retest = 20 * time.Second
 
 var (
@@ -96,7 +96,7 @@ func (d *Daemon) readExtra() ([]byte, error) {
 }
 
 // compose makes the file that will be in force, with the instances that keepalived takes, and puts
-// the user's sections, as they are tested, beside it.
+// the user's sections, as they are tested, next to it.
 func (d *Daemon) compose(ctx context.Context, instances []Instance, extra []byte) (file []byte, good []Instance, refused map[string]error, err error) {
 	d.extra = nil
 	own := render(d.cfg, instances)

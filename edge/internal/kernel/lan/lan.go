@@ -131,7 +131,7 @@ func (d *LAN) Beacon(packet []byte, port int) error {
 func beacon(n Network, packet []byte, port int) error {
 	ifi, err := net.InterfaceByName(n.Interface)
 	if err != nil || ifi.Flags&net.FlagMulticast == 0 {
-		return nil //nolint:nilerr // it has gone meanwhile
+		return nil //nolint:nilerr // it has gone in the meantime
 	}
 	conn, err := net.ListenUDP("udp4", &net.UDPAddr{IP: n.Prefix.Addr().AsSlice()})
 	if err != nil {

@@ -65,7 +65,7 @@ const (
 	signals = 8
 )
 
-// Config is what Run needs.
+// Config configures Run.
 type Config struct {
 	// Bus is the bus's address; default SystemBus.
 	Bus string
@@ -79,9 +79,9 @@ type Config struct {
 	// DropIn is the path of the file; default DropIn.
 	DropIn string
 	// Prepare is called before the device shuts down; the shutdown waits for it until ctx ends. It
-	// is called again, without a lock, where the bus went meanwhile, or where this process was
-	// started during a shutdown. Resume is called when the shutdown was given up; its error ends
-	// Run.
+	// is called again, without a lock, where the bus went in the meantime, or where this process
+	// was started during a shutdown. Resume is called when the shutdown was given up; its error
+	// ends Run.
 	Prepare func(ctx context.Context) error
 	Resume  func(ctx context.Context) error
 }

@@ -126,7 +126,7 @@ var (
 	ErrNoSource  = errors.New("the preferred source is not an address of this node")
 )
 
-// Config is what a Driver needs.
+// Config configures a Driver.
 type Config struct {
 	// Protocol marks our routes.
 	Protocol uint8

@@ -133,7 +133,7 @@ func (d *Driver) Remove() error {
 	return nil
 }
 
-// find returns the interface; nil where there is none.
+// find returns the interface; nil without one.
 func find() (netlink.Link, error) {
 	link, err := netlink.LinkByName(Interface)
 	if missing := (netlink.LinkNotFoundError{}); errors.As(err, &missing) {

@@ -24,7 +24,7 @@ import (
 // Name is the module's.
 const Name message.Name = "apps"
 
-// Config is what the agent needs.
+// Config configures the agent.
 type Config struct {
 	NodeName string
 	API      *rest.Config
@@ -33,13 +33,13 @@ type Config struct {
 	// Alive reports whether the kubelet lives.
 	Alive func() bool
 	Rules Rules
-	// Fetcher gets content to the device; nil: none is fetched, and none is reported.
+	// Fetcher gets content to the device; nil: content is neither fetched nor reported.
 	Fetcher Fetcher
 }
 
-// Status is what `edgecore status` shows of applications.
+// Status is the part of `edgecore status` for applications.
 type Status struct {
-	Silent bool  `json:"silent"` // nothing is reported: there is no link for too long
+	Silent bool  `json:"silent"` // no reports: there is no link for too long
 	Apps   []App `json:"apps"`
 }
 
@@ -58,7 +58,7 @@ type Agent struct {
 	status Status
 }
 
-// New makes the agent. It starts nothing.
+// New makes the agent.
 func New(config Config) *Agent {
 	a := &Agent{config: config}
 	a.Module = agent.New(agent.Config{Name: Name, NodeName: config.NodeName, API: config.API, Reporter: config.Reporter, Start: a.start, Resync: alivePoll})
@@ -85,7 +85,7 @@ type round struct {
 	known   map[string]Known
 	said    map[string]v1alpha1.EdgeAppNode
 	linked  bool      // when sync was called last
-	lost    time.Time // the link, or since when there is none
+	lost    time.Time // the link, or since when it is down
 }
 
 func (a *Agent) start(_ context.Context, r *agent.Run) (agent.Sync, error) {
@@ -124,7 +124,7 @@ func (a *Agent) load() (map[string]Known, error) {
 	return known, nil
 }
 
-// save keeps what changed.
+// save keeps changes.
 func (o *round) save(ctx context.Context, now map[string]Known) error {
 	changes := map[string][]byte{}
 	for key, k := range now {
@@ -164,7 +164,7 @@ func (o *round) sync(ctx context.Context) (time.Duration, error) {
 	}
 	o.fetches.want(wanted(s), named(s))
 	p := s.Make(o.known, o.config.Rules, now)
-	// Kept first: what was reported must be known to have been, over a restart.
+	// Kept first: reports must be known over a restart.
 	if err := o.save(ctx, p.Known); err != nil {
 		return 0, err
 	}
@@ -179,7 +179,7 @@ func (o *round) sync(ctx context.Context) (time.Duration, error) {
 	for key, e := range p.Entries {
 		ref := refOf(key)
 		if have, ok := o.said[key]; ok && same(have, e) {
-			e = have // with the time at which it was said
+			e = have // with the time of its report
 		} else {
 			e.CollectTime = timeOf(now)
 		}
@@ -197,7 +197,7 @@ func (o *round) sync(ctx context.Context) (time.Duration, error) {
 	return p.Next, nil
 }
 
-// show makes the plan visible, and returns what Silent was.
+// show makes the plan visible, and returns the Silent of before.
 func (o *round) show(p Plan) (was bool) {
 	status := Status{Silent: p.Silent}
 	for key, e := range p.Entries {

@@ -135,8 +135,8 @@ func (d *system) settle(t time.Duration) {
 }
 
 // TestCluster_08, by the clock of the test: 1:59 without the API a change is reported still, after
-// 2:00 none is. Nothing is decided: not one object is written. Once there is a link again the
-// present state is reported.
+// 2:00 there are no more. No decision is made: not one object is written. Once there is a link
+// again the present state is reported.
 func TestCluster_08_SilentAfterTwoMinutes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newSystem(t)
@@ -222,7 +222,7 @@ func TestCluster_09_UnknownBecomesHalting(t *testing.T) {
 		d.pod("a", 0, unknown)
 		d.settle(4*time.Minute + 59*time.Second)
 		expect(t, d, "4:59 after a good reading", v1alpha1.AppUnknown)
-		// edgecore ends and starts again: only what it has kept is left of the agent.
+		// edgecore ends and starts again: only its saved state is left of the agent.
 		if err := d.bench.Stop(); err != nil {
 			t.Fatal(err)
 		}
@@ -234,8 +234,8 @@ func TestCluster_09_UnknownBecomesHalting(t *testing.T) {
 	})
 }
 
-// What a node reported once it corrects, also after a restart; of what never concerned it it says
-// nothing. Nothing is written to the disk for nothing.
+// A node corrects its reports, also after a restart; it does not report an application that never
+// concerned it. It does not write to the disk without a change.
 func TestAgent_CorrectsWhatItReported(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newSystem(t)
@@ -262,7 +262,7 @@ func TestAgent_CorrectsWhatItReported(t *testing.T) {
 			t.Errorf("after the pod went: %+v", e)
 		}
 	})
-	synctest.Test(t, func(t *testing.T) { // restarted after the pod went, before it was said
+	synctest.Test(t, func(t *testing.T) { // restarted after the pod went, before the report
 		d := newSystem(t)
 		d.memory.values["ns/guest"] = []byte(`{"uid":"uid-1"}`)
 		d.memory.values["ns/older"] = []byte(`{"uid":"another"}`)

@@ -1,13 +1,13 @@
-// Package app is the device's side of EdgeApps: what of an application is on this device, in what
-// state, and what was fetched for it.
+// Package app is the device's side of EdgeApps: which parts of an application are on this device,
+// their state, and the content that was fetched for it.
 //
 // It owns this node's entry in the status of each application that it has to do with. It refuses to
-// decide: where an application runs is said by its pods, which come from the cloud, and whether it
-// runs by the local runtime, through the kubelet. A lost link changes nothing for what runs; after
-// Config.SilentAfter without one nothing is reported any more, because a reader could not
-// distinguish it from the present state. What a node once reported of an application it goes on
-// reporting, also that the application is gone: an entry that is never corrected would say for ever
-// that the application is here.
+// decide: where an application runs is decided by its pods, which come from the cloud, and whether
+// it runs by the local runtime, through the kubelet. A lost link does not change running pods;
+// after Config.SilentAfter without one there are no more reports, because a reader could not
+// distinguish them from the present state. Once a node has reported an application it keeps
+// reporting, also that the application is gone: an entry that is never corrected would claim for
+// ever that the application is here.
 //
 // Plan is pure; the agent around it runs on one goroutine, fetching on another. Bounds: an entry
 // for each application of the cluster at most.
@@ -33,42 +33,42 @@ const (
 	launched = "kubevirt.io"
 )
 
-// State is what a plan is made of.
+// State is the input of a plan.
 type State struct {
 	Node string
 	Apps []*v1alpha1.EdgeApp
 	Pods []*corev1.Pod // of this node
-	// Alive reports whether the kubelet lives, so that what it wrote of pods is true.
+	// Alive reports whether the kubelet lives, so that its status of pods is true.
 	Alive bool
 	// Linked, or not since Lost.
 	Linked bool
 	Lost   time.Time
-	// Content is what is on the device, by ContentKey; "" for what is there, else why not.
+	// Content is the state of content, by ContentKey; "" if it is there, else why not.
 	Content map[string]string
 }
 
 // Rules are how long things may take.
 type Rules struct {
 	HaltingAfter time.Duration // an Unknown state becomes Halting
-	SilentAfter  time.Duration // without a link nothing is reported any more
+	SilentAfter  time.Duration // without a link there are no more reports
 }
 
-// Known is what must be remembered of an application over a restart.
+// Known is an application's state that must survive a restart.
 type Known struct {
 	UID types.UID `json:"uid"`
 	// Unknown is since when its state is; zero: it is known.
 	Unknown time.Time `json:"unknown,omitzero"`
 }
 
-// Plan is what is to be reported.
+// Plan is the wanted reports.
 type Plan struct {
 	Entries map[string]v1alpha1.EdgeAppNode // by NAMESPACE/NAME
-	Known   map[string]Known                // what is to be remembered, by NAMESPACE/NAME
-	Silent  bool                            // nothing is to be reported
-	Next    time.Duration                   // when to plan again though nothing changes; 0: never
+	Known   map[string]Known                // to be remembered, by NAMESPACE/NAME
+	Silent  bool                            // no reports are wanted
+	Next    time.Duration                   // when to plan again without a change; 0: never
 }
 
-// Make makes the plan of a moment; before is what the last one remembered.
+// Make makes the plan of a moment; before is the Known of the last one.
 func (s State) Make(before map[string]Known, rules Rules, now time.Time) Plan {
 	p := Plan{Entries: map[string]v1alpha1.EdgeAppNode{}, Known: map[string]Known{}}
 	again := func(d time.Duration) {
@@ -123,7 +123,7 @@ func counts(pod *corev1.Pod) bool {
 	return !vm || strings.HasPrefix(pod.Name, launcher)
 }
 
-// entry is what this node says of an application now.
+// entry is this node's report of an application now.
 func (s State) entry(app *v1alpha1.EdgeApp, pods []*corev1.Pod) v1alpha1.EdgeAppNode {
 	e := v1alpha1.EdgeAppNode{Name: s.Node, IsDesignated: app.Spec.DesignatedNode == s.Node, State: v1alpha1.AppHalted}
 	if pod := newest(pods); pod != nil {
@@ -152,7 +152,7 @@ func Local(c v1alpha1.AppContent, designated bool) bool {
 	return c.Type == v1alpha1.ContentContainerImage || designated
 }
 
-// ContentKey names content by what it is and not by what an application calls it.
+// ContentKey names content by its digest and not by an application's name for it.
 func ContentKey(c v1alpha1.AppContent) string {
 	return string(c.Type) + " " + c.Source + " " + c.SHA256
 }
@@ -188,7 +188,7 @@ func running(pod *corev1.Pod) bool {
 	return !slices.ContainsFunc(pod.Status.ContainerStatuses, func(c corev1.ContainerStatus) bool { return c.State.Running == nil })
 }
 
-// stateOf is what the local runtime says of a pod, through the kubelet. A link has no part in it.
+// stateOf is the local runtime's state of a pod, through the kubelet. A link has no part in it.
 func stateOf(pod *corev1.Pod, alive bool) v1alpha1.AppState {
 	switch {
 	case ended(pod):
@@ -203,7 +203,7 @@ func stateOf(pod *corev1.Pod, alive bool) v1alpha1.AppState {
 	return v1alpha1.AppStarting
 }
 
-// same reports whether two entries say the same, whenever it was.
+// same reports whether two entries are equal but for their times.
 func same(a, b v1alpha1.EdgeAppNode) bool {
 	return a.Name == b.Name && a.IsDesignated == b.IsDesignated && a.ScheduledOnThisNode == b.ScheduledOnThisNode && a.Running == b.Running &&
 		a.ReportsStats == b.ReportsStats && a.State == b.State && a.Restarts == b.Restarts && slices.Equal(a.Content, b.Content)

@@ -14,10 +14,10 @@ import (
 
 // Fetcher gets content to the device.
 type Fetcher interface {
-	// Fetch returns when the content is on the device and is what it should be. It is safe to
+	// Fetch returns when the content is on the device and has its digest. It is safe to
 	// repeat, and cheap where the content is there.
 	Fetch(ctx context.Context, c v1alpha1.AppContent) error
-	// Prune removes what is not of these digests.
+	// Prune removes content without one of these digests.
 	Prune(keep map[string]bool) (removed []string, err error)
 }
 
@@ -25,7 +25,7 @@ const (
 	// After a failure content is fetched again after these times.
 	fetchMin = 5 * time.Second
 	fetchMax = 5 * time.Minute
-	// fetchesAtOnce is how much is fetched side by side: a thin link gains nothing by it, but one
+	// fetchesAtOnce is how much is fetched side by side: a thin link does not gain by it, but one
 	// slow source must not hold up all others.
 	fetchesAtOnce = 4
 	// pruneAfter is for how long no application may name content before it is removed: one that is
@@ -33,7 +33,7 @@ const (
 	pruneAfter = 10 * time.Minute
 )
 
-// fetches gets content, and removes what no application names any more.
+// fetches gets content, and removes content that no application names any more.
 type fetches struct {
 	fetcher Fetcher
 	changed func()
@@ -44,7 +44,7 @@ type fetches struct {
 	state  map[string]*fetch
 	under  map[string]underway // by key
 	named  map[string]bool     // digests that any application names here, switched off ones too
-	prune  time.Time           // when to remove others; zero: nothing has changed since
+	prune  time.Time           // when to remove others; zero: no change since
 }
 
 type fetch struct {
@@ -84,7 +84,7 @@ func named(s State) map[string]bool {
 	return all
 }
 
-// want replaces what is to be fetched, and what is to stay. What is not wanted any more is
+// want replaces the content that is to be fetched, and that is to stay. Unwanted content is
 // forgotten, and not fetched to its end.
 func (f *fetches) want(all map[string]v1alpha1.AppContent, named map[string]bool) {
 	if f == nil {
@@ -116,7 +116,7 @@ func poke(c chan struct{}) {
 	}
 }
 
-// have is what is on the device, and why the rest is not.
+// have is the content on the device, and why the rest is missing.
 func (f *fetches) have() map[string]string {
 	all := map[string]string{}
 	if f == nil {
@@ -209,7 +209,7 @@ func (f *fetches) run(ctx context.Context) error {
 	return nil
 }
 
-// remove removes what no application has named for a while.
+// remove removes content that no application has named for a while.
 func (f *fetches) remove(ctx context.Context, now time.Time) {
 	f.mu.Lock()
 	keep, due := f.named, !f.prune.IsZero() && !now.Before(f.prune)

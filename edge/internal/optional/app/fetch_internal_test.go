@@ -15,7 +15,7 @@ import (
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
 
-// sources are what a fetcher fetches from: "slow" never ends by itself.
+// sources are those of a fetcher: "slow" never ends by itself.
 type sources struct {
 	mu     sync.Mutex
 	got    []string

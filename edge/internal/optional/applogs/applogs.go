@@ -1,12 +1,12 @@
-// Package applogs sends what applications (EdgeApps) write to the cloud, where they ask for it
+// Package applogs sends the output of applications (EdgeApps) to the cloud, where they ask for it
 // (spec.collectLogs).
 //
 // It owns a cursor for each start of each container, kept over restarts: how far the cloud's sink
 // has taken its lines. It reads the files that the container runtime writes for the kubelet; they
 // are also the buffer while there is no link, so their bound is the kubelet's (containerLogMaxSize
 // times containerLogMaxFiles for each container), the oldest lines go first, and how many went is
-// sent with the next ones. It refuses to move a cursor before the sink has the lines: what is sent
-// twice is dropped by the cloud, which knows each line by its container and offset.
+// sent with the next ones. It refuses to move a cursor before the sink has the lines: a batch that
+// is sent twice is dropped by the cloud, which knows each line by its container and offset.
 //
 // Streams are looked at and sent one after the other, by one goroutine, in batches (common/applog);
 // the pace is Config.Interval and the cloud's quota. Bounds: as many streams as there are
@@ -53,7 +53,7 @@ type Requester interface {
 	Request(ctx context.Context, r *topicpb.APIRequest) (*topicpb.APIResponse, error)
 }
 
-// Config is what the agent needs.
+// Config configures the agent.
 type Config struct {
 	NodeName string
 	API      *rest.Config
@@ -65,7 +65,7 @@ type Config struct {
 	Interval time.Duration
 }
 
-// Status is what `edgecore status` shows.
+// Status is the part of `edgecore status`.
 type Status struct {
 	Containers int    `json:"containers"` // whose lines are collected, each start of one counted
 	Sent       uint64 `json:"sent"`       // lines, since edgecore started
@@ -83,7 +83,7 @@ type Agent struct {
 	status Status
 }
 
-// New makes the agent. It starts nothing.
+// New makes the agent.
 func New(config Config) *Agent {
 	counter := func(name, help string) prometheus.Counter {
 		return prometheus.NewCounter(prometheus.CounterOpts{Namespace: "skerry", Subsystem: "applogs", Name: name, Help: help})
@@ -117,7 +117,7 @@ type round struct {
 	pods    *agent.Objects[*corev1.Pod]
 	streams map[string]*stream // by their path below Dir, without .log
 	kept    map[string]Cursor  // as they are on the disk
-	wait    time.Time          // nothing is sent before: the cloud asked for it
+	wait    time.Time          // for the next batch: the cloud asked for it
 	counted time.Time          // when lines were counted last
 }
 
@@ -182,7 +182,7 @@ func (o *round) sync(ctx context.Context) (time.Duration, error) {
 			if err := o.send(ctx, key); err != nil {
 				failed = errors.Join(failed, err)
 				if time.Now().Before(o.wait) || !o.run.Link().Up {
-					break // what is wrong with one stream holds back no other
+					break // the error of one stream holds back no other
 				}
 			}
 		}
@@ -274,8 +274,8 @@ func (o *round) send(ctx context.Context, key string) error {
 	return nil
 }
 
-// postAndCount is post, and counts lines all the while: those of files that go meanwhile are
-// dropped, and how many is known only as long as they are there.
+// postAndCount is post, and counts lines all the while: those of files that are removed during it
+// are dropped, and how many is known only as long as they are there.
 func (o *round) postAndCount(ctx context.Context, app string, b *applog.Batch) (through int64, err error) {
 	posted := make(chan struct{})
 	go func() {
@@ -290,7 +290,7 @@ func (o *round) postAndCount(ctx context.Context, app string, b *applog.Batch) (
 			return through, err
 		case <-next.C:
 			for _, s := range o.streams {
-				_ = s.count() // the next look says what is wrong
+				_ = s.count() // the next look returns the error
 			}
 			o.counted = time.Now()
 		}

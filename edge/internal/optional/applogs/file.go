@@ -48,7 +48,7 @@ func list(dir, restart string, known map[string]string) ([]file, error) {
 		}
 		info, err := e.Info()
 		if err != nil || !info.Mode().IsRegular() || info.Size() == 0 {
-			continue // gone meanwhile, or nothing in it
+			continue // removed since, or empty
 		}
 		f := file{path: filepath.Join(dir, e.Name()), packed: strings.HasSuffix(rest, ".gz"), live: rest == "", size: info.Size(), mtime: info.ModTime()}
 		mark := fmt.Sprintf("%s %v", f.path, f.packed)
@@ -189,7 +189,7 @@ func read(f file, base, offset int64) (lines []applog.Line, taken, count int64, 
 
 // parse reads a line of the container runtime: TIME stdout|stderr P|F TEXT
 // (https://github.com/kubernetes/design-proposals-archive/blob/main/node/kubelet-cri-logging.md).
-// What is none is passed on as it is.
+// Any other line is passed on as it is.
 func parse(raw string) applog.Line {
 	stamp, rest, _ := strings.Cut(raw, " ")
 	at, err := time.Parse(time.RFC3339Nano, stamp)

@@ -14,7 +14,7 @@ type Cursor struct {
 	AppUID string `json:"appUID"`
 	Pod    string `json:"pod"`
 
-	File   string `json:"file,omitempty"` // the id of the file that is being sent; "": none yet
+	File   string `json:"file,omitempty"` // the id of the file that is being sent; "" before the first
 	Base   int64  `json:"base"`           // the offset of its begin in all that the container has written
 	Offset int64  `json:"offset"`         // how far it was sent
 	Lines  int64  `json:"lines"`          // of it, that is
@@ -23,7 +23,7 @@ type Cursor struct {
 	Dropped int64 `json:"dropped,omitempty"`
 }
 
-// seen is what is known of a file.
+// seen is the state of a file.
 type seen struct {
 	id    string
 	bytes int64 // whole lines, as far as it was read
@@ -43,14 +43,14 @@ type stream struct {
 	behind map[string]bool   // ids of files that are there, and were sent as a whole
 	known  map[string]string // ids by path, so that a file's first line is read once
 	absent bool              // the cursor's file was not there at the last look: it may have been renamed during that
-	ended  bool              // there are no files any more, and what of them was not sent is counted
+	ended  bool              // there are no files any more, and their unsent lines are counted
 }
 
-// over reports whether all is said of the container. That no file was found at one look is no
-// reason: what is known of those that have gone would be forgotten.
+// over reports whether all of the container was reported. That no file was found at one look is no
+// reason: the counts of removed files would be forgotten.
 func (s *stream) over() bool { return s.ended && s.cursor.Dropped == 0 }
 
-// scan looks what there is, and counts lines: those of a file that goes before it was sent are
+// scan lists the files, and counts lines: those of a file that goes before it was sent are
 // dropped, and their number must be known then.
 func (s *stream) scan() error {
 	files, err := list(s.dir, s.restart, s.known)
@@ -59,7 +59,7 @@ func (s *stream) scan() error {
 	}
 	s.files, s.ended = files, false
 	there := func(id string) bool { return slices.ContainsFunc(files, func(f file) bool { return f.id == id }) }
-	// Files go from the oldest on. What goes before the cursor's file was sent.
+	// Files are removed from the oldest on. Those before the cursor's file were sent.
 	if s.cursor.File != "" && !there(s.cursor.File) {
 		if !s.absent {
 			s.absent, s.files = true, nil
@@ -96,7 +96,7 @@ func (s *stream) pass() {
 }
 
 // count notes how many lines there are while a batch is on its way, which may take as long as a
-// silent link is believed to live: files may come and go meanwhile.
+// silent link is believed to live: files may come and go in the meantime.
 func (s *stream) count() error {
 	files, err := list(s.dir, s.restart, s.known)
 	if err != nil {
@@ -105,7 +105,7 @@ func (s *stream) count() error {
 	return s.tally(files)
 }
 
-// tally counts the lines of the files that are not sent yet. It forgets none that it has counted:
+// tally counts the lines of the files that are not sent yet. It keeps all that it has counted:
 // only lose knows whether they were sent.
 func (s *stream) tally(files []file) error {
 	at := slices.IndexFunc(files, func(f file) bool { return f.id == s.cursor.File })
@@ -116,7 +116,7 @@ func (s *stream) tally(files []file) error {
 		}
 	}
 	s.behind = behind
-	after := len(s.seen) // what is new and has none before it is the newest
+	after := len(s.seen) // a new file without one before it is the newest
 	for _, f := range files {
 		if behind[f.id] {
 			continue
@@ -140,7 +140,7 @@ func (s *stream) tally(files []file) error {
 	return nil
 }
 
-// lose moves the cursor behind the files that have gone, and counts what of them was not sent.
+// lose moves the cursor behind the removed files, and counts their unsent lines.
 func (s *stream) lose(there func(id string) bool) {
 	s.pass()
 	end := s.cursor.Base + s.cursor.Offset
@@ -163,7 +163,7 @@ func (s *stream) lose(there func(id string) bool) {
 	s.cursor.File, s.cursor.Base, s.cursor.Offset, s.cursor.Lines = "", end, 0, 0
 }
 
-// next is the next batch, and the cursor once the sink has it; nil where there is nothing to send.
+// next is the next batch, and the cursor once the sink has it; nil if there are no lines to send.
 func (s *stream) next(now time.Time) (*applog.Batch, Cursor, error) {
 	after := s.cursor
 	for {
@@ -211,7 +211,7 @@ func (s *stream) batch(lines []applog.Line) *applog.Batch {
 	}
 }
 
-// gone counts what was not sent of a container whose files have all gone.
+// gone counts the unsent lines of a container whose files were all removed.
 func (s *stream) gone() {
 	s.lose(func(string) bool { return false })
 	s.files, s.seen, s.ended = nil, nil, true

@@ -31,7 +31,7 @@ func (c *container) write(lines int) {
 	}
 }
 
-// rotate renames 0.log, and packs what was renamed before.
+// rotate renames 0.log, and packs the file that was renamed before.
 func (c *container) rotate(stamp string) {
 	c.t.Helper()
 	old, err := filepath.Glob(filepath.Join(c.dir, "0.log.*"))
@@ -75,7 +75,7 @@ func (c *container) stream(at Cursor) *stream {
 }
 
 // take sends all that there is to a sink that takes everything, and returns the texts and how many
-// lines were said to be dropped.
+// lines were reported as dropped.
 func take(t *testing.T, s *stream) (texts []string, dropped int64) {
 	t.Helper()
 	if err := s.scan(); err != nil {
@@ -83,7 +83,7 @@ func take(t *testing.T, s *stream) (texts []string, dropped int64) {
 	}
 	last := int64(0)
 	for {
-		b, after, err := s.next(time.Now().Add(time.Hour)) // what was rotated is settled
+		b, after, err := s.next(time.Now().Add(time.Hour)) // rotated files are settled
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -132,7 +132,7 @@ func TestRotations(t *testing.T) {
 	c.write(5)
 	got, _ = take(t, s)
 	same(t, "rotated", got, numbered(700, 715))
-	// Away while it is rotated twice: its file is packed meanwhile.
+	// Away while it is rotated twice: its file is packed by then.
 	kept := s.cursor
 	c.write(3)
 	c.rotate("20260101-000002")
@@ -160,7 +160,8 @@ func TestRotations(t *testing.T) {
 	same(t, "whole", got, []string{"half"})
 }
 
-// What is rotated away before it was sent is counted, the oldest first, and said once.
+// Lines that are rotated away before they were sent are counted, the oldest first, and reported
+// once.
 func TestBound(t *testing.T) {
 	c := &container{t: t, dir: t.TempDir()}
 	s := c.stream(Cursor{})
@@ -195,7 +196,7 @@ func TestBound(t *testing.T) {
 	if got, dropped := take(t, s); len(got) > 0 || dropped != 0 {
 		t.Errorf("said twice: %q, %d", got, dropped)
 	}
-	// All goes: what was not sent is said without a line.
+	// All files are removed: the unsent lines are reported without a line.
 	c.write(2)
 	look()
 	s.gone()
@@ -204,8 +205,8 @@ func TestBound(t *testing.T) {
 	}
 }
 
-// While a batch is on its way files come and go: what was never sent of them is counted all the
-// same, and what is under way is not.
+// While a batch is on its way files come and go: their unsent lines are counted all the
+// same, and lines under way are not.
 func TestCountedWhileABatchIsOnItsWay(t *testing.T) {
 	c := &container{t: t, dir: t.TempDir()}
 	s := c.stream(Cursor{})
@@ -279,7 +280,7 @@ func TestFileNotFoundForAMoment(t *testing.T) {
 }
 
 // The file that is being sent goes, with lines that were counted: at the look that does not find it
-// nothing is over, and then they are dropped.
+// no container is over, and then they are dropped.
 func TestAFileThatGoesEndsNothing(t *testing.T) {
 	c := &container{t: t, dir: t.TempDir()}
 	s := c.stream(Cursor{})

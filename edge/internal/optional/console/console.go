@@ -3,7 +3,7 @@
 //
 // It owns the listeners, from 127.0.0.1:5900 on, one for each console, and who may connect: one
 // client at a time, until the time is up, the machine ends or the link does. Whether there is such
-// a machine, and whether this device may, is for the cloud to say, which carries the bytes: a
+// a machine, and whether this device may, is for the cloud to decide, which carries the bytes: a
 // console needs a link. It refuses more consoles than it has ports, and a second console of the
 // same machine. Consoles may be used by many goroutines at once.
 package console
@@ -27,7 +27,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/core/linkstate"
 )
 
-// What the cloud is asked for: one of these, the machine's namespace and its name, with slashes
+// The request to the cloud: one of these, the machine's namespace and its name, with slashes
 // between them. The same words are in cloud/internal/access/console.
 const (
 	forVNC    = "vnc"
@@ -44,24 +44,24 @@ const (
 	shortest = time.Second
 )
 
-// Errors that tell what a request failed by; the cloud's own refusals are *tunnel.Refused.
+// Errors of requests; the cloud's own refusals are *tunnel.Refused.
 var (
 	ErrInvalid = errors.New("this is no request for a console")
 	ErrOffline = errors.New("this device is offline, and a console of a virtual machine needs the link to the cloud")
 	ErrBusy    = errors.New("no console can be opened now")
 )
 
-// Config is what Consoles need.
+// Config configures Consoles.
 type Config struct {
 	// Open asks the cloud for a stream.
 	Open func(ctx context.Context, target string) (net.Conn, error)
 	// FirstPort is the lowest port: 5900, or 0 for any that is free.
 	FirstPort int
-	// Limit is the longest time for a console, and the time where a request names none.
+	// Limit is the longest time for a console, and the default of a request.
 	Limit time.Duration
 }
 
-// Request is what `edgecore console` asks for.
+// Request is the request of `edgecore console`.
 type Request struct {
 	Namespace string        `json:"namespace"`
 	Name      string        `json:"name"` // of the VirtualMachineInstance
@@ -98,7 +98,7 @@ type Consoles struct {
 	open []*Console
 }
 
-// New returns Consoles. It starts nothing.
+// New returns Consoles.
 func New(config Config) *Consoles { return &Consoles{config: config} }
 
 // List are the open consoles, oldest first.
@@ -210,7 +210,7 @@ func (c *Consoles) set(k *Console, client netip.AddrPort) {
 	k.state.Client = client
 }
 
-// reasonOf is what an error says to people, without the name of who said so.
+// reasonOf is an error's text for people, without the name of the peer.
 func reasonOf(err error) string {
 	if refused, ok := errors.AsType[*tunnel.Refused](err); ok {
 		return refused.Reason
@@ -219,7 +219,7 @@ func reasonOf(err error) string {
 }
 
 const (
-	// refuseTimeout is for a client that is refused to say its version of RFB.
+	// refuseTimeout is for a client that is refused to send its version of RFB.
 	refuseTimeout = 5 * time.Second
 	// waiting bounds the clients that are refused at once: one more is closed without a word.
 	waiting = 4
@@ -262,7 +262,7 @@ func (k *Console) Serve(ctx context.Context) string {
 	})
 	defer context.AfterFunc(ctx, func() { _, _ = k.end.Close(), k.listener.Close() })()
 	k.accept(ctx, &all)
-	cancel(errors.New("its listener failed")) // where it did; nothing otherwise
+	cancel(errors.New("its listener failed")) // where it did; else a no-op
 	return context.Cause(ctx).Error()
 }
 

@@ -182,7 +182,7 @@ func TestServe_OneUser(t *testing.T) {
 	}
 }
 
-// A machine whose console does not open says so to the client.
+// A machine whose console does not open sends the client an error.
 func TestServe_Refused(t *testing.T) {
 	c, _ := newConsoles(time.Hour)
 	k, err := c.Open(t.Context(), console.Request{Namespace: "a", Name: "dark", Serial: true})

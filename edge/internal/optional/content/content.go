@@ -1,12 +1,12 @@
-// Package content gets what applications need to the device: container images through the container
-// runtime, disk images over HTTP.
+// Package content gets the content of applications to the device: container images through the
+// container runtime, disk images over HTTP.
 //
 // It owns the folder of disk images, in which each file is called by its SHA-256, and is there only
 // once it is whole and right. It refuses a file of another digest, one that is longer than
 // MaxBytes, and one that the disk has no room for, also where the server sends no Content-Length:
-// what stays free is more than the kubelet's eviction thresholds. What was fetched half is
-// continued. Nothing is removed but by Prune. A Store may be used by many goroutines; two must not
-// fetch the same file at once.
+// the free space stays above the kubelet's eviction thresholds. A partial download is continued.
+// Content is removed by Prune alone. A Store may be used by many goroutines; two must not fetch the
+// same file at once.
 package content
 
 import (
@@ -31,15 +31,15 @@ import (
 const (
 	// MaxBytes bounds one disk image.
 	MaxBytes = 256 << 30
-	// spare is what must stay free on the disk, in bytes, and spareShare in addition, in hundredths
+	// spare must stay free on the disk, in bytes, and spareShare in addition, in hundredths
 	// of it: the kubelet evicts pods below 10 % (nodefs.available) and 15 % (imagefs.available).
 	spare      = 64 << 20
 	spareShare = 16
-	// look is how much is written between two looks at what is free.
+	// look is how much is written between two looks at the free space.
 	look = 8 << 20
 	// downloadTimeout bounds one try of a download, which the next one continues.
 	downloadTimeout = 12 * time.Hour
-	// stalled is how long a server may send nothing.
+	// stalled is how long a server may be silent.
 	stalled = time.Minute
 	// pullTimeout bounds one pull of a container image: a thin link takes hours for a large one.
 	pullTimeout = 6 * time.Hour
@@ -60,7 +60,7 @@ type Store struct {
 	disk   func(dir string) (free, size int64, err error)
 }
 
-// errNoRoom: the disk has no room for what is fetched.
+// errNoRoom: the disk has no room for the content.
 var errNoRoom = errors.New("the disk has no room")
 
 // New makes a Store in a folder, which it makes on first use. images opens the container runtime;
@@ -118,7 +118,7 @@ func (s *Store) download(ctx context.Context, source, digest string) error {
 	ctx, cancel := context.WithTimeout(ctx, downloadTimeout)
 	defer cancel()
 	if err := s.fetch(ctx, source, part); err != nil {
-		if errors.Is(err, errNoRoom) { // it would keep what others need
+		if errors.Is(err, errNoRoom) { // it would take the room that others need
 			err = errors.Join(err, os.Remove(part))
 		}
 		return fmt.Errorf("fetching %s: %w", source, err)
@@ -161,7 +161,7 @@ func (s *Store) fetch(ctx context.Context, source, part string) (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = answer.Body.Close() }() // nothing more is read
+	defer func() { _ = answer.Body.Close() }() // it is not read any more
 	switch answer.StatusCode {
 	case http.StatusOK: // from the beginning, whatever was asked for
 		if err := file.Truncate(0); err != nil {
@@ -203,7 +203,7 @@ func (s *Store) fetch(ctx context.Context, source, part string) (err error) {
 	return file.Sync()
 }
 
-// room refuses what does not fit; a length of -1 is not known beforehand.
+// room refuses content that does not fit; a length of -1 is not known beforehand.
 func (s *Store) room(length int64) error {
 	free, size, err := s.disk(s.dir)
 	if err != nil {
@@ -215,7 +215,7 @@ func (s *Store) room(length int64) error {
 	return nil
 }
 
-// statfs is what is free on a disk and its size (statfs(2)).
+// statfs returns the free space of a disk and its size (statfs(2)).
 func statfs(dir string) (free, size int64, err error) {
 	var fs unix.Statfs_t
 	if err := unix.Statfs(dir, &fs); err != nil {

@@ -15,7 +15,7 @@ import (
 )
 
 // A server that sends no Content-Length fills no disk: the free space is checked while
-// the file is copied, and what was copied goes again.
+// the file is copied, and the copy is removed again.
 func TestClaims_13_DownloadIsBoundedWhileItIsCopied(t *testing.T) {
 	var sent atomic.Int64
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

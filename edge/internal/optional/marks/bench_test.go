@@ -20,7 +20,7 @@ import (
 
 // BenchmarkApply plans 1,000 Services and applies the plan, in turn with iptables-restore and
 // ip6tables-restore that are given the same rules as text. Both are measured by the clock, and by
-// the time that this process and its children had a processor: on a busy machine the clock says
+// the time that this process and its children had a processor: on a busy machine the clock shows
 // more of the others.
 func BenchmarkApply(b *testing.B) {
 	host := wire.NewHost(b)
@@ -50,7 +50,7 @@ func BenchmarkApply(b *testing.B) {
 		})
 		return out.String()
 	}
-	apply(objects) // loads what the kernel needs for it
+	apply(objects) // loads the kernel's modules for it
 	apply(marks.Objects{})
 	var ours, floor, oursCPU, floorCPU time.Duration
 	again, rounds := 0, 0
@@ -83,7 +83,7 @@ func BenchmarkApply(b *testing.B) {
 	b.ReportMetric(float64(again), "writes-again")
 }
 
-// processorTime is what this process, and its children that have ended, have had of the processors.
+// processorTime is the processor time of this process and of its children that have ended.
 func processorTime(b *testing.B) (sum time.Duration) {
 	b.Helper()
 	for _, who := range []int{syscall.RUSAGE_SELF, syscall.RUSAGE_CHILDREN} {

@@ -16,10 +16,10 @@ import (
 )
 
 const (
-	// MaxEntries bounds what is collected: above it the newest objects are left out, which is
+	// MaxEntries bounds the list: above it the newest objects are left out, which is
 	// reported.
 	MaxEntries = 4096
-	// maxProblems bounds what is reported of objects that make no sense.
+	// maxProblems bounds the reports of invalid objects.
 	maxProblems = 16
 	// aceNamespace and acePort are where Rancher's agent has the cluster's own endpoint; ACEPort is
 	// where its clients look for it on a node.
@@ -41,7 +41,7 @@ func excluded(namespace string) bool {
 	return false
 }
 
-// Objects are what is collected from, as the device has them. They are not changed.
+// Objects are Collect's input, as the device has them. They are not changed.
 type Objects struct {
 	Services  []*corev1.Service
 	Ingresses []*networkingv1.Ingress
@@ -50,7 +50,7 @@ type Objects struct {
 	ServiceRanges []netip.Prefix
 }
 
-// Collect lists what the cluster exposes.
+// Collect lists the ports that the cluster exposes.
 func Collect(o Objects) Collected {
 	c := &collector{ranges: o.ServiceRanges}
 	services := slices.Clone(o.Services)
@@ -121,8 +121,8 @@ func (c *collector) service(s *corev1.Service) {
 	}
 }
 
-// serviceAddresses are the addresses of the first source that has one: what the spec asks for, its
-// external IPs, what kube-vip is asked for, and what a load balancer has given it, as Skerry's
+// serviceAddresses are the addresses of the first source that has one: the spec's, its
+// external IPs, kube-vip's annotation, and the load balancer's, as Skerry's
 // virtual IPs do.
 func (c *collector) serviceAddresses(s *corev1.Service) []netip.Addr {
 	var given []string
@@ -143,8 +143,8 @@ func (c *collector) serviceAddresses(s *corev1.Service) []netip.Addr {
 	return nil
 }
 
-// outside is the first address of each family outside the ranges of Services. What is no address,
-// a host name above all, is none.
+// outside is the first address of each family outside the ranges of Services. Text that is no
+// address, a host name above all, does not count.
 func (c *collector) outside(texts []string) []netip.Addr {
 	var four, six netip.Addr
 	for _, text := range texts {
@@ -166,7 +166,7 @@ func (c *collector) outside(texts []string) []netip.Addr {
 	return slices.DeleteFunc([]netip.Addr{four, six}, func(a netip.Addr) bool { return !a.IsValid() })
 }
 
-// ace reads who may reach the endpoint. What makes no sense leaves it closed.
+// ace reads who may reach the endpoint. An invalid text leaves it closed.
 func (c *collector) ace(s *corev1.Service) *ACE {
 	sources, on := s.Annotations[v1alpha1.ACESourcesAnnotation]
 	if !on {

@@ -53,7 +53,7 @@ func objects(t *testing.T) (o marks.Objects) {
 
 func lines(all []string) string { return strings.Join(all, "\n") + "\n" }
 
-// entries are the lines of what is collected that begin so.
+// entries are the collected lines that begin so.
 func entries(c *marks.Collected, prefix string) (out []string) {
 	for _, e := range c.Entries() {
 		if strings.HasPrefix(e, prefix) {

@@ -11,10 +11,10 @@ import (
 type Service struct {
 	Namespace, Name string
 	Protocol        string // TCP, UDP or SCTP
-	Port, NodePort  uint16 // NodePort: 0 for none
+	Port, NodePort  uint16 // NodePort: 0 without one
 	Type            string // as in the Service's spec; NodePort for the Authorized Cluster Endpoint
 	// Addresses are where clients outside the cluster reach it: at most one of each family, IPv4
-	// first. None where the cluster gives it none.
+	// first. Empty where the cluster gives it no address.
 	Addresses []netip.Addr
 	// ACE is set for a port of the Authorized Cluster Endpoint.
 	ACE *ACE
@@ -38,14 +38,14 @@ type Ingress struct {
 	Service, Port        string // of the backend; Port is a number or a name
 }
 
-// Collected is what the cluster exposes, in a fixed order: the same objects make the same list,
-// whatever order they come in.
+// Collected are the ports that the cluster exposes, in a fixed order: the same objects make the
+// same list, whatever order they come in.
 type Collected struct {
 	Services  []Service
 	Ingresses []Ingress
 	// LeftOut is how many entries above MaxEntries were left out: those of the newest objects.
 	LeftOut int
-	// Problems are what is wrong with objects, each as a sentence: at most maxProblems.
+	// Problems are the errors of objects, each as a sentence: at most maxProblems.
 	Problems []string
 }
 

@@ -78,7 +78,7 @@ func (l *system) rules() []string {
 	return out
 }
 
-// send sends a few bytes from the client to what listens there (UDP: without a listener), and
+// send sends a few bytes from the client to the server there (UDP: without a listener), and
 // returns the mark of the connection at the device.
 func (l *system) send(network, address string) uint32 {
 	l.t.Helper()
@@ -167,7 +167,7 @@ func TestServices_04_FortyNodePortsInChunksAreMarked(t *testing.T) {
 	l.marked(0, "udp", "192.0.2.1:30000")
 }
 
-// What nftables reports of changes while the same is applied again and again; at the end of the
+// The changes that nftables reports while the same is applied again and again; at the end of the
 // list a change of ours shows that it would have reported one.
 func TestServices_06_IdenticalInputChangesNothing(t *testing.T) {
 	l := newSystem(t)
@@ -327,7 +327,8 @@ func TestServices_12_ServicesThatGoLeaveNoRule(t *testing.T) {
 	}
 }
 
-// What pods ask of others at a port of a Service is not marked: it does not come to the device.
+// Connections of pods to others at a port of a Service are not marked: it does not come to the
+// device.
 func TestPlan_throughTraffic(t *testing.T) {
 	l := newSystem(t)
 	pod := wire.NewHost(t)

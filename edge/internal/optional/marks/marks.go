@@ -1,11 +1,11 @@
-// Package marks keeps the kernel's rules that mark connections from outside to what the cluster
-// exposes: Services, Ingresses and the Authorized Cluster Endpoint.
+// Package marks keeps the kernel's rules that mark connections from outside to ports that the
+// cluster exposes: Services, Ingresses and the Authorized Cluster Endpoint.
 //
-// It owns the list of what is exposed (Collect, from the objects in the store, with or without a
+// It owns the list of exposed ports (Collect, from the objects in the store, with or without a
 // link) and the rules that follow from it (Plan); package mangle makes the kernel have them. It
 // refuses to act before Services, Ingresses and the cluster's ranges of Services are known, and
 // never writes a text of an object into a rule, but as a comment. While it is switched off, Clear
-// leaves nothing of it in the kernel. Collect and Plan are pure; Status may be called by any
+// removes all of it from the kernel. Collect and Plan are pure; Status may be called by any
 // goroutine, everything else is of the agent's own.
 package marks
 
@@ -47,7 +47,7 @@ type Kernel interface {
 	Apply(ctx context.Context, want mangle.Rules) (changed int, err error)
 }
 
-// Config is what the agent needs.
+// Config configures the agent.
 type Config struct {
 	NodeName string
 	// API leads to the edge API.
@@ -70,9 +70,9 @@ type Agent struct {
 	status Status
 }
 
-// Status is what `edgecore status` shows.
+// Status is the part of `edgecore status`.
 type Status struct {
-	// Entries are what is collected, one line each.
+	// Entries are the collected ports, one line each.
 	Entries []string `json:"entries"`
 	// Rules is how many rules the kernel has for them.
 	Rules int `json:"rules"`
@@ -81,7 +81,7 @@ type Status struct {
 	Problems []string `json:"problems,omitempty"`
 }
 
-// New makes the agent. It starts nothing.
+// New makes the agent.
 func New(c Config) *Agent {
 	if c.Resync == 0 {
 		c.Resync = resync
@@ -95,7 +95,7 @@ func New(c Config) *Agent {
 	return a
 }
 
-// Clear leaves nothing of ours in the kernel.
+// Clear removes all of ours from the kernel.
 func Clear(ctx context.Context, k Kernel) error {
 	if _, err := k.Apply(ctx, mangle.Rules{}); err != nil {
 		return fmt.Errorf("removing the rules that mark connections: %w", err)

@@ -10,7 +10,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/kernel/mangle"
 )
 
-// Mark is what a connection is marked with. Docs/services.md says what each is for.
+// Mark is the mark of a connection. Docs/services.md explains each.
 type Mark uint8
 
 // The marks.
@@ -32,7 +32,7 @@ const (
 
 // Settings are the device's own part of a plan.
 type Settings struct {
-	// ClusterStatusPort is the TCP port whose connections are marked ClusterStatus; 0 for none.
+	// ClusterStatusPort is the TCP port whose connections are marked ClusterStatus; 0 without one.
 	ClusterStatusPort uint16
 }
 
@@ -50,9 +50,9 @@ type port struct {
 	by     string
 }
 
-// Plan is what the kernel should have: the same list makes the same rules, in the same order. Later
-// rules win where one connection matches several: an ingress before the Service that carries it,
-// and the device's own port before both.
+// Plan is the wanted state of the kernel: the same list makes the same rules, in the same order.
+// Later rules win where one connection matches several: an ingress before the Service that carries
+// it, and the device's own port before both.
 func Plan(c *Collected, s Settings) mangle.Rules {
 	wanted := map[destination][]port{}
 	add := func(mark Mark, protocol string, a netip.Addr, number uint16, by string) {
@@ -94,8 +94,8 @@ func Plan(c *Collected, s Settings) mangle.Rules {
 	return out
 }
 
-// mark names what of a Service is marked: the ports of its addresses, and those that it has on each
-// node.
+// mark names the marked ports of a Service: the ports of its addresses, and those that it has on
+// each node.
 func (s *Service) mark(add func(Mark, string, netip.Addr, uint16, string)) {
 	mark := TCPService
 	switch s.Protocol {
@@ -139,7 +139,7 @@ func sorted(wanted map[destination][]port) []destination {
 	return all
 }
 
-// markRules are the rules for one destination, in chunks of what one rule may name.
+// markRules are the rules for one destination, in chunks of the most that one rule may name.
 func markRules(d destination, ports []port) (rules []string) {
 	slices.SortFunc(ports, func(a, b port) int {
 		if a.number != b.number {
@@ -166,7 +166,7 @@ func markRules(d destination, ports []port) (rules []string) {
 		if d.address.IsValid() {
 			match = "-d " + netip.PrefixFrom(d.address, d.address.BitLen()).String() + " " + match
 		} else {
-			// Without it, what pods ask of others at such a port would be marked too.
+			// Without it, connections of pods to others at such a port would be marked too.
 			match += " -m addrtype --dst-type LOCAL"
 		}
 		rules = append(rules, fmt.Sprintf("%s -m multiport --dports %s -m comment --comment %s -j CONNMARK --set-xmark %#x/0xff",

@@ -10,7 +10,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/optional/passthrough"
 )
 
-// Whatever a pod's annotation says, a port is a plain name, and there are few of them.
+// Whatever a pod's annotation contains, a port is a plain name, and there are few of them.
 func FuzzWanted(f *testing.F) {
 	for _, seed := range []string{
 		"eth1", "eth1, eth2.10", `eth1","type":"bridge`, "../eth1", "eth1\x00", "eth1\n$(reboot)", "a b", strings.Repeat("eth1,", 5000), strings.Repeat("e", 64<<10), "-eth", "%s", "'",

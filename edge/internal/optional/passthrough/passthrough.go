@@ -4,10 +4,10 @@
 //
 // It owns the NetworkAttachmentDefinitions that it has made, which it remembers over restarts: one
 // for a port in a namespace, shared by the pods that use it, removed with the last of them. It
-// refuses to make one offline, or where the cluster doesn't know the kind, and says so to the pod;
-// it never touches one that it did not make, and gives no port away that edgecore.yaml does not
-// list, that leads to the cloud, or that has an address of the Node. Wanted is pure; the rest is
-// of the agent's own.
+// refuses to make one offline, or where the cluster doesn't know the kind, and reports that to the
+// pod; it never touches one that it did not make, and gives no port away that edgecore.yaml does
+// not list, that leads to the cloud, or that has an address of the Node. Wanted is pure; the rest
+// is of the agent's own.
 package passthrough
 
 import (
@@ -38,9 +38,9 @@ const Name message.Name = "passthrough"
 
 const (
 	resync = 5 * time.Minute
-	// maxPorts bounds what one pod may ask for; more are refused.
+	// maxPorts bounds the ports of one pod; more are refused.
 	maxPorts = 16
-	// ours marks what this package has made.
+	// ours marks the objects of this package.
 	ours = "skerry.io/passthrough-node"
 	// requestTimeout bounds one request to the cloud.
 	requestTimeout = 20 * time.Second
@@ -49,11 +49,11 @@ const (
 // Ports switches a port on: netport.Up.
 type Ports func(name string) error
 
-// Guard returns what depends on a port so that no pod may take it; "" for nothing. nodes are the
+// Guard returns the user of a port that no pod may take; "" without one. nodes are the
 // addresses of the Node, way is the remote address of the last link, which may be invalid.
 type Guard func(port string, nodes []netip.Addr, way netip.Addr) (why string, err error)
 
-// Config is what the agent needs.
+// Config configures the agent.
 type Config struct {
 	NodeName string
 	API      *rest.Config
@@ -71,8 +71,8 @@ type Attachment struct{ Namespace, Name, Port string }
 // Key is the attachment as memory and messages have it.
 func (a Attachment) Key() string { return a.Namespace + "/" + a.Name }
 
-// Wanted is what the pods ask for, in order, and by whom: running or not, but not at their end.
-// What a pod asks for that can be no port, or is none of those that pods may take, is in refused.
+// Wanted are the ports that pods ask for, in order, and by which pods: running or not, but not at
+// their end. Requests for an invalid port, or for one that pods may not take, are in refused.
 func Wanted(node string, allowed []string, pods []*corev1.Pod) (wanted map[Attachment][]*corev1.Pod, refused map[*corev1.Pod]error) {
 	wanted, refused = map[Attachment][]*corev1.Pod{}, map[*corev1.Pod]error{}
 	for _, p := range pods {
@@ -104,7 +104,7 @@ func Wanted(node string, allowed []string, pods []*corev1.Pod) (wanted map[Attac
 	return wanted, refused
 }
 
-// New makes the agent. It starts nothing.
+// New makes the agent.
 func New(c Config) *agent.Module {
 	kit := agent.Config{Name: Name, NodeName: c.NodeName, API: c.API, Events: c.Events, Resync: resync}
 	kit.Start = func(_ context.Context, r *agent.Run) (agent.Sync, error) {
@@ -248,7 +248,7 @@ func (s *state) forget(ctx context.Context, key string) error {
 	return nil
 }
 
-// remove deletes a definition that no pod uses any more: with the next link, where there is none.
+// remove deletes a definition that no pod uses any more: with the next link, if it is down.
 func (s *state) remove(ctx context.Context, key string) error {
 	delete(s.sure, key)
 	if !s.run.Link().Up {
@@ -269,7 +269,7 @@ func (s *state) remove(ctx context.Context, key string) error {
 	return s.forget(ctx, key)
 }
 
-// tell says to pods why they have no port, once for each reason.
+// tell reports to pods why they have no port, once for each reason.
 func (s *state) tell(pods []*corev1.Pod, refused map[*corev1.Pod]error) {
 	now := map[string]string{}
 	for _, p := range pods {

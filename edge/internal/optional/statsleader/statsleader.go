@@ -5,7 +5,7 @@
 // that is a ClusterInfo that selects it, renews it, and gives it back when the configuration goes.
 // It refuses to lead without proof: the last renewal that succeeded must be younger than
 // RenewDeadline, which is shorter than the Lease, so a device that is cut off has stopped before
-// another one can begin. Without a link nothing is asked.
+// another one can begin. Without a link no request is made.
 //
 // The election itself is client-go's. One goroutine elects, another follows the configuration;
 // Status may be called by any. On the link a leader costs one write in RetryPeriod, and a
@@ -38,7 +38,7 @@ const Name message.Name = "clusterstats"
 // Namespace has the Lease.
 const Namespace = "skerry-system"
 
-// Config is what the module needs.
+// Config configures the module.
 type Config struct {
 	NodeName string
 	// API leads to the edge API, Cloud to the cloud, which serves the Lease.
@@ -47,7 +47,7 @@ type Config struct {
 	LeaseDuration, RenewDeadline, RetryPeriod time.Duration
 }
 
-// Status is what `edgecore status` shows.
+// Status is the part of `edgecore status`.
 type Status struct {
 	Candidate bool      `json:"candidate"` // the device has its configuration
 	Leading   bool      `json:"leading"`
@@ -66,7 +66,7 @@ type Leader struct {
 	began  time.Time // when the renewal began that succeeded last; zero: the Lease was given back, or never held
 }
 
-// New makes a Leader. It starts nothing.
+// New makes a Leader.
 func New(config Config) *Leader {
 	l := &Leader{config: config}
 	l.Module = agent.New(agent.Config{Name: Name, NodeName: config.NodeName, API: config.API, Start: l.start})
@@ -138,8 +138,8 @@ func (f *follower) sync(context.Context) (time.Duration, error) {
 	f.status.Candidate = candidate
 	leading := f.leading(time.Now())
 	f.Leader.mu.Unlock()
-	// A leader without a link goes on trying until its deadline; a candidate without one has
-	// nothing to ask.
+	// A leader without a link tries until its deadline; a candidate without one has
+	// no server to ask.
 	up := f.run.Link().Up
 	f.set(candidate && (up || leading))
 	if candidate && !up && leading {
@@ -280,7 +280,7 @@ func (l *lock) Update(ctx context.Context, record resourcelock.LeaderElectionRec
 	return err
 }
 
-// note keeps what was wrong with a request. mu is held.
+// note keeps the error of a request. mu is held.
 func (l *lock) note(err error) {
 	l.status.Problem = ""
 	if err != nil {

@@ -18,7 +18,7 @@ const (
 	lookAgain = 2 * time.Second
 )
 
-// Config is what the server needs.
+// Config configures the server.
 type Config struct {
 	NodeName  string
 	ClusterID string
@@ -30,9 +30,9 @@ type Config struct {
 	API   *rest.Config
 	// Contact reports whether there is a link, and when the cloud was last heard of.
 	Contact func() (linked bool, last time.Time)
-	// Leader is what is known of the election of the cluster's reporter; nil: this device
+	// Leader is the state of the election of the cluster's reporter; nil: this device
 	// takes no part in it.
 	Leader func() any
-	// InstallLog is a file whose last lines are shown; "" for none.
+	// InstallLog is a file whose last lines are shown; "": no log.
 	InstallLog string
 }

@@ -20,10 +20,10 @@ import (
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
 
-// readTimeout bounds what one part may take of the edge API.
+// readTimeout bounds the reads of one part at the edge API.
 const readTimeout = 2 * time.Second
 
-// Knowledge is the age of what is shown.
+// Knowledge is the age of the data.
 type Knowledge struct {
 	Linked bool `json:"linked"`
 	// AsOf is when the cloud was last heard of: now, or when the link was lost.
@@ -39,7 +39,7 @@ type Part struct {
 	Problem string `json:"problem,omitempty"`
 }
 
-// Page is what is known of an application.
+// Page describes an application.
 type Page struct {
 	Hostname    string    `json:"hostname"`
 	CollectTime time.Time `json:"collectTime"`
@@ -47,7 +47,7 @@ type Page struct {
 	AppInfo     []Part    `json:"appInfo"`
 }
 
-// reader reads what is shown.
+// reader reads the data of pages.
 type reader struct {
 	config Config
 	kube   kubernetes.Interface
@@ -86,7 +86,7 @@ func (r *reader) server(ctx context.Context) bool {
 // errAmbiguous: several applications have that name.
 var errAmbiguous = errors.New("several applications have that name: ask for NAMESPACE/NAME or the uid")
 
-// find looks for an application by NAME, NAMESPACE/NAME or its whole uid; nil: there is none.
+// find looks for an application by NAME, NAMESPACE/NAME or its whole uid; nil: not found.
 func (r *reader) find(ctx context.Context, name string) (*v1alpha1.EdgeApp, error) {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
@@ -161,7 +161,7 @@ func (r *reader) page(ctx context.Context, name string) (p *Page, code int, err 
 	return p, http.StatusOK, nil
 }
 
-// part reads one part; what fails or is missing says so and holds back no other.
+// part reads one part; one that fails or is missing has an error and holds back no other.
 func part(ctx context.Context, key string, read func(context.Context) (any, error)) Part {
 	v, err := read(ctx)
 	no := false
@@ -216,7 +216,7 @@ func tail(path string, lines int) (any, error) {
 	return all[max(0, len(all)-lines):], scanner.Err()
 }
 
-// appConfig is what is wanted of an application, without the template: its environment may
+// appConfig is the spec of an application, without the template: its environment may
 // have secrets.
 func appConfig(app *v1alpha1.EdgeApp) any {
 	spec := app.Spec.DeepCopy()
@@ -288,7 +288,7 @@ func images(pods []corev1.Pod) any {
 	return all
 }
 
-// requested is what the application's containers may use.
+// requested are the limits of the application's containers.
 func requested(pods []corev1.Pod) any {
 	var all []any
 	for _, p := range pods {

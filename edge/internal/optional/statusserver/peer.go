@@ -16,7 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
-// peerTimeout bounds what one peer may take.
+// peerTimeout bounds the time of one peer.
 const peerTimeout = 5 * time.Second
 
 // merged is the page of an application from here and from every peer, in the order of the
@@ -58,7 +58,7 @@ func validName(name string) bool {
 	}
 	for _, part := range parts {
 		if part == "" && len(parts) == 1 {
-			return true // what is not about an application
+			return true // of no application
 		}
 		if len(validation.IsDNS1123Subdomain(part)) > 0 {
 			return false
@@ -67,7 +67,7 @@ func validName(name string) bool {
 	return true
 }
 
-// fit drops what the peers said, last first, until the whole fits.
+// fit drops the peers' parts, last first, until the whole fits.
 func fit(answers []any) []any {
 	size := 0
 	for i, a := range answers {

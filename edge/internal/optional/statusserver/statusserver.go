@@ -9,8 +9,8 @@
 // Bounds: atOnce requests, then 503; mostBytes an answer; mostPeers peers, peerTimeout each, all at
 // once.
 //
-// From the bottom: trust, config, part (what is shown), peer, Server. Requests are served by many
-// goroutines; nothing they read changes.
+// From the bottom: trust, config, part (of a page), peer, Server. Requests are served by many
+// goroutines, which share only constant data.
 package statusserver
 
 import (
@@ -51,7 +51,7 @@ type Server struct {
 	slots  chan struct{}
 }
 
-// New makes the server. It starts nothing.
+// New makes the server.
 func New(config Config) (*Server, error) {
 	if len(config.Peers) > mostPeers {
 		return nil, fmt.Errorf("%d peers are more than %d", len(config.Peers), mostPeers)
@@ -136,7 +136,7 @@ func (s *Server) listen(ctx context.Context) error {
 	return g.Wait()
 }
 
-// TLS is what the server listens with.
+// TLS is the server's configuration.
 func (s *Server) TLS() *tls.Config { return s.config.Trust.server() }
 
 // Handler serves the pages.
@@ -176,7 +176,7 @@ func (s *Server) Handler() http.Handler {
 	})
 }
 
-// private keeps what concerns applications from all but nodes and administrators.
+// private keeps the pages of applications from all but nodes and administrators.
 func (s *Server) private(serve http.HandlerFunc) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		if r.TLS == nil || !known(r.TLS.PeerCertificates) {
@@ -187,7 +187,7 @@ func (s *Server) private(serve http.HandlerFunc) http.HandlerFunc {
 	}
 }
 
-// status answers what a joining node waits for: plain text, or JSON for clients that accept it.
+// status is the page that a joining node waits for: plain text, or JSON for clients that accept it.
 func (s *Server) status(w http.ResponseWriter, r *http.Request) {
 	is := s.reader.server(r.Context())
 	text := ""

@@ -126,7 +126,7 @@ func get(t *testing.T, server *httptest.Server, cert *tls.Certificate, path stri
 	return answer.StatusCode, string(raw), answer.Header, err
 }
 
-// Who may ask what, and how old the answer says it is.
+// Who may read which page, and the age in the answer.
 func TestServer_Whom(t *testing.T) {
 	a, other := newAuthority(t), newAuthority(t)
 	server := serve(t, a, nil)
@@ -158,7 +158,7 @@ func TestServer_Whom(t *testing.T) {
 	}
 }
 
-// The last lines of the log of the installation are shown, and what there is not says so.
+// The last lines of the log of the installation are shown, and a missing part has an error.
 func TestServer_Parts(t *testing.T) {
 	a := newAuthority(t)
 	log := filepath.Join(t.TempDir(), "install.log")
@@ -183,7 +183,7 @@ func TestServer_Parts(t *testing.T) {
 	}
 }
 
-// A peer that is no node, one that says what is no JSON, one that says too much and one that
+// A peer that is no node, one that sends no JSON, one that sends too much and one that
 // refuses are in the list with their error.
 func TestServer_BadPeers(t *testing.T) {
 	a, other := newAuthority(t), newAuthority(t)
@@ -268,7 +268,7 @@ func TestServer_AtOnce(t *testing.T) {
 	}
 }
 
-// A node that is not of this device's site, or was revoked, reads nothing; a peer sends this device
+// A node that is not of this device's site, or was revoked, is refused; a peer sends this device
 // nowhere else; and no name leads a peer to another page, which would have it ask all its peers.
 func TestClaims_11_WhoReadsAndWhereItLeads(t *testing.T) {
 	a := newAuthority(t)

@@ -11,7 +11,7 @@ import (
 	"github.com/skerry-io/skerry/common/pki"
 )
 
-// Trust is who this device is, and whom it believes.
+// Trust is this device's identity, and the CAs that it trusts.
 type Trust struct {
 	Certificate func() (*tls.Certificate, error)
 	// Authorities sign the cluster's client certificates; nil: they are not known, and no client is
@@ -61,7 +61,7 @@ func (t Trust) client() *tls.Config {
 		MinVersion: tls.VersionTLS13, Time: t.Now,
 		GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return t.Certificate() },
 		// A node's certificate has no host name and is not for servers: VerifyConnection, which is
-		// always called, does what is right for one.
+		// always called, is right for one.
 		InsecureSkipVerify: true,
 		VerifyConnection: func(cs tls.ConnectionState) error {
 			if err := t.verify(cs.PeerCertificates); err != nil {

@@ -47,7 +47,7 @@ const (
 	mendTimeout = time.Minute
 )
 
-// Config is what a Module needs.
+// Config configures a Module.
 type Config struct {
 	NodeName string
 	// Runtime is the endpoint of the container runtime.
@@ -65,7 +65,7 @@ type Module struct {
 	newest time.Time // nothing was created later, and no later time was seen
 }
 
-// New returns a Module. It starts nothing.
+// New returns a Module.
 func New(config Config) (*Module, error) {
 	client, err := kubernetes.NewForConfig(config.API)
 	if err != nil {

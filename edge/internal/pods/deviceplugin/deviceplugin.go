@@ -57,7 +57,7 @@ const (
 	runtimeTimeout = 30 * time.Second
 )
 
-// Config is what a Module needs.
+// Config configures a Module.
 type Config struct {
 	NodeName string
 	// Runtime is the endpoint of the container runtime.
@@ -83,7 +83,7 @@ type Module struct {
 	failing time.Time               // owned by Prepare: since when the runtime does not answer
 	changed map[object.Ref]struct{} // owned by Run: pods for which the gate has another answer and must be asked again
 
-	mu       sync.Mutex // guards what follows
+	mu       sync.Mutex // guards the fields below
 	until    time.Time  // pods may wait until then; zero: none does
 	plugins  Resources  // as the kubelet found them when it started
 	running  map[types.UID]sets.Set[string]
@@ -109,7 +109,7 @@ type waiting struct {
 	seen   int  // how often in a row its devices were all there
 }
 
-// New returns a Module. It starts nothing.
+// New returns a Module.
 func New(config Config) (*Module, error) {
 	client, err := kubernetes.NewForConfig(config.API)
 	if err != nil {

@@ -33,7 +33,7 @@ import (
 // Name is the module's address on the bus. It receives no messages.
 const Name message.Name = "images"
 
-// Config is what a Server needs.
+// Config configures a Server.
 type Config struct {
 	// Listen opens the socket at which the kubelet asks.
 	Listen func() (net.Listener, error)
@@ -62,7 +62,7 @@ type Server struct {
 	failure string // of the last try to restore the sandbox image; "" where it went well
 }
 
-// New returns a Server. It starts nothing.
+// New returns a Server.
 func New(config Config) (*Server, error) {
 	wanted, err := wantedBy(config.API, config.NodeName, config.Apps)
 	if err != nil {

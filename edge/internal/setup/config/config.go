@@ -395,7 +395,7 @@ func (m *MetaManager) validate(at *field.Path) field.ErrorList {
 func (a *EdgeAPI) validate(at *field.Path) field.ErrorList {
 	errs := absolute(at.Child("socket"), a.Socket, false)
 	// sun_path of unix(7) is 108 bytes with its end mark.
-	if len(a.Socket) > 100 { // sun_path of unix(7) has 107, and the socket of images stands beside it
+	if len(a.Socket) > 100 { // sun_path of unix(7) has 107, and the socket of images stands next to it
 		errs = append(errs, field.TooLong(at.Child("socket"), a.Socket, 100))
 	}
 	if p, err := netip.ParseAddrPort(a.PodsListen); a.Pods && (err != nil || !p.Addr().Is4() || !p.Addr().IsLinkLocalUnicast()) {

@@ -11,7 +11,7 @@ import (
 type Marks struct {
 	Enable bool `json:"enable"`
 	// ClusterStatusPort is the TCP port of the cluster's status server on this device, whose
-	// connections have a mark of their own; 0 for none.
+	// connections have a mark of their own; 0: no port.
 	ClusterStatusPort int `json:"clusterStatusPort"`
 }
 

@@ -54,7 +54,7 @@ type Identity struct {
 	status Status
 }
 
-// Status is what `edgecore status` shows of an identity.
+// Status is the part of `edgecore status` for an identity.
 type Status struct {
 	Node        types.NodeName `json:"node"`
 	NotBefore   time.Time      `json:"notBefore"`
@@ -140,7 +140,7 @@ func rotateAt(cert *x509.Certificate) time.Time {
 
 // The pace of the rotation.
 const (
-	lookEvery   = 15 * time.Minute // the clock may be set meanwhile
+	lookEvery   = 15 * time.Minute // the clock may be set in the meantime
 	lookEnded   = 15 * time.Second // the device may be joined again
 	failMin     = 30 * time.Second
 	failMax     = time.Hour

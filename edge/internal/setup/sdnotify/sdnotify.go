@@ -21,7 +21,7 @@ import (
 // Module is the beehive module.
 type Module struct{ watchdog *watchdog.Watchdog }
 
-// New returns the module. It starts nothing.
+// New returns the module.
 func New(w *watchdog.Watchdog) Module { return Module{w} }
 
 // Name implements beehive.Module.

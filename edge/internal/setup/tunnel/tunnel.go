@@ -38,14 +38,14 @@ const (
 	Bundle    = "bundle"
 )
 
-// Config is what a Tunnel needs to know.
+// Config configures a Tunnel.
 type Config struct {
 	// Kubelet returns the address of the kubelet's server; "" where there is none.
 	Kubelet func() string
 	// Subresources connects to the kubelet as this device's own client; nil where that is
 	// switched off.
 	Subresources func(ctx context.Context) (net.Conn, error)
-	// Status is what `edgecore status` shows, in the form that an Accept header asks for, and its
+	// Status is the part of `edgecore status`, in the form that an Accept header asks for, and its
 	// content type; nil: it is not shown to the cloud.
 	Status func(accept string) (body []byte, contentType string, err error)
 	// Rehearsal is like Status. Bundle writes an archive. nil: the cloud is refused.

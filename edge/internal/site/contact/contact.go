@@ -1,5 +1,5 @@
-// Package contact is how the devices of a site know each other on their LAN: who is alive, and what
-// each says of its own pods. It needs no cloud.
+// Package contact is how the devices of a site know each other on their LAN: who is alive, and
+// each one's status of its own pods. It needs no cloud.
 //
 // It owns one QUIC connection with each other device of the site, on which both show their node's
 // certificate; the decision who is Met, Mute or Dead; and the words, which count from their own
@@ -35,7 +35,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/site/peers"
 )
 
-// Name is the module's address on the bus. It receives nothing.
+// Name is the module's address on the bus. It receives no messages.
 const Name message.Name = "contact"
 
 const (
@@ -44,7 +44,7 @@ const (
 	beaconEvery = time.Second
 	beaconSlow  = 10 * time.Second
 	beaconEager = 5 * time.Minute
-	// wordEvery bounds how often this device says something new.
+	// wordEvery bounds how often this device sends a new word.
 	wordEvery = 100 * time.Millisecond
 	// found bounds the addresses that beacons have named for one device: the newest stay.
 	found = 4
@@ -70,7 +70,7 @@ type Memory interface {
 	Save(ctx context.Context, changes map[string][]byte) error
 }
 
-// Config is what an Agent needs.
+// Config configures an Agent.
 type Config struct {
 	Node string
 	Boot string // of this boot of the device
@@ -81,7 +81,8 @@ type Config struct {
 	// Forget makes the kernel forget TCP connections to addresses.
 	Forget func([]netip.Prefix) (int, error)
 	Memory Memory
-	// RunFile is where what peers say outlives edgecore and not a reboot; "": it does neither.
+	// RunFile keeps the peers' words over restarts of edgecore, not over a reboot; "": they are not
+	// kept.
 	RunFile string
 	// Changed is called with a device of which something else is known now.
 	Changed func(node string)
@@ -116,7 +117,7 @@ type Agent struct {
 	forgotten atomic.Uint64
 }
 
-// New makes an Agent. It starts nothing.
+// New makes an Agent.
 func New(c Config) *Agent {
 	if c.Changed == nil {
 		c.Changed = func(string) {}
@@ -134,7 +135,7 @@ const (
 	ownersKey = "tunnels" // by key, in hexadecimal: the first device that had it
 )
 
-// runState is what outlives edgecore in RunFile.
+// runState is the state in RunFile.
 type runState struct {
 	Boot  string             `json:"boot"`
 	Peers map[string]runPeer `json:"peers"`
@@ -148,7 +149,7 @@ type runPeer struct {
 	Tunnel   Tunnel     `json:"tunnel"`
 }
 
-// Load reads what was kept. It is called before Run, so that nothing is decided on less.
+// Load reads the saved state. It is called before Run, so that no decision is made without it.
 func (a *Agent) Load(ctx context.Context) error {
 	kept, err := a.config.Memory.Load()
 	if err != nil {
@@ -225,7 +226,7 @@ func (a *Agent) takeSite(now time.Time) {
 	}
 }
 
-// SetPods is what this device's kubelet says of its pods now, the oldest first.
+// SetPods sets the kubelet's status of this device's pods, the oldest first.
 func (a *Agent) SetPods(pods []Pod) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -257,7 +258,7 @@ func (a *Agent) SetLAN(lan []netip.Prefix) {
 	a.saidAgain()
 	peers := slices.Sorted(maps.Keys(a.core.peers))
 	a.mu.Unlock()
-	for _, node := range peers { // what is reached from here has changed too
+	for _, node := range peers { // the peers that are reached from here have changed too
 		a.config.Changed(node)
 	}
 }
@@ -274,7 +275,7 @@ func (a *Agent) LAN(node string) []netip.Addr {
 }
 
 // Reaches reports whether pods of a device that have addresses of a family are reached from here:
-// both devices have an address of it on one network, or a tunnel. What is not known is no reason to
+// both devices have an address of it on one network, or a tunnel. Unknown data is no reason to
 // doubt.
 func (a *Agent) Reaches(node string, v4 bool) bool {
 	a.mu.Lock()
@@ -288,14 +289,14 @@ func (a *Agent) Reaches(node string, v4 bool) bool {
 	})
 }
 
-// saidAgain has all peers hear what this device says. mu is held.
+// saidAgain sends this device's word to all peers. mu is held.
 func (a *Agent) saidAgain() {
 	a.sequence++
 	close(a.said)
 	a.said = make(chan struct{})
 }
 
-// Contact is what is known of a device. A mute one whose last word holds no longer is Absent.
+// Contact is the state of a device. A mute one whose last word holds no longer is Absent.
 func (a *Agent) Contact(node string) Status {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -356,8 +357,8 @@ func (a *Agent) Address(node string) netip.Addr {
 	return netip.Addr{}
 }
 
-// Tunnel is where a device takes encrypted packets, as it said last in this boot; the zero
-// value where it has said nothing. It stays when the device is dead: what is sent to it is
+// Tunnel is where a device takes encrypted packets, by its last word in this boot; the zero
+// value without one. It stays when the device is dead: packets to it are
 // lost by any way.
 func (a *Agent) Tunnel(node string) Tunnel {
 	a.mu.Lock()
@@ -365,7 +366,7 @@ func (a *Agent) Tunnel(node string) Tunnel {
 	return a.core.tunnel(node)
 }
 
-// Pod is what a device says of a pod of its own; false where it says nothing of it, or where its
+// Pod is a device's status of a pod of its own; false where its word has no such pod, or where its
 // word does not hold.
 func (a *Agent) Pod(node string, uid types.UID) (Pod, bool) {
 	a.mu.Lock()

@@ -9,7 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Status is what this device knows of its own way to another one.
+// Status is the state of this device's own way to another one.
 type Status uint8
 
 // The states of a contact.
@@ -23,7 +23,7 @@ const (
 	Met
 	// Mute: its kernel answers and its edgecore does not.
 	Mute
-	// Dead: nothing answers there, or this device has lost the carrier of the network on
+	// Dead: no answer comes from there, or this device has lost the carrier of the network on
 	// which it was.
 	Dead
 )
@@ -65,7 +65,7 @@ const (
 	steady     = 5 * time.Second
 )
 
-// Pod is what the kubelet of its device says of a pod.
+// Pod is the status of a pod by its device's kubelet.
 type Pod struct {
 	UID         types.UID
 	Addresses   []netip.Addr
@@ -78,26 +78,26 @@ func (p Pod) equal(o Pod) bool {
 }
 
 // Tunnel is where a device takes packets that are encrypted for it: the key of its WireGuard
-// interface, and the interface's port. The zero value is none.
+// interface, and the interface's port. The zero value is no tunnel.
 type Tunnel struct {
 	Key  [32]byte
 	Port uint16
 }
 
-// Word is what a device says of all its pods, and its tunnel.
+// Word is a device's status of all its pods, and its tunnel.
 type Word struct {
 	Boot     string
 	Sequence uint64
 	Pods     map[types.UID]Pod
 	Tunnel   Tunnel
-	LAN      []netip.Addr // where the device is; none: unknown
+	LAN      []netip.Addr // where the device is; empty: unknown
 }
 
 // peer is another device of the site.
 type peer struct {
 	status   Status
 	ranges   []netip.Prefix // where addresses of its pods may be
-	conn     uint64         // 0: none
+	conn     uint64         // 0 without one
 	at       netip.Addr     // where it was connected last in this process
 	began    time.Time      // of conn
 	spoke    bool           // a word came by conn
@@ -106,7 +106,7 @@ type peer struct {
 	asking   bool      // a question to its kernel is under way
 	failures int       // questions in a row without an answer
 	unasked  int       // tries in a row to put one
-	ask      time.Time // when the next question is due; zero: none is
+	ask      time.Time // when the next question is due; zero: never
 	muteTill time.Time
 	dial     time.Time // when the next attempt to connect is due
 	pause    time.Duration
@@ -114,8 +114,8 @@ type peer struct {
 	wordConn uint64 // the connection that it came by
 }
 
-// core decides what is known of peers. It is pure: it takes events with their times, and returns
-// what is to be done. It is owned by one goroutine at a time.
+// core decides the state of peers. It is pure: it takes events with their times, and returns
+// actions. It is owned by one goroutine at a time.
 type core struct {
 	node  string
 	peers map[string]*peer
@@ -124,7 +124,7 @@ type core struct {
 	// owners are the first devices with the key of a tunnel, and are in the site still; kept
 	// like met: the second one, after a restart or a boot of this device, has no claim.
 	owners  map[[32]byte]string
-	changed map[string]bool // peers of whom something else is known since the last take
+	changed map[string]bool // peers whose state has changed since the last take
 	do      []action
 }
 
@@ -149,7 +149,7 @@ func newCore(node string, met map[string]bool) *core {
 	return &core{node: node, peers: map[string]*peer{}, met: met, owners: map[[32]byte]string{}, changed: map[string]bool{}}
 }
 
-// take is what is to be done, and of whom something has changed, since the last call.
+// take returns the actions, and the peers whose state has changed, since the last call.
 func (c *core) take() (do []action, changed []string) {
 	do, c.do = c.do, nil
 	changed = slices.Sorted(maps.Keys(c.changed))
@@ -200,7 +200,7 @@ func (c *core) members(now time.Time, all map[string][]netip.Prefix) {
 			c.peers[node] = p
 			c.changed[node] = true
 		}
-		if p.refusals > 0 { // what the site is may have been the reason
+		if p.refusals > 0 { // the site's state may have been the reason
 			p.refusals, p.pause, p.dial = 0, dialMin, now
 		}
 		if !slices.Equal(p.ranges, ranges) {
@@ -226,9 +226,9 @@ func (c *core) members(now time.Time, all map[string][]netip.Prefix) {
 func (c *core) dials(node string) bool { return c.node < node }
 
 // connected takes a connection in. The newer replaces the older: a device that was started again
-// has forgotten that one. It proves nothing of the device yet: with TLS 1.3 the end that dials
-// takes its handshake for done before the other one has judged its certificate, and what came from
-// the device in an earlier boot is of pods whose addresses others may have by now.
+// has forgotten that one. It is no proof of the device yet: with TLS 1.3 the end that dials takes
+// its handshake for done before the other one has judged its certificate, and messages that came
+// from the device in an earlier boot is of pods whose addresses others may have by now.
 func (c *core) connected(now time.Time, node string, conn uint64, at netip.Addr) {
 	p := c.peers[node]
 	if p == nil {
@@ -271,8 +271,8 @@ func (c *core) said(node string, conn uint64, w *Word) {
 	}
 }
 
-// tunnel is where a device takes encrypted packets. Of two that say the same key it is the first
-// one's: who says it second can't have it, and would have the other's packets go nowhere.
+// tunnel is where a device takes encrypted packets. Of two that send the same key it is the first
+// one's: the second sender can't have it, and would have the other's packets go nowhere.
 func (c *core) tunnel(node string) Tunnel {
 	p := c.peers[node]
 	if p == nil || p.word == nil {
@@ -355,7 +355,7 @@ func (c *core) answered(now time.Time, node string, yes bool) {
 	c.become(node, p, Dead)
 }
 
-// unasked notes that a question to a peer's kernel could not be put, which says nothing of the
+// unasked notes that a question to a peer's kernel could not be put, which is no news of the
 // peer.
 func (c *core) unasked(now time.Time, node string) {
 	p := c.peers[node]
@@ -376,7 +376,7 @@ func (c *core) cut(node string) {
 	}
 }
 
-// uncut notes that the carrier is back: of a device that was never met nothing is known again.
+// uncut notes that the carrier is back: a device that was never met is unknown again.
 func (c *core) uncut(now time.Time, node string) {
 	p := c.peers[node]
 	if p == nil || p.status != Dead {
@@ -388,7 +388,7 @@ func (c *core) uncut(now time.Time, node string) {
 	c.seen(now, node)
 }
 
-// restore takes what was known before edgecore was started again, in the same boot: it holds as
+// restore takes the state from before edgecore was started again, in the same boot: it holds as
 // that of a mute device until there is a connection.
 func (c *core) restore(now time.Time, node string, w *Word, at netip.Addr) {
 	p := c.peers[node]
@@ -399,7 +399,7 @@ func (c *core) restore(now time.Time, node string, w *Word, at netip.Addr) {
 	c.changed[node] = true
 }
 
-// seen notes that a device may be back, as its beacon says or since a network came up.
+// seen notes that a device may be back, by its beacon or since a network came up.
 func (c *core) seen(now time.Time, node string) {
 	if p := c.peers[node]; p != nil && p.conn == 0 && c.dials(node) && p.refusals == 0 {
 		p.pause = dialMin
@@ -409,7 +409,7 @@ func (c *core) seen(now time.Time, node string) {
 	}
 }
 
-// tick does what is due.
+// tick performs due actions.
 func (c *core) tick(now time.Time) {
 	for node, p := range c.peers {
 		if !p.ask.IsZero() && !p.asking && !now.Before(p.ask) && (p.status == Met || p.status == Mute) {
@@ -453,7 +453,7 @@ func (c *core) next() (at time.Time) {
 	return at
 }
 
-// holds reports whether what a device said last still counts.
+// holds reports whether a device's last word still counts.
 func (p *peer) holds() bool {
 	return p.word != nil && (p.status == Met || p.status == Mute && !p.muteTill.IsZero())
 }

@@ -21,7 +21,7 @@ import (
 )
 
 // script drives a core by the clock: it answers questions to kernels as alive says, and
-// notes what is done.
+// notes its actions.
 type script struct {
 	core  *core
 	begin time.Time
@@ -131,7 +131,7 @@ func TestCore_silence(t *testing.T) {
 	})
 }
 
-// One sign of life in the last moment, and nothing has happened.
+// One sign of life in the last moment changes no state.
 func TestCore_lastMoment(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newScript(t, "a")
@@ -273,8 +273,8 @@ func TestCore_replaced(t *testing.T) {
 	})
 }
 
-// A key is of the device that says it first: another one that says it too has none, and gets none
-// of the first one's packets.
+// A key belongs to the device that sends it first: another one that sends it too has no key, and
+// gets none of the first one's packets.
 func TestCore_tunnels(t *testing.T) {
 	c := newCore("x", map[string]bool{})
 	c.members(time.Now(), map[string][]netip.Prefix{"a": nil, "b": nil})
@@ -482,8 +482,8 @@ func TestClaims_38_GoodConnectionIsDialledAgainAtOnce(t *testing.T) {
 	})
 }
 
-// What a device said before it died holds no longer when it is connected again: it may have booted,
-// and its pods' addresses may be others'. Its first word counts.
+// The word of a device from before it died holds no longer when it is connected again: it may have
+// booted, and its pods' addresses may be others'. Its first word counts.
 func TestClaims_28_WordOfTheBootBeforeHoldsNoLonger(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newScript(t, "a")
@@ -504,8 +504,8 @@ func TestClaims_28_WordOfTheBootBeforeHoldsNoLonger(t *testing.T) {
 	})
 }
 
-// Who said a tunnel's key first is known over restarts and boots of this device, whose word comes
-// first then or not.
+// The first sender of a tunnel's key is known over restarts and boots of this device, whose word
+// comes first then or not.
 func TestClaims_10_FirstOwnerOfAKeyIsKept(t *testing.T) {
 	c := newCore("x", map[string]bool{})
 	site := map[string][]netip.Prefix{"a": nil, "b": nil}

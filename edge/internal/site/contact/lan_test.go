@@ -271,7 +271,7 @@ type peer struct {
 }
 
 // tryDial connects from a device's host with a certificate, and believes any answer. It waits for
-// what other attempts have used up.
+// the share that other attempts have used up.
 func (d *device) tryDial(t *testing.T, to *device, cert tls.Certificate) (*peer, error) {
 	t.Helper()
 	var udp *net.UDPConn
@@ -342,7 +342,7 @@ func (p *peer) say(t *testing.T, w *contactpb.Word) {
 	p.raw(t, frame(w))
 }
 
-// try says something until the other has had enough.
+// try sends words until the other has had enough.
 func (p *peer) try(w *contactpb.Word) {
 	if p.stream == nil {
 		p.stream, _ = p.conn.OpenUniStream()

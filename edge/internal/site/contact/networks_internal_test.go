@@ -90,7 +90,7 @@ func (a *Agent) expect(t *testing.T, when string, met, unmet Status) {
 	}
 }
 
-// Networks that can't be read say nothing of the devices there.
+// Networks that can't be read do not change the devices there.
 func TestLook_NetworksCannotBeRead(t *testing.T) {
 	a, n := newFlaky()
 	n.networks = 1

@@ -83,7 +83,7 @@ func (a *Agent) Serve(ctx context.Context, ready func()) error {
 	return err
 }
 
-// loop does what the core wants when it is due.
+// loop performs the core's actions when they are due.
 func (a *Agent) loop(ctx context.Context) error {
 	site := a.config.Site.Changed()
 	a.event(ctx, func(now time.Time, _ *core) { a.takeSite(now) }) // it may have changed since Load
@@ -131,8 +131,8 @@ func (a *Agent) followNetworks(ctx context.Context, udp *net.UDPConn, changed <-
 	}
 }
 
-// look compares the networks with what is known of peers: on a network without carrier no peer is
-// alive. Networks that can't be read say nothing of any. false: it is to look again.
+// look compares the networks with the peers' addresses: on a network without carrier no peer is
+// alive. Networks that can't be read are not compared. false: it is to look again.
 func (a *Agent) look(ctx context.Context, udp *net.UDPConn) bool {
 	all, err := a.config.Network.Networks()
 	if err != nil {
@@ -164,7 +164,7 @@ func (a *Agent) look(ctx context.Context, udp *net.UDPConn) bool {
 				delete(a.cut, node)
 				c.uncut(now, node)
 			default:
-				c.seen(now, node) // a new address, say
+				c.seen(now, node) // a new address, for example
 			}
 		}
 	})
@@ -172,7 +172,7 @@ func (a *Agent) look(ctx context.Context, udp *net.UDPConn) bool {
 	return joined == nil
 }
 
-// keepMet keeps what must outlive edgecore.
+// keepMet keeps the state that must outlive edgecore.
 func (a *Agent) keepMet(ctx context.Context) error {
 	var last string
 	for {
@@ -181,7 +181,7 @@ func (a *Agent) keepMet(ctx context.Context) error {
 			a.mu.Lock()
 			_, _, state := a.kept()
 			a.mu.Unlock()
-			a.keepRun(ctx, state) // what came in the last moment
+			a.keepRun(ctx, state) // of the last moment
 			return nil
 		case <-a.keep:
 		}
@@ -207,7 +207,7 @@ func (a *Agent) keepMet(ctx context.Context) error {
 	}
 }
 
-// kept is what outlives edgecore: over a reboot, and without one. mu is held.
+// kept is the state that outlives edgecore: over a reboot, and without one. mu is held.
 func (a *Agent) kept() ([]string, map[string]string, runState) {
 	names := slices.Sorted(maps.Keys(a.core.met))
 	if names == nil {
@@ -245,7 +245,7 @@ func (a *Agent) keepRun(ctx context.Context, s runState) {
 	}
 }
 
-// beacons says that this device is here for as long as another one is missing.
+// beacons announces this device for as long as another one is missing.
 func (a *Agent) beacons(ctx context.Context) error {
 	packet, err := encodeBeacon(a.config.Node, a.config.Port)
 	if err != nil {
@@ -276,7 +276,7 @@ func (a *Agent) beacons(ctx context.Context) error {
 	}
 }
 
-// hearBeacons notes where devices may be. A beacon proves nothing: the certificate does.
+// hearBeacons notes where devices may be. A beacon is no proof: the certificate is.
 func (a *Agent) hearBeacons(ctx context.Context) error {
 	limit := rate.NewLimiter(100, 200) // of a whole site that comes up at once; beyond, beacons are not looked at
 	replies := map[string]time.Time{}  // bounded by the site's members

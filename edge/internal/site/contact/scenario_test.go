@@ -49,8 +49,9 @@ func TestSite_07_SilentCutIsDeathAndLossIsNot(t *testing.T) {
 	w.allMet()
 	a, b := w.devices[0], w.devices[1]
 
-	// A fifth of all packets is lost, in both directions, for five times what makes a silent device
-	// dead. Frames of ARP, by which a silent device's kernel is asked, are lost as well.
+	// A fifth of all packets is lost, in both directions, for five times the time that makes a
+	// silent device dead. Frames of ARP, by which a silent device's kernel is asked, are lost as
+	// well.
 	for _, d := range w.devices {
 		d.host.Shell("nft add table netdev loss; nft add chain netdev loss in '{ type filter hook ingress device lan0 priority 0; }'; nft add rule netdev loss in numgen random mod 5 == 0 counter drop")
 	}
@@ -174,7 +175,7 @@ func TestSite_10_OnesViewIsNotAnothers(t *testing.T) {
 			t.Errorf("%s sees %s as %v", d.name, c.name, got)
 		}
 	}
-	// Nothing that c says of a's pods reaches b: what b knows of them does not hold.
+	// No word of c on a's pods reaches b: b's data of them does not hold.
 	if _, ok := b.agent.Pod(a.name, a.pod(1).UID); ok {
 		t.Error("a word was relayed")
 	}
@@ -183,7 +184,7 @@ func TestSite_10_OnesViewIsNotAnothers(t *testing.T) {
 	w.allMet()
 }
 
-// The LAN falls into two halves, and is healed: within each half nothing changes.
+// The LAN falls into two halves, and is healed: within each half no state changes.
 func TestSite_11_LANSplitAndHealedKeepsEachHalf(t *testing.T) {
 	w := newSystem(t, 4)
 	w.startAll()
@@ -381,7 +382,7 @@ func TestSite_28_TooManyDevicesEndTheirConnections(t *testing.T) {
 	for n := range 63 {
 		w.members = append(w.members, &topicpb.SiteMember{Node: fmt.Sprintf("other%02d", n)})
 	}
-	// As cloudcore says it (cloud/internal/controllers/site has that half).
+	// As cloudcore sends it (cloud/internal/controllers/site has that half).
 	for _, d := range w.devices {
 		one := &topicpb.Site{Name: "plant", TooMany: true, Members: []*topicpb.SiteMember{{Node: d.name, PodCidrs: []string{d.pods()}}}, Digest: []byte("65")}
 		if err := d.feed(t.Context(), topic.Site.New(message.Resource{Name: d.name}, one)); err != nil {
@@ -390,7 +391,7 @@ func TestSite_28_TooManyDevicesEndTheirConnections(t *testing.T) {
 	}
 	a.sees(b, contact.Unmet)
 	b.sees(a, contact.Unmet)
-	// A Site above the bounds, from a cloud that does not keep to them, changes nothing.
+	// A Site above the bounds, from a cloud that does not keep to them, is ignored.
 	a.tell()
 	w.members = w.members[:2]
 	for _, d := range w.devices {

@@ -18,7 +18,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/site/peers"
 )
 
-// event lets f change the core, and does what follows from that.
+// event lets f change the core, and performs its actions.
 func (a *Agent) event(ctx context.Context, f func(now time.Time, c *core)) {
 	a.mu.Lock()
 	f(time.Now(), a.core)
@@ -247,7 +247,7 @@ func (a *Agent) closeAll() {
 	}
 }
 
-// sendSigns says that this device lives. A datagram is not sent again: what was lost is old.
+// sendSigns sends signs of life. A datagram is not sent again: a lost one is old.
 func (a *Agent) sendSigns(ctx context.Context, s *session) error {
 	tick := time.NewTicker(Keepalive)
 	defer tick.Stop()
@@ -263,7 +263,7 @@ func (a *Agent) sendSigns(ctx context.Context, s *session) error {
 	}
 }
 
-// hearSigns counts what the connection has verified, not what has come to the socket.
+// hearSigns counts verified packets, not all that came to the socket.
 func (a *Agent) hearSigns(ctx context.Context, s *session) error {
 	limit := rate.NewLimiter(signRate, signBurst)
 	for {
@@ -273,13 +273,13 @@ func (a *Agent) hearSigns(ctx context.Context, s *session) error {
 		if !limit.Allow() {
 			return fmt.Errorf("more than %d signs of life in a second: %w", signRate, errBounds)
 		}
-		a.mu.Lock() // nothing follows from it that could not wait for the next tick
+		a.mu.Lock() // its consequences can wait for the next tick
 		a.core.heardOf(time.Now(), s.node, s.id)
 		a.mu.Unlock()
 	}
 }
 
-// sendWords says what this device's kubelet says of its pods, now and at each change.
+// sendWords sends the kubelet's status of this device's pods, now and at each change.
 func (a *Agent) sendWords(ctx context.Context, s *session) error {
 	stream, err := s.conn.OpenUniStreamSync(ctx)
 	if err != nil {

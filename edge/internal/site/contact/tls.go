@@ -11,10 +11,10 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/site/peers"
 )
 
-// protocol is what both ends agree on by ALPN (RFC 7301).
+// protocol is the ALPN protocol (RFC 7301).
 const protocol = "skerry-site/1"
 
-// Trust is who this device is, and whom it believes.
+// Trust is this device's identity, and the CAs that it trusts.
 type Trust struct {
 	Certificate func() (*tls.Certificate, error)
 	// Authorities sign the cluster's client certificates; nil: they are not known, and no
@@ -53,7 +53,7 @@ func (t Trust) admit(certs []*x509.Certificate, s *peers.Site) (*peers.Member, e
 	return s.Admits(leaf)
 }
 
-// config is for both ends, which both show the certificate of a node. Nothing is resumed:
+// config is for both ends, which both show the certificate of a node. Sessions are not resumed:
 // each connection is judged again. check gets who the peer is, refused why a certificate is
 // not one of the site's.
 func (t Trust) config(current func() *peers.Site, check func(m *peers.Member) error, refused func(error)) *tls.Config {

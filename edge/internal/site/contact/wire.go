@@ -15,7 +15,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/site/contact/contactpb"
 )
 
-// Bounds of what a peer may say. A peer may be a stolen device: above a bound its connection ends.
+// Bounds of a peer's messages. A peer may be a stolen device: above a bound its connection ends.
 const (
 	// MaxPods is how many pods a word has; of more, the newest stay out.
 	MaxPods = 512
@@ -45,7 +45,7 @@ func writeFrame(w io.Writer, m *contactpb.Word) error {
 	return err
 }
 
-// readFrame reads what writeFrame wrote. What is above the bounds is refused before memory
+// readFrame reads a frame of writeFrame. One above the bounds is refused before memory
 // is taken for it.
 func readFrame(r io.Reader) (*contactpb.Word, error) {
 	var head [4]byte
@@ -141,7 +141,7 @@ func encodeWord(boot string, sequence uint64, pods []Pod, tunnel Tunnel, lan []n
 	return m
 }
 
-// encodeBeacon says that a device is here.
+// encodeBeacon announces a device.
 func encodeBeacon(node string, port int) ([]byte, error) {
 	body, err := proto.Marshal(&contactpb.Beacon{Node: node, Port: uint32(port)})
 	if err != nil {

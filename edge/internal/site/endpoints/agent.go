@@ -40,7 +40,7 @@ type Recorrector interface {
 	Recorrect(ctx context.Context, refs ...object.Ref) error
 }
 
-// Config is what the agent works with.
+// Config configures the agent.
 type Config struct {
 	NodeName string
 	API      *rest.Config
@@ -52,10 +52,10 @@ type Config struct {
 	// BootID tells one boot from another, and BootTime when this one was, by the present clock.
 	BootID   string
 	BootTime func() time.Time
-	// Corrected is called once, when slices have been corrected by all that the device knows: what
-	// programs a kernel by them waits for it.
+	// Corrected is called once, when slices have been corrected by all that the device knows:
+	// slices that programs a kernel by them waits for it.
 	Corrected func()
-	// Own receives what this device's kubelet reports of its pods, whenever that may have changed;
+	// Own receives the kubelet's status of this device's pods, whenever that may have changed;
 	// nil: no callback.
 	Own func(map[types.UID]Word)
 }
@@ -99,7 +99,7 @@ func New(c Config) *agent.Module {
 type syncer struct {
 	Config
 	preBoot map[string]bool // containers of an earlier boot; nil: not known yet
-	unsaved *boot           // what the store has not taken yet of them; nil: it has it
+	unsaved *boot           // the part that the store has not taken yet; nil: it has all
 	forgot  time.Time
 }
 
@@ -133,7 +133,7 @@ func (s *syncer) sync(ctx context.Context, pods []*corev1.Pod, services map[type
 	return nil
 }
 
-// boot is what is kept.
+// boot is the saved state.
 type boot struct {
 	ID      string   `json:"id"`
 	PreBoot []string `json:"preBoot,omitempty"` // containers
@@ -141,7 +141,7 @@ type boot struct {
 
 // recordPreBoot notes, once a boot, which containers the store's pods had before it: their
 // addresses and conditions are of that boot, and hold no more. A device that has kept nothing yet
-// has not run this before: its pods are as the store says.
+// has not run this before: its pods are as in the store.
 func (s *syncer) recordPreBoot(ctx context.Context, pods []*corev1.Pod) (map[string]bool, error) {
 	kept, err := s.Memory.Load()
 	if err != nil {
@@ -166,8 +166,8 @@ func (s *syncer) recordPreBoot(ctx context.Context, pods []*corev1.Pod) (map[str
 			return nil, err
 		}
 		// A disk without room must not keep Services down. Whether an earlier run of this boot was
-		// here can't be known now, and what began in this boot would stay out for as long as it
-		// runs: so when it began decides, although a device's clock may be wrong when it boots.
+		// here can't be known now, and a pod that began in this boot would stay out for as long as
+		// it runs: so when it began decides, although a device's clock may be wrong when it boots.
 		klog.FromContext(ctx).Error(err, "Which containers are of an earlier boot can't be kept; it is tried again")
 		if earlier {
 			began := s.BootTime().Add(-time.Second) // times in a pod are in whole seconds
@@ -218,8 +218,8 @@ func containers(p *corev1.Pod) (ids []string) {
 	return ids
 }
 
-// WordOf is what this device's kubelet says of a pod. A status that still has containers of an
-// earlier boot (preBoot) says nothing of this one: no address, not ready.
+// WordOf is the kubelet's word on a pod of this device. A status that still has containers of an
+// earlier boot (preBoot) is no status of this one: no address, not ready.
 func WordOf(p *corev1.Pod, preBoot map[string]bool) Word {
 	w := Word{Terminating: p.DeletionTimestamp != nil}
 	if slices.ContainsFunc(containers(p), func(id string) bool { return preBoot[id] }) {

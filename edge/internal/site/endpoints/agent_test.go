@@ -23,7 +23,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/site/serviceview"
 )
 
-// recorrector records what is to be shown again.
+// recorrector records the slices that are to be shown again.
 type recorrector struct {
 	mu   sync.Mutex
 	refs []string
@@ -48,7 +48,7 @@ func (s *recorrector) take() []string {
 }
 
 // Slices are taken for corrected once all Services are known; after that a Service whose slices
-// depend on it has them shown again, and others cost nothing.
+// depend on it has them shown again, and others are free.
 func TestAgent_services(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		api := agenttest.NewAPI()

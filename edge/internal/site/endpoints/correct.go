@@ -10,7 +10,7 @@ import (
 	"k8s.io/endpointslice/trafficdist"
 )
 
-// Service is what matters of a Service for its slices.
+// Service is the part of a Service that matters for its slices.
 type Service struct {
 	// Distribution is spec.trafficDistribution; "" for none.
 	Distribution string
@@ -26,7 +26,7 @@ type Local struct {
 	Ports map[corev1.Protocol]bool
 }
 
-// state is what a correction is made from.
+// state is the input of a correction.
 type state struct {
 	node    string
 	pods    map[types.UID]Word // of this device
@@ -35,7 +35,7 @@ type state struct {
 	peers   Knowledge
 }
 
-// correct changes a slice into what this device knows of its endpoints.
+// correct changes a slice by this device's data of its endpoints.
 func correct(s *discoveryv1.EndpointSlice, k state) {
 	if k.local != nil {
 		stand(s, k)
@@ -95,7 +95,7 @@ func (k state) correctEndpoint(e *discoveryv1.Endpoint, family discoveryv1.Addre
 	}
 	addresses := ofFamily(w.Addresses, family)
 	if len(addresses) == 0 {
-		return false // it has none yet in this boot: the old one may be another pod's now
+		return false // it has no address yet in this boot: the old one may be another pod's now
 	}
 	e.Addresses = addresses
 	if !k.service.PublishNotReady {

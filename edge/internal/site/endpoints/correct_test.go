@@ -20,7 +20,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/site/endpoints"
 )
 
-// peers is what a contact with other devices would know.
+// peers is the state that a contact with other devices would have.
 type peers struct {
 	no4      map[string]bool // devices that have no IPv4 address
 	contacts map[string]endpoints.Contact
@@ -124,7 +124,7 @@ func ownPod(uid, ip string, ready bool, container string) *corev1.Pod {
 	return p
 }
 
-// Each case is one endpoint as the cloud last said it, and what becomes of it.
+// Each case is one endpoint as the cloud last sent it, and its correction.
 func TestCorrect(t *testing.T) {
 	zone := "harbour"
 	inZone := func(e discoveryv1.Endpoint) discoveryv1.Endpoint { e.Zone = &zone; return e }
@@ -185,7 +185,7 @@ func TestCorrect(t *testing.T) {
 	}
 }
 
-// The device stands for the cluster's API and its names, and for nothing of another name.
+// The device stands for the cluster's API and its names, and for no other name.
 func TestCorrect_ThisDeviceStandsForTheClusters(t *testing.T) {
 	c := endpoints.NewCorrection(endpoints.CorrectionConfig{
 		NodeName: "edge1", API: netip.MustParseAddrPort("169.254.20.20:10550"), DNS: netip.MustParseAddrPort("169.254.20.20:53"),
@@ -238,8 +238,8 @@ func TestCorrection_WhatAChangeConcerns(t *testing.T) {
 	}
 }
 
-// A boot is known by its ID: what the store says of pods when another one is seen first is of the
-// boot before. On a device that runs this for the first time pods are as the store says.
+// A boot is known by its ID: the store's status of pods when another one is seen first is of the
+// boot before. On a device that runs this for the first time pods are as in the store.
 func TestPreBoot(t *testing.T) {
 	memory := &inMemory{}
 	pods := []*corev1.Pod{ownPod("a", "10.8.0.3", true, "c1")}
@@ -262,9 +262,9 @@ func TestPreBoot(t *testing.T) {
 	}
 }
 
-// After a boot with a full disk Services come back all the same: what began before the boot is out,
-// also for a run that comes later in this boot, and what began in it is not. It is kept as soon as
-// there is room.
+// After a boot with a full disk Services come back all the same: a pod that began before the boot
+// is out, also for a run that comes later in this boot, and one that began in it is not. It is kept
+// as soon as there is room.
 func TestPreBoot_fullDisk(t *testing.T) {
 	booted := time.Now()
 	memory := &inMemory{}
@@ -305,7 +305,7 @@ func TestPreBoot_fullDisk(t *testing.T) {
 	memory.full = false
 	sync()
 	memory.full = true
-	pods[1].Status.ContainerStatuses[0].State.Running.StartedAt = metav1.NewTime(booted.Add(-time.Hour)) // the clock was set meanwhile
+	pods[1].Status.ContainerStatuses[0].State.Running.StartedAt = metav1.NewTime(booted.Add(-time.Hour)) // the clock was set in the meantime
 	run("two")()
 	expect("a run after there was room", "", now)
 }

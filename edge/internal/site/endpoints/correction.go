@@ -26,18 +26,18 @@ func slicesResource() schema.GroupVersionResource {
 	return discoveryv1.SchemeGroupVersion.WithResource("endpointslices")
 }
 
-// CorrectionConfig says whose slices are corrected.
+// CorrectionConfig configures a Correction.
 type CorrectionConfig struct {
 	NodeName string
 	// API is where this device's API listens for pods, DNS where its names are answered: the
 	// endpoints of default/kubernetes and kube-system/kube-dns. The zero value: the cloud's
 	// endpoints are shown.
 	API, DNS netip.AddrPort
-	// Peers is what is known of other devices; nil: nothing.
+	// Peers is the state of other devices; nil: unknown.
 	Peers Knowledge
 }
 
-// Correction corrects slices by what is known now.
+// Correction corrects slices by the present state.
 type Correction struct {
 	config CorrectionConfig
 	locals map[types.NamespacedName]*Local
@@ -45,20 +45,20 @@ type Correction struct {
 	mu       sync.Mutex
 	pods     map[types.UID]Word
 	services map[types.NamespacedName]Service
-	known    map[types.NamespacedName]facts // what the slices that were corrected depend on, by the slice
+	known    map[types.NamespacedName]facts // the dependencies of corrected slices, by the slice
 	site     string                         // as the last slice had it
 	changed  map[string]struct{}            // devices, since the last take; at most as many as there are in slices, since others are left out
 	wake     func()
 }
 
-// facts is what the correction of a slice depends on.
+// facts are the dependencies of the correction of a slice.
 type facts struct {
 	service types.NamespacedName
 	pods    []types.UID // on this device
 	devices []string
 }
 
-// NewCorrection returns a Correction that knows nothing: until it does, no pod of this device is
+// NewCorrection returns a Correction without state: until it has any, no pod of this device is
 // shown as ready.
 func NewCorrection(c CorrectionConfig) *Correction {
 	if c.Peers == nil {
@@ -82,7 +82,7 @@ func (*Correction) Corrects(resource schema.GroupVersionResource) bool {
 	return resource == slicesResource()
 }
 
-// Correct implements object.Corrector. What can't be read is shown as it came.
+// Correct implements object.Corrector. A slice that can't be read is shown as it came.
 func (c *Correction) Correct(o object.Object, decoded runtime.Object) []byte {
 	if decoded == nil {
 		var err error
@@ -95,7 +95,7 @@ func (c *Correction) Correct(o object.Object, decoded runtime.Object) []byte {
 		return o.Raw
 	}
 	s := *came
-	s.Endpoints = slices.Clone(came.Endpoints) // correct replaces what they point to
+	s.Endpoints = slices.Clone(came.Endpoints) // correct replaces the values that they point to
 	c.mu.Lock()
 	c.note(o.Ref, &s)
 	correct(&s, c.stateFor(&s))
@@ -110,7 +110,7 @@ func (c *Correction) Correct(o object.Object, decoded runtime.Object) []byte {
 	return raw
 }
 
-// note remembers what a slice depends on. The lock is held.
+// note remembers the dependencies of a slice. The lock is held.
 func (c *Correction) note(ref object.Ref, s *discoveryv1.EndpointSlice) {
 	f := facts{service: types.NamespacedName{Namespace: ref.Namespace, Name: s.Labels[discoveryv1.LabelServiceName]}}
 	for _, e := range s.Endpoints {
@@ -130,20 +130,20 @@ func (c *Correction) note(ref object.Ref, s *discoveryv1.EndpointSlice) {
 	}
 }
 
-// stateFor is what is known of a slice. The lock is held.
+// stateFor is the input of a slice's correction. The lock is held.
 func (c *Correction) stateFor(s *discoveryv1.EndpointSlice) state {
 	service := serviceOf(s)
 	return state{node: c.config.NodeName, pods: c.pods, service: c.services[service], local: c.locals[service], peers: c.config.Peers}
 }
 
-// Site is the name of this device's site as the cloud's slices have it; "" where none has come.
+// Site is the name of this device's site as the cloud's slices have it; "" before the first.
 func (c *Correction) Site() string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.site
 }
 
-// PeerChanged has the slices shown again that have endpoints on a device, after what is known of it
+// PeerChanged has the slices shown again that have endpoints on a device, after the state of it
 // has changed. Any goroutine may call it, but not from within a Knowledge.
 func (c *Correction) PeerChanged(device string) {
 	c.mu.Lock()
@@ -163,8 +163,8 @@ func (c *Correction) PeerChanged(device string) {
 	}
 }
 
-// learn takes over what this device's pods and the Services are like now, and returns the slices
-// that may look different then.
+// learn takes over the present state of this device's pods and of the Services, and returns the
+// slices that may look different then.
 func (c *Correction) learn(pods map[types.UID]Word, services map[types.NamespacedName]Service) []object.Ref {
 	c.mu.Lock()
 	defer c.mu.Unlock()

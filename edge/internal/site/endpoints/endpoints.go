@@ -1,12 +1,12 @@
 // Package endpoints corrects the EndpointSlices that the device shows: which pods back a Service is
-// the cloud's to say, where they are and whether they are ready is said by the kubelets of their
-// devices, and whether those can be reached by this device's own contact.
+// the cloud's to say, where they are and whether they are ready is reported by the kubelets of
+// their devices, and whether those can be reached by this device's own contact.
 //
-// It owns the correction, a pure function of a slice and of what is known (Correct), and the agent
-// that has slices shown again when something of that changes. It adds no endpoint that the cloud's
-// slice does not have, except the device itself in the slices of default/kubernetes and
-// kube-system/kube-dns, and it stores nothing and sends nothing: the cloud's slices stay in the
-// store as they came. What peers say it gets from a Knowledge.
+// It owns the correction, a pure function of a slice and of the device's data (Correct), and the
+// agent that has slices shown again when something of that changes. It adds no endpoint that the
+// cloud's slice does not have, except the device itself in the slices of default/kubernetes and
+// kube-system/kube-dns, and it neither stores nor sends: the cloud's slices stay in the store as
+// they came. It gets the peers' words from a Knowledge.
 //
 // A Correction may be used by any goroutine. It calls its Knowledge with its lock held, so a
 // Knowledge must be quick and must not call back.
@@ -19,24 +19,24 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Contact is what this device knows of its own way to another device.
+// Contact is the state of this device's own way to another device.
 type Contact uint8
 
 // The states of a contact.
 const (
-	// Unmet: there was never a connection to that device. What the cloud said of its pods holds.
+	// Unmet: there was never a connection to that device. The cloud's status of its pods holds.
 	Unmet Contact = iota
 	// Met: there is a connection, and the device's words hold.
 	Met
-	// Dead: nothing answers there, or it was met in an earlier boot of this device and not yet in
-	// this one. Its pods are out.
+	// Dead: no answer comes from there, or it was met in an earlier boot of this device and not yet
+	// in this one. Its pods are out.
 	Dead
 	// Mute: its kernel answers and its edgecore does not. The last words hold, for as long as the
-	// Knowledge says Mute.
+	// Knowledge returns Mute.
 	Mute
 )
 
-// Word is what the kubelet of a pod's own device says of the pod.
+// Word is the status of a pod by the kubelet of its own device.
 type Word struct {
 	Addresses   []netip.Addr
 	Ready       bool // the condition Ready
@@ -47,7 +47,7 @@ func (w Word) equal(o Word) bool {
 	return w.Ready == o.Ready && w.Terminating == o.Terminating && slices.Equal(w.Addresses, o.Addresses)
 }
 
-// Knowledge is what is known of the other devices of the site. Correction.PeerChanged has to be
+// Knowledge is the state of the other devices of the site. Correction.PeerChanged has to be
 // called after each change.
 type Knowledge interface {
 	Contact(device string) Contact

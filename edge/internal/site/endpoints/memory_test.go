@@ -10,7 +10,7 @@ import (
 
 type inMemory struct {
 	kept map[string][]byte
-	full bool // nothing is kept
+	full bool // writes fail
 }
 
 func (m *inMemory) Load() (map[string][]byte, error) { return maps.Clone(m.kept), nil }

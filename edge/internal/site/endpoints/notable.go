@@ -9,7 +9,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-// notable are the Services that have something to say for the correction of their slices, which few
+// notable are the Services that matter for the correction of their slices, which few
 // have. Any goroutine may use it.
 type notable struct {
 	wake func()
@@ -25,7 +25,7 @@ func (n *notable) now() map[types.NamespacedName]Service {
 	return maps.Clone(n.all)
 }
 
-// set takes over what a Service says; the zero value for one that says nothing, or is gone.
+// set takes over a Service; the zero value for one that does not matter, or is gone.
 func (n *notable) set(key types.NamespacedName, now Service) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -13,7 +13,7 @@ import (
 )
 
 const (
-	// payload is the longest answer over UDP: what fits any path without fragments (DNS
+	// payload is the longest answer over UDP: it fits any path without fragments (DNS
 	// flag day 2020).
 	payload = 1232
 	// maxTCP is how many connections are served at once; those beyond wait.
@@ -53,7 +53,7 @@ type Zone struct {
 	Upstream []netip.AddrPort
 }
 
-// Config is what the module works with.
+// Config configures the module.
 type Config struct {
 	Listen netip.AddrPort
 	Domain string
@@ -68,7 +68,7 @@ type Config struct {
 	// an address of the loopback interface from any (the weak host model), so that a host of the
 	// LAN reaches it. nil: anybody may ask.
 	Admits func(ctx context.Context, source netip.Addr) bool
-	// Sockets are those that were opened before this process; nil: none.
+	// Sockets are those that were opened before this process; nil without one.
 	Sockets *Inherited
 }
 

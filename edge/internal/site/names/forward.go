@@ -15,7 +15,7 @@ const (
 	maxQueries = 1000
 	// maxCached is how many answers are kept; beyond, the one that was used longest ago goes.
 	maxCached = 1000
-	// maxTTL bounds what an upstream says of its answers.
+	// maxTTL bounds the TTL of an upstream's answers.
 	maxTTL = time.Hour
 	// staleFor is how long an answer is used after its time where no upstream answers, and staleTTL
 	// what it is given then (RFC 8767, 5).
@@ -35,7 +35,7 @@ type forwarder struct {
 	self     netip.AddrPort
 	slots    chan struct{}
 
-	mu    sync.Mutex // guards what follows
+	mu    sync.Mutex // guards the fields below
 	dead  map[netip.AddrPort]time.Time
 	cache map[dns.Question]*kept
 	clock uint64
@@ -72,7 +72,7 @@ func (f *forwarder) serversFor(name string) []netip.AddrPort {
 	return f.upstream()
 }
 
-// ask returns what others say of a name, nil without an answer. The message is the caller's.
+// ask returns the upstreams' answer to a name, nil without one. The message is the caller's.
 func (f *forwarder) ask(ctx context.Context, q dns.Question) *dns.Msg {
 	asked := q.Name
 	q.Name = canonical(q.Name)
@@ -133,7 +133,7 @@ func exchange(ctx context.Context, m *dns.Msg, server netip.AddrPort) (*dns.Msg,
 
 // exchangeOver takes the first message that is a reply to this query. Others are dropped (RFC 5452,
 // 9.1): a number of 16 bits alone is guessed, and no part of this package may count on a message
-// having what a query has. What bounds them is the deadline.
+// having the fields of a query. The deadline bounds them.
 func exchangeOver(ctx context.Context, network string, m *dns.Msg, server netip.AddrPort) (*dns.Msg, error) {
 	conn, err := (&dns.Client{Net: network, UDPSize: payload, Timeout: patience}).DialContext(ctx, server.String())
 	if err != nil {
@@ -152,7 +152,7 @@ func exchangeOver(ctx context.Context, network string, m *dns.Msg, server netip.
 	for {
 		r, err := conn.ReadMsg()
 		switch {
-		case r == nil || network == "tcp" && err != nil: // nothing was read, or what comes next can't be told
+		case r == nil || network == "tcp" && err != nil: // no message was read, or the start of the next is unknown
 			return nil, err
 		case err == nil && replies(r, m):
 			return r, nil
@@ -217,8 +217,8 @@ func (f *forwarder) keep(q dns.Question, m *dns.Msg) {
 	f.cache[q] = &kept{msg: m.Copy(), at: now, expires: now.Add(life), used: f.clock}
 }
 
-// lifeOf is how long an answer holds: the least of its TTLs; of a negative one what its SOA says
-// (RFC 2308, 5); nothing where it says nothing.
+// lifeOf is how long an answer holds: the least of its TTLs; of a negative one that of its SOA
+// (RFC 2308, 5); zero without one.
 func lifeOf(m *dns.Msg) time.Duration {
 	least := maxTTL
 	for _, rr := range m.Answer {
@@ -235,7 +235,7 @@ func lifeOf(m *dns.Msg) time.Duration {
 	return 0
 }
 
-// answer is the kept answer with what is left of its TTLs.
+// answer is the cached answer with the rest of its TTLs.
 func (k *kept) answer(name, asked string, now time.Time) *dns.Msg {
 	m := k.msg.Copy()
 	age := uint32(now.Sub(k.at) / time.Second)

@@ -106,7 +106,7 @@ func FuzzQuery(f *testing.F) {
 				return []netip.AddrPort{at}
 			},
 		})
-		for range 2 { // the second is answered from what was kept of the first
+		for range 2 { // the second is answered from the cache
 			r := m.Answer(t.Context(), q)
 			if r.Id != q.Id || !r.Response {
 				t.Errorf("no reply to the query: %v", r)

@@ -8,7 +8,7 @@ import (
 )
 
 // Holder names the program that has a UDP or TCP port open on this device, as "name (pid 1)"; ""
-// where none is found.
+// if it is not found.
 func Holder(port uint16) string {
 	inodes := map[string]bool{}
 	for _, table := range []string{"udp", "udp6", "tcp", "tcp6"} {

@@ -16,7 +16,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/site/names"
 )
 
-// answers serves DNS over UDP with what reply makes of each query.
+// answers serves DNS over UDP with reply's answer to each query.
 func answers(t *testing.T, reply func(q *dns.Msg) []*dns.Msg) netip.AddrPort {
 	t.Helper()
 	up, err := net.ListenPacket("udp", "127.0.0.1:0")
@@ -53,7 +53,7 @@ func reply(q *dns.Msg, address string) *dns.Msg {
 }
 
 // Who is on the path sends messages with the right number that are no reply to the query: each is
-// dropped, also from what is kept, and the reply behind them counts.
+// dropped, also from the cache, and the reply behind them counts.
 func TestClaims_12_RepliesThatDoNotRepeatTheQuestionAreDropped(t *testing.T) {
 	for name, change := range map[string]func(*dns.Msg){
 		"no question":     func(m *dns.Msg) { m.Question = nil },
@@ -71,7 +71,7 @@ func TestClaims_12_RepliesThatDoNotRepeatTheQuestionAreDropped(t *testing.T) {
 				return []*dns.Msg{forged, reply(q, "192.0.2.1")}
 			})
 			l := newSystem(t, agenttest.NewAPI(), func(c *names.Config) { c.Upstream = func() []netip.AddrPort { return []netip.AddrPort{at} } })
-			for range 3 { // the second is answered from what was kept
+			for range 3 { // the second is answered from the cache
 				q := new(dns.Msg)
 				q.SetQuestion("shop.example.", dns.TypeA)
 				r := l.exchange(q)
@@ -86,7 +86,7 @@ func TestClaims_12_RepliesThatDoNotRepeatTheQuestionAreDropped(t *testing.T) {
 	}
 }
 
-// The DNS library calls the handler in a goroutine of its own, which recovers nothing: a defect
+// The DNS library calls the handler in a goroutine of its own, which does not recover: a defect
 // there costs its query, and neither the process nor the next query.
 func TestClaims_12_PanicInTheHandlerCostsItsQuery(t *testing.T) {
 	at := answers(t, func(q *dns.Msg) []*dns.Msg { return []*dns.Msg{reply(q, "192.0.2.1")} })

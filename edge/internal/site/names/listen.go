@@ -28,7 +28,7 @@ const firstInherited = 3
 // queries wait in them while edgecore restarts. They stay open for as long as the process lives.
 type Inherited struct{ files []*os.File }
 
-// FromEnvironment finds the sockets of LISTEN_FDS (sd_listen_fds(3)); nil where there are none
+// FromEnvironment finds the sockets of LISTEN_FDS (sd_listen_fds(3)); nil without any
 // for this process.
 func FromEnvironment() *Inherited {
 	if pid, err := strconv.Atoi(os.Getenv("LISTEN_PID")); err != nil || pid != os.Getpid() {
@@ -40,7 +40,7 @@ func FromEnvironment() *Inherited {
 	}
 	in := &Inherited{}
 	for fd := firstInherited; fd < firstInherited+n; fd++ {
-		unix.CloseOnExec(fd) // not for what edgecore starts
+		unix.CloseOnExec(fd) // not for edgecore's children
 		in.files = append(in.files, os.NewFile(uintptr(fd), "inherited "+strconv.Itoa(fd)))
 	}
 	return in
@@ -106,7 +106,7 @@ func freebind(_, _ string, c syscall.RawConn) error {
 	return err
 }
 
-// taken says who has the port.
+// taken names the process that has the port.
 func taken(at netip.AddrPort, err error) error {
 	if !errors.Is(err, syscall.EADDRINUSE) {
 		return fmt.Errorf("modules.names.listen: %w", err)

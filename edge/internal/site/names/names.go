@@ -2,10 +2,10 @@
 // Kubernetes' DNS specification 1.1.0 has them, from what the device holds, and all other names by
 // way of other name servers.
 //
-// It owns the sockets, the answers and the cache of what others said. It refuses to say that a name
-// does not exist before it knows all names (then SERVFAIL, which resolvers try again), and asks no
-// upstream that did not answer a moment ago. Every query is a goroutine of the DNS library; what
-// they share has locks of its own.
+// It owns the sockets, the answers and the cache of upstreams' answers. It refuses to claim that a
+// name does not exist before it knows all names (then SERVFAIL, which resolvers try again), and
+// asks no upstream that did not answer a moment ago. Every query is a goroutine of the DNS library;
+// what they share has locks of its own.
 package names
 
 import (
@@ -39,7 +39,7 @@ type Module struct {
 	waiting chan struct{} // a place for each query of an address that is not known yet
 }
 
-// New makes the module. It starts nothing.
+// New makes the module.
 func New(c Config) *Module {
 	return &Module{config: c, records: newRecords(c), others: newForwarder(c), waiting: make(chan struct{}, maxWaiting)}
 }
@@ -100,7 +100,7 @@ func (m *Module) serve(ctx context.Context, s sockets) error {
 		})
 		g.Go(func() error {
 			<-ctx.Done()
-			// What was read is answered first, but who keeps a connection open is not waited for.
+			// Read queries are answered first, but who keeps a connection open is not waited for.
 			ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), finishFor)
 			defer cancel()
 			_ = server.ShutdownContext(ending)
@@ -257,7 +257,7 @@ func (m *Module) resolve(ctx context.Context, q dns.Question, r *dns.Msg) {
 	r.Rcode = dns.RcodeServerFailure
 }
 
-// forward adds what others say.
+// forward adds the upstreams' answers.
 func (m *Module) forward(ctx context.Context, q dns.Question, r *dns.Msg) {
 	found := m.others.ask(ctx, q)
 	if found == nil {

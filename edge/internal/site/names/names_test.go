@@ -206,7 +206,7 @@ func TestNames(t *testing.T) {
 		{"near.shop.svc.cluster.local.", dns.TypeCNAME, "NOERROR\nnear.shop.svc.cluster.local. 5 IN CNAME store.shop.svc.cluster.local."},
 		{"missing.shop.svc.cluster.local.", dns.TypeA, "NXDOMAIN"},
 		{"x.store.shop.svc.cluster.local.", dns.TypeA, "NXDOMAIN"},
-		{"shop.svc.cluster.local.", dns.TypeA, "NOERROR"}, // what stands above names is no name that doesn't exist (RFC 8020)
+		{"shop.svc.cluster.local.", dns.TypeA, "NOERROR"}, // a name above existing names exists (RFC 8020)
 		{"svc.cluster.local.", dns.TypeA, "NOERROR"},
 		{"_tcp.store.shop.svc.cluster.local.", dns.TypeA, "NOERROR"},
 		{"elsewhere.svc.cluster.local.", dns.TypeA, "NXDOMAIN"},
@@ -236,7 +236,7 @@ func TestNames(t *testing.T) {
 	}
 }
 
-// An answer that is too long for UDP is cut and says so, and whole over TCP; without EDNS 512
+// An answer that is too long for UDP is cut with TC set, and whole over TCP; without EDNS 512
 // bytes are the bound.
 func TestNames_LongAnswers(t *testing.T) {
 	api := cluster(t)
@@ -265,7 +265,7 @@ func TestNames_LongAnswers(t *testing.T) {
 	}
 }
 
-// Before everything is known no name of the cluster is said not to exist; other names are answered.
+// Before everything is known no name of the cluster gets NXDOMAIN; other names are answered.
 func TestSite_20_NotSyncedIsServfailNeverNxdomain(t *testing.T) {
 	up := newUpstream(t)
 	api := cluster(t)
@@ -331,8 +331,8 @@ func newUpstream(t *testing.T) *upstream {
 
 func (u *upstream) servers() []netip.AddrPort { return []netip.AddrPort{u.at} }
 
-// With the upstream dead what was asked before is answered from memory, after its time too, with a
-// TTL of 30 s; what was not fails at once; the upstream is not asked again and again; and it is
+// With the upstream dead earlier questions are answered from memory, after their time too, with a
+// TTL of 30 s; new ones fail at once; the upstream is not asked again and again; and it is
 // used again when it is back.
 func TestSite_21_UpstreamDeadAnswersFromMemory(t *testing.T) {
 	up := newUpstream(t)
@@ -401,7 +401,7 @@ func TestZones(t *testing.T) {
 	}
 }
 
-// Who has the port is said.
+// The error names the process that has the port.
 func TestPortTaken(t *testing.T) {
 	at := freePort(t)
 	l, err := net.Listen("tcp", at.String())

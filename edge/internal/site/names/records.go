@@ -16,16 +16,16 @@ const (
 	version = "1.1.0"
 )
 
-// answer is what the cluster's names say of one.
+// answer is the cluster's answer to a name.
 type answer struct {
 	code    int
 	records []dns.RR
 	extra   []dns.RR
-	alias   string // the records say that it is another name
-	foreign bool   // it is not for us to say
+	alias   string // it is another name (CNAME)
+	foreign bool   // it is another server's
 }
 
-// records are the cluster's names, from a View. They keep nothing but whose turn it is.
+// records are the cluster's names, from a View. They keep only whose turn it is.
 type records struct {
 	view   View
 	domain string        // canonical
@@ -46,7 +46,7 @@ func nothing() answer   { return answer{code: dns.RcodeSuccess} }
 func unknown() answer   { return answer{code: dns.RcodeNameError} }
 func notSynced() answer { return answer{code: dns.RcodeServerFailure} }
 
-// find says what is known of a name.
+// find returns the records of a name.
 func (r *records) find(name string, qtype uint16) answer {
 	lower := canonical(name)
 	if strings.HasSuffix(lower, ".in-addr.arpa.") || strings.HasSuffix(lower, ".ip6.arpa.") {
@@ -115,7 +115,7 @@ func (r *records) service(name string, labels []string, qtype uint16) answer {
 	case len(rest) == 2 && strings.HasPrefix(rest[0], "_") && strings.HasPrefix(rest[1], "_"):
 		return r.srv(name, s, rest[0][1:], rest[1][1:], qtype)
 	case len(rest) == 1 && strings.HasPrefix(rest[0], "_"):
-		return nothing() // what stands above _port._proto
+		return nothing() // a name above _port._proto
 	case len(rest) == 1 && alone:
 		if all := r.endpoints(s, rest[0]); len(all) > 0 {
 			return addresses(name, qtype, all)
@@ -155,7 +155,7 @@ func serves(s *corev1.Service, e *discoveryv1.Endpoint) bool {
 }
 
 // hostOf is the label of an endpoint below its Service: its hostname, or its address where
-// it has none.
+// it has no port.
 func hostOf(e *discoveryv1.Endpoint, address string) string {
 	if e.Hostname != nil && *e.Hostname != "" {
 		return *e.Hostname
@@ -236,7 +236,7 @@ func (r *records) srv(name string, s *corev1.Service, port, protocol string, qty
 	return a
 }
 
-// pod answers a-b-c-d.namespace.pod, which says its own address.
+// pod answers a-b-c-d.namespace.pod, which contains its own address.
 func (r *records) pod(name string, labels []string, qtype uint16) answer {
 	switch len(labels) {
 	case 0:

@@ -1,5 +1,5 @@
-// Package peers keeps who is in this device's site, as the cloud said it last: over reboots too,
-// since devices meet when no cloud can be asked.
+// Package peers keeps the members of this device's site, as the cloud sent them last: over reboots
+// too, since devices meet when no cloud can be asked.
 //
 // It owns the topic Site on the device and its copy in the store. It refuses a Site above its
 // bounds, and keeps the one before. A Holder serves the sessions of edgehub, one at a time; Current
@@ -56,7 +56,7 @@ type Member struct {
 	Node      string
 	PodCIDRs  []netip.Prefix
 	Addresses []netip.Addr
-	validFrom time.Time // zero: nothing of it is revoked
+	validFrom time.Time // zero: it has no revoked certificates
 	keys      []string
 }
 
@@ -130,7 +130,7 @@ func Read(p *topicpb.Site, node string) (*Site, error) {
 			one.PodCIDRs = append(one.PodCIDRs, r.Masked())
 		}
 		for _, text := range m.GetAddresses() {
-			if a, err := netip.ParseAddr(text); err == nil { // what is none can't be dialled
+			if a, err := netip.ParseAddr(text); err == nil { // other text can't be dialled
 				one.Addresses = append(one.Addresses, a.Unmap())
 			}
 		}
@@ -160,7 +160,7 @@ type Holder struct {
 	memory Memory
 
 	mu      sync.Mutex
-	site    *Site  // nil: the cloud has said nothing yet
+	site    *Site  // nil before the cloud has sent it
 	kept    *Site  // as the store has it: the same, but where it did not take the newest
 	unkept  []byte // the record of the newest, where the store did not take it
 	digest  []byte
@@ -170,7 +170,7 @@ type Holder struct {
 // New makes a Holder of the device of that name. Load fills it.
 func New(node string, memory Memory) *Holder { return &Holder{node: node, memory: memory} }
 
-// Load reads what was kept. What can't be read comes again from the cloud.
+// Load reads the saved state. What can't be read comes again from the cloud.
 func (h *Holder) Load() error {
 	kept, err := h.memory.Load()
 	if err != nil || kept[key] == nil {
@@ -188,14 +188,14 @@ func (h *Holder) Load() error {
 	return nil
 }
 
-// Current is the Site; nil before the cloud has said it for the first time.
+// Current is the Site; nil before the cloud has sent it for the first time.
 func (h *Holder) Current() *Site {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.site
 }
 
-// Kept is the Site as the store has it: what the next edgecore begins with. On a full disk that is
+// Kept is the Site as the store has it, with which the next edgecore begins. On a full disk that is
 // an earlier one than Current.
 func (h *Holder) Kept() *Site {
 	h.mu.Lock()
@@ -244,11 +244,11 @@ func (h *Holder) keep(ctx context.Context) {
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.kept, h.unkept = h.site, nil // one session at a time: nothing has come meanwhile
+	h.kept, h.unkept = h.site, nil // one session at a time: nothing has come in the meantime
 	h.tell()
 }
 
-// Attach implements edgehub.Part: it asks once, and keeps what comes.
+// Attach implements edgehub.Part: it asks once, and keeps the answers.
 func (h *Holder) Attach(_ linkstate.Link, send func(context.Context, message.Message) error) (
 	handle func(context.Context, message.Message) error, run func(context.Context)) {
 	latest := make(chan *topicpb.Site, 1) // the newest; one that was not taken yet is replaced

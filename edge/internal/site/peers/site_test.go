@@ -31,8 +31,8 @@ func (d *disk) Save(_ context.Context, changes map[string][]byte) error {
 	return nil
 }
 
-// A Site that the disk has no room for is used, and is not what the next edgecore begins with: the
-// Holder says so. It is kept when there is room, also in a later session.
+// A Site that the disk has no room for is used, and the next edgecore does not begin with it: the
+// Holder reports that. It is kept when there is room, also in a later session.
 func TestHolder_fullDisk(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := &disk{kept: map[string][]byte{}}

@@ -6,7 +6,7 @@ import (
 	"os"
 )
 
-// rangeIn is the range in a CNI configuration of ours; the zero value where there is none.
+// rangeIn is the range in a CNI configuration of ours; the zero value without one.
 func rangeIn(path string) netip.Prefix {
 	raw, err := os.ReadFile(path)
 	if err != nil {

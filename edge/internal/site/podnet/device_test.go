@@ -34,13 +34,13 @@ import (
 )
 
 // deviceEnv marks the process that is a device's edgecore, as far as contact and pod network go:
-// what it makes must be in the network of its host.
+// its interfaces must be in the network of its host.
 const deviceEnv = "SKERRY_TEST_DEVICE"
 
 const sitePort = 10552
 
-// order is a line of what a device's process reads: first what it is, then each Site that
-// the cloud says.
+// order is a line of a device's input: first its parameters, then each Site that
+// the cloud sends.
 type order struct {
 	Node             string
 	PodCIDR          string
@@ -50,7 +50,7 @@ type order struct {
 	Site             []byte
 }
 
-// says is what a device's process prints: the condition of its Node.
+// says is a device's output: the condition of its Node.
 type says struct{ Reason, Message string }
 
 // memory is a disk.

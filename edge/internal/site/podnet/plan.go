@@ -69,7 +69,7 @@ func Make(s State) Plan {
 	return p
 }
 
-// keep has what is there stay, and its packets go as before. It returns the MTU of pods: where a
+// keep leaves the present state, and its packets go as before. It returns the MTU of pods: where a
 // tunnel is there, over which protocol it goes is not known either, so it is the least.
 func (p *Plan) keep(made []netroute.Route, least int) int {
 	p.Routes = nil
@@ -111,7 +111,7 @@ func (p *Plan) strays(pods []netip.Addr, own []netip.Prefix) (texts []string) {
 	return texts
 }
 
-// findings are what a plan has to say of other devices.
+// findings are a plan's errors of other devices.
 type findings struct{ conflicts, away, unencrypted, strays, tunnels []string }
 
 func (f findings) judge(p *Plan, own []netip.Prefix) {
@@ -185,7 +185,7 @@ func (p *Plan) route(s State, m peers.Member, own []netip.Prefix, found *finding
 }
 
 // refused gives the reason there is no route for a range, whatever the Site contains, which may be
-// one that was stored before cloudcore judged ranges; "" where nothing is known against it.
+// one that was stored before cloudcore judged ranges; "" if it is valid.
 func refused(s State, m peers.Member, r netip.Prefix) string {
 	if why := claim.Counts(r, nil); why != "" {
 		return fmt.Sprintf("%s, of device %s, is not routed: %s", r, m.Node, why)
@@ -228,7 +228,7 @@ func onLink(s State, m peers.Member, v4 bool) (netroute.Hop, bool) {
 	all := m.Addresses
 	if s.Said != nil {
 		if said := s.Said(m.Node); len(said) > 0 {
-			all = said // what it reports now, of each family: the cloud's addresses may be those of before it was cut off
+			all = said // its present report, of each family: the cloud's addresses may be those of before it was cut off
 		}
 	}
 	if s.At != nil {
@@ -318,11 +318,11 @@ func mtu(networks []lan.Network) int {
 	return least
 }
 
-// local is a range that only this device knows, for one to which the cluster gives none: the first
-// of the list that no network and no route of the device covers. What it has already stays as long
-// as that is so, also where the cluster gave it before: of a device that lost its store and is cut
-// off, or whose Node was deleted, the pods that run keep their addresses. Other devices may have
-// the same, since all that leaves the device has its address.
+// local is a range that only this device knows, for one to which the cluster gives no range: the
+// first of the list that no network and no route of the device covers. What it has already stays as
+// long as that is so, also where the cluster gave it before: of a device that lost its store and is
+// cut off, or whose Node was deleted, the pods that run keep their addresses. Other devices may
+// have the same, since all that leaves the device has its address.
 func local(s State) (netip.Prefix, bool) {
 	if s.Current.IsValid() && !covered(s, s.Current) {
 		return s.Current, true

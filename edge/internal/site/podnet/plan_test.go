@@ -168,8 +168,8 @@ func TestMake_restart(t *testing.T) {
 	}
 }
 
-// A device on no network of this one is reached by WireGuard, with the keys that the devices say;
-// all are where the NodePool says so.
+// A device on no network of this one is reached by WireGuard, with the keys that the devices send;
+// all are where the NodePool requires it.
 func TestMake_tunnels(t *testing.T) {
 	tunnels := map[string]contact.Tunnel{"b": {Key: [32]byte{2}, Port: 10553}, "c": {Key: [32]byte{3}, Port: 4711}}
 	at := map[string]netip.Addr{"b": netip.MustParseAddr("172.16.0.2"), "c": netip.MustParseAddr("192.168.1.3")}
@@ -212,13 +212,13 @@ func TestMake_tunnels(t *testing.T) {
 	}
 }
 
-// A device to which the cluster gives no range takes the first of its list that nothing covers, and
+// A device to which the cluster gives no range takes the first free one of its list, and
 // keeps it: by itself, since only this device needs to know of it.
 func TestMake_local(t *testing.T) {
 	const first, second, none = "10.222.0.0/24", "172.28.222.0/24", ""
 	for name, tc := range map[string]struct {
 		edit func(*podnet.State)
-		want string // none: it has no range
+		want string // empty: it has no range
 	}{
 		"nothing in the way": {func(*podnet.State) {}, first},
 		"in no site":         {func(s *podnet.State) { s.Site = nil }, first},
@@ -306,9 +306,9 @@ func TestMake_conflist(t *testing.T) {
 	}
 }
 
-// Whatever a Site says, also one that was stored before cloudcore judged it: there is no route for
-// a range that has the cloud, a gateway or another device in it, is larger than what a device is
-// given, or overlaps another device's.
+// Whatever a Site contains, also one that was stored before cloudcore judged it: there is no route
+// for a range that has the cloud, a gateway or another device in it, is larger than what a device
+// is given, or overlaps another device's.
 func TestClaims_01_RangesOfOthersAreNeverRouted(t *testing.T) {
 	guards := claim.Standard()
 	guards.Host(netip.MustParseAddr("198.51.100.10"), "an address of cloudcore")

@@ -4,7 +4,7 @@
 //
 // It owns the file 10-skerry.conflist, routes of protocol 159, the tables of package masquerade,
 // the interface of package wireguard, and the Node's condition SkerryPodNetwork. It refuses to
-// touch anything where a CNI configuration of another is there, or the NodePool says None. Make
+// touch anything where a CNI configuration of another is there, or the NodePool has None. Make
 // (plan.go) is pure; the agent runs in one goroutine. It writes the Node as the device itself, by
 // the edge API: its range, once it was offered one, and its addresses. A device to which the
 // cluster gives no range takes one itself, which stands in the file alone. Until a device has read
@@ -60,7 +60,7 @@ const (
 	resync = 15 * time.Second // others write CNI files, and a link that was down has lost its routes
 )
 
-// Config is what the agent needs.
+// Config configures the agent.
 type Config struct {
 	NodeName string
 	API      *rest.Config
@@ -76,7 +76,7 @@ type Config struct {
 	Routes     func() (*netroute.Driver, error)
 	Masquerade *masquerade.Driver
 	// WireGuard makes the interface for devices that are on no network of this one; TunnelPort is
-	// its port. Tunnel is what another device says of its own, and SetTunnel has the others hear of
+	// its port. Tunnel is another device's, by its word, and SetTunnel sends the others
 	// this one's: both nil without a Site.
 	WireGuard  Tunnels
 	TunnelPort int
@@ -85,7 +85,7 @@ type Config struct {
 	CNIDir     string
 	Events     func(ctx context.Context) (agent.Recorder, error)
 	// Guards are the networks that no other device's range may touch; remote is where the link
-	// leads now, the zero value without one. nil: none.
+	// leads now, the zero value without one. nil without one.
 	Guards func(remote netip.Addr) claim.Guards
 	// Probation takes back what takes the link away; nil: there is no cloud to lose.
 	Probation *probation.Probation
@@ -99,7 +99,7 @@ type Tunnels interface {
 	Remove() error
 }
 
-// New makes the agent. It starts nothing.
+// New makes the agent.
 func New(c Config) *agent.Module {
 	kit := agent.Config{Name: Name, NodeName: c.NodeName, API: c.API, Events: c.Events, Resync: resync}
 	kit.Start = func(_ context.Context, r *agent.Run) (agent.Sync, error) {
@@ -154,7 +154,7 @@ type syncer struct {
 	rules  masquerade.Rules
 	ruled  time.Time // when the kernel was last made to masquerade by rules
 	since  time.Time // when the Node was seen first
-	// noTunnels: the kernel has no WireGuard, as it said in this run.
+	// noTunnels: the kernel has no WireGuard, by its error in this run.
 	noTunnels bool
 }
 
@@ -167,14 +167,14 @@ func grace(known bool, s *peers.Site) time.Duration {
 	case !known:
 		return 5 * time.Second
 	case s == nil:
-		return time.Hour // the cloud has not said yet
+		return time.Hour // the cloud has not sent it yet
 	case s.Name == "":
 		return 30 * time.Second
 	}
 	return time.Minute
 }
 
-// state is what a plan is made from, and when it will be another although nothing changes.
+// state is the input of a plan, and when it will be another without a change.
 func (s *syncer) state(ctx context.Context, node *corev1.Node) (State, time.Duration, error) {
 	st := State{
 		Node: node, Self: s.NodeName, At: s.At, Said: s.Said, Subnets: s.Subnets, Current: rangeIn(s.path()),
@@ -246,7 +246,7 @@ func (s *syncer) sync(ctx context.Context, node *corev1.Node) (time.Duration, er
 	}
 	if s.SetLAN != nil {
 		var lan []netip.Prefix
-		if !p.HandsOff { // else another plugin has its own ways, of which nothing is known here
+		if !p.HandsOff { // else another plugin has its own ways, which are unknown here
 			lan = onLAN(st.Networks, rangesOf(node))
 		}
 		s.SetLAN(lan)
@@ -257,7 +257,7 @@ func (s *syncer) sync(ctx context.Context, node *corev1.Node) (time.Duration, er
 		s.run.Note("")
 	}
 	var reporting error
-	if s.Site != nil || !p.HandsOff { // a device on its own, with a CNI plugin of another, has nothing to say
+	if s.Site != nil || !p.HandsOff { // a device on its own, with a CNI plugin of another, has nothing to report
 		reporting = s.tell(ctx, node, p)
 	}
 	return again, errors.Join(reporting, tunnel, s.apply(ctx, p))
@@ -267,7 +267,7 @@ func (s *syncer) sync(ctx context.Context, node *corev1.Node) (time.Duration, er
 // removes it. Before the routes, which lead to it.
 func (s *syncer) applyTunnel(p Plan) error {
 	switch {
-	case p.Tunnel == nil && !p.HandsOff && (p.Conflist == nil || p.Routes == nil): // nothing is known yet
+	case p.Tunnel == nil && !p.HandsOff && (p.Conflist == nil || p.Routes == nil): // the input is not known yet
 		return nil
 	case p.Tunnel == nil:
 		if s.SetTunnel != nil {
@@ -374,7 +374,7 @@ func (s *syncer) setRoutes(ctx context.Context, want map[netroute.Key]netroute.R
 	return errors.Join(errs...)
 }
 
-// tell writes what the Node is to say of this device, where it does not.
+// tell writes this device's condition to the Node, if it differs.
 func (s *syncer) tell(ctx context.Context, node *corev1.Node, p Plan) error {
 	var errs []error
 	patch := func(kind types.PatchType, what map[string]any, sub ...string) {

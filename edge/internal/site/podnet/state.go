@@ -14,7 +14,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/site/peers"
 )
 
-// ConditionType is the Node's condition that says how the pod network is.
+// ConditionType is the Node's condition for the state of the pod network.
 const ConditionType corev1.NodeConditionType = "SkerryPodNetwork"
 
 // The reasons of the condition. All but Ready come with False, but for Foreign, which is a choice.
@@ -29,15 +29,16 @@ const (
 	ReasonNoTunnel  = "NoWireGuard"     // the NodePool wants all of it encrypted, and it can't be
 )
 
-// State is what a plan is made from.
+// State is the input of a plan.
 type State struct {
 	Node     *corev1.Node
 	Site     *peers.Site // nil: not known yet
 	Self     string
 	Foreign  []string // CNI configurations of others
 	Networks []lan.Network
-	// Subnets are the ranges of which this device takes one itself where the cluster gives it none;
-	// Current is what it has so far, Taken is where routes lead, but for those to its own pods.
+	// Subnets are the ranges of which this device takes one itself where the cluster gives it no
+	// range; Current is what it has so far, Taken is where routes lead, but for those to its own
+	// pods.
 	Subnets []netip.Prefix
 	Current netip.Prefix
 	Taken   []netip.Prefix
@@ -48,13 +49,13 @@ type State struct {
 	Pods []netip.Addr
 	// Guards are the networks that no other device's range may touch.
 	Guards claim.Guards
-	// Withheld gives the reason a claim (see Plan) must not be applied now; nil: none is.
+	// Withheld gives the reason a claim (see Plan) must not be applied now; nil: all may be.
 	Withheld func(claim string) string
 	// Waited is true once the cluster has had time to give it one.
 	Waited bool
 	// At is where a device is connected now; the zero value where it is not.
 	At func(node string) netip.Addr
-	// Said is the addresses that a device reports of itself now; none where it reports none.
+	// Said is the addresses that a device reports of itself now; empty without a report.
 	Said func(node string) []netip.Addr
 	// Tunnels: this kernel has WireGuard. Tunnel is a device's, the zero value where it has said
 	// none; TunnelPort is of this one's.
@@ -63,10 +64,10 @@ type State struct {
 	TunnelPort int
 }
 
-// Plan is what there should be.
+// Plan is the wanted state.
 type Plan struct {
 	HandsOff bool
-	Conflist []byte // nil: what is there stays
+	Conflist []byte // nil: the present one stays
 	// Routes are all of ours; nil: who else is in the site is not known yet, and both they and the
 	// tunnel stay as they are.
 	Routes map[netroute.Key]netroute.Route
@@ -74,9 +75,9 @@ type Plan struct {
 	// a route.
 	Claims, Standing []string
 	Rules            masquerade.Rules
-	Tunnel           *wireguard.Config // nil: none
+	Tunnel           *wireguard.Config // nil without one
 	Reason           string
 	Message          string
-	PodCIDRs         []string // to be written to the Node; nil: nothing
+	PodCIDRs         []string // to be written to the Node; nil: no write
 	Addresses        string   // of this device, as the annotation has them
 }

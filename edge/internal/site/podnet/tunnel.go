@@ -11,7 +11,7 @@ import (
 )
 
 // encrypt leads to a range of a device by WireGuard; false where that can't be, yet or at all. The
-// interface is wanted then too: its key is what the other device waits for.
+// interface is wanted then too: the other device waits for its key.
 func (p *Plan) encrypt(s State, m peers.Member, key netroute.Key, own []netip.Prefix) (netroute.Route, bool) {
 	if !s.Tunnels {
 		return netroute.Route{}, false
@@ -33,8 +33,8 @@ func (p *Plan) encrypt(s State, m peers.Member, key netroute.Key, own []netip.Pr
 		i = len(p.Tunnel.Peers) - 1
 	}
 	p.Tunnel.Peers[i].Allowed = append(p.Tunnel.Peers[i].Allowed, key.Prefix)
-	// What this device itself sends there must come from its own range: the other end takes
-	// nothing else from it.
+	// Packets of this device itself must come from its own range: the other end takes
+	// no others from it.
 	r := netroute.Route{Key: key, Type: netroute.Unicast, Hops: []netroute.Hop{{Interface: wireguard.Interface, Weight: 1}}}
 	if i := slices.IndexFunc(own, func(o netip.Prefix) bool { return o.Addr().Is4() == key.Prefix.Addr().Is4() }); i >= 0 {
 		r.Source = gateway(own[i])
@@ -61,7 +61,7 @@ func (p *Plan) finishTunnel(own []netip.Prefix, least int) int {
 	return least
 }
 
-// inTunnel is what of an MTU (0: not known) is left to packets in a tunnel.
+// inTunnel is the part of an MTU (0: not known) that is left to packets in a tunnel.
 func inTunnel(mtu, overhead int) int {
 	if mtu == 0 {
 		mtu = 1500

@@ -49,7 +49,7 @@ func (p *place) start() {
 	p.t.Helper()
 	cmd := p.host.Command(context.Background(), os.Args[0], "-test.run=^TestWireGuard$", "-test.timeout=10m")
 	cmd.Env = append(os.Environ(), deviceEnv+"=1")
-	var words bytes.Buffer // of the process: what its test says is on its standard output, between the conditions
+	var words bytes.Buffer // of the process: its test's output is on its standard output, between the conditions
 	cmd.Stderr = &words
 	in, err := cmd.StdinPipe()
 	if err != nil {
@@ -149,10 +149,10 @@ func answers(t *testing.T, from *lantest.Host, to *place, seen string) {
 }
 
 // Devices that share no network, with a router between them: their pods reach each other with their
-// own addresses and with packets as large as the way's less WireGuard's, and nothing of it is to be
-// read there. Keys come by the devices' own connection. A device takes from a peer what has an
-// address of that peer's pods and nothing else; a restart of edgecore keeps key and tunnels; a peer
-// that leaves the site has none any more. Where two share a network they need none.
+// own addresses and with packets as large as the way's less WireGuard's, and none of it is to be
+// read there. Keys come by the devices' own connection. A device takes from a peer only packets
+// with an address of that peer's pods; a restart of edgecore keeps key and tunnels; a peer that
+// leaves the site has none any more. Where two share a network they need none.
 func TestWireGuard(t *testing.T) {
 	if os.Getenv(deviceEnv) != "" {
 		device(t, os.Stdin, os.Stdout)

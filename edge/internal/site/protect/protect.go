@@ -1,4 +1,4 @@
-// Package protect knows which networks nothing that others say may take from this device: the
+// Package protect knows the networks that no claim of others may take from this device: the
 // cloud's, gateways', name servers', this device's own and those of its site's other devices.
 //
 // It owns what of that a device must know without a link, after a boot too: where links have led,
@@ -26,7 +26,7 @@ import (
 const (
 	// maxKnown bounds the addresses of cloudcore, and of gateways, that are remembered.
 	maxKnown = 8
-	// listEvery is how old what was read of the interfaces may be: Services are judged one by one.
+	// listEvery is how old the list of interfaces may be: Services are judged one by one.
 	listEvery = 5 * time.Second
 
 	cloudsKey   = "clouds"
@@ -57,10 +57,10 @@ type Networks struct {
 	at       time.Time // when the interfaces were read
 }
 
-// New makes Networks. It reads nothing.
+// New makes Networks. It does not read them.
 func New(c Config) *Networks { return &Networks{config: c} }
 
-// Guards are what claims are judged by now. remote is where the link leads, the zero value without
+// Guards are the guards of claims now. remote is where the link leads, the zero value without
 // one.
 func (n *Networks) Guards(remote netip.Addr) claim.Guards {
 	n.mu.Lock()

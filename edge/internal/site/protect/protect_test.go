@@ -12,7 +12,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/site/protect"
 )
 
-// store keeps what a device keeps.
+// store is a device's.
 type store map[string][]byte
 
 func (s store) Load() (map[string][]byte, error) { return maps.Clone(s), nil }
@@ -22,8 +22,8 @@ func (s store) Save(_ context.Context, changes map[string][]byte) error {
 	return nil
 }
 
-// After a boot without a link and without a default route the device still knows what leads to the
-// cloud: a stored Site or Service that takes it is refused.
+// After a boot without a link and without a default route the device still knows the addresses that
+// lead to the cloud: a stored Site or Service that takes it is refused.
 func TestClaims_01_ProtectedAddressesOutliveABoot(t *testing.T) {
 	kept := store{}
 	c := protect.Config{

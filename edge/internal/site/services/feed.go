@@ -16,7 +16,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/kernel/kubeproxy"
 )
 
-// Bounds of what is programmed. Beyond, the newest stay out, and how many is reported.
+// Bounds of the programmed Services. Beyond, the newest stay out, and how many is reported.
 const (
 	maxServices  = 5000
 	maxEndpoints = 10_000
@@ -35,7 +35,7 @@ type Bounds struct{ Services, Endpoints int }
 // proxyNameLabel names another proxy than the node's for a Service (KEP-2447).
 const proxyNameLabel = "service.kubernetes.io/service-proxy-name"
 
-// intake is what of one kind is let through to the proxy, up to a bound.
+// intake are the objects of one kind that are let through to the proxy, up to a bound.
 type intake[T object] struct {
 	most        int
 	weigh       func(T) int
@@ -45,7 +45,7 @@ type intake[T object] struct {
 	taken       map[string]T
 	weight      int
 	refused     map[string]T
-	// judge returns what of an object is let through; nil: all of it.
+	// judge returns the part of an object that is let through; nil: all of it.
 	judge func(T) T
 }
 
@@ -103,7 +103,7 @@ func (in *intake[T]) drop(key string, old T) {
 	in.remove(old)
 }
 
-// unset takes over that an object is gone. What was refused gets its place, the oldest first.
+// unset takes over that an object is gone. A refused object gets its place, the oldest first.
 func (in *intake[T]) unset(key string) {
 	in.mu.Lock()
 	defer in.mu.Unlock()

@@ -15,7 +15,8 @@ type Rules struct {
 	// External are the networks of spec.externalIPs that count: whoever may create a Service in one
 	// namespace may write any address there (CVE-2020-8554).
 	External []netip.Prefix
-	// Guards are what no address of a Service may be: what leads to the cloud, hosts, name servers.
+	// Guards are the addresses that no Service may have: those that lead to the cloud, hosts, name
+	// servers.
 	Guards claim.Guards
 	// Withheld gives the reason a claim (see claimOf) must not be applied now; nil: none is.
 	Withheld func(claim string) string
@@ -27,8 +28,8 @@ func claimOf(s *corev1.Service, a netip.Addr) string {
 	return fmt.Sprintf("%s/%s %s (%s)", s.Namespace, s.Name, a, s.UID)
 }
 
-// Judge returns the Service as the proxy gets it, the same where all of it counts, and says what
-// does not. The proxy catches what this device sends to such an address: a claim that is believed
+// Judge returns the Service as the proxy gets it, the same where all of it counts, and reports the
+// rest of it. The proxy catches this device's packets to such an address: a claim that is believed
 // takes the address away from the device and its pods.
 func (r Rules) Judge(s *corev1.Service) (*corev1.Service, []string) {
 	var why []string
@@ -75,7 +76,7 @@ func (r Rules) Judge(s *corev1.Service) (*corev1.Service, []string) {
 	if len(why) == 0 {
 		return s, nil
 	}
-	judged := *s // what is not replaced is shared with the View
+	judged := *s // the rest is shared with the View
 	judged.Spec.ExternalIPs, judged.Status.LoadBalancer.Ingress = external, ingress
 	return &judged, why
 }

@@ -1,7 +1,7 @@
 // Package services has ClusterIPs and NodePorts lead to endpoints by the kernel of this device,
 // from what the device holds: with the cloud, without it, and before the kubelet starts.
 //
-// It owns when Kubernetes' proxy runs in this process, and what it receives: all Services and
+// It owns when Kubernetes' proxy runs in this process, and its input: all Services and
 // corrected EndpointSlices of the edge API up to a bound, and the site as the device's zone. It
 // refuses to work beside a kube-proxy pod of the device: then it stays off and says so. The rules
 // stay in the kernel while edgecore is down.
@@ -54,10 +54,10 @@ type Driver interface {
 	ResetTCP(ctx context.Context) (done bool, err error)
 }
 
-// Config is what the module works with.
+// Config configures the module.
 type Config struct {
 	NodeName string
-	// Enable off: what an earlier run has left in the kernel is removed, and nothing else is done.
+	// Enable off: the rules of an earlier run are removed from the kernel, and that is all.
 	Enable bool
 	API    *rest.Config
 	View   View
@@ -112,7 +112,7 @@ func New(c Config) *agent.Module {
 	return agent.New(kit)
 }
 
-// Owns reports whether rules in the kernel are an edgecore's, by what it has kept: a kube-proxy's
+// Owns reports whether rules in the kernel are an edgecore's, by its saved state: a kube-proxy's
 // have the same names.
 func Owns(m agent.Memory) (bool, error) {
 	kept, err := m.Load()
@@ -290,7 +290,7 @@ func (s *switcher) begin(ctx context.Context, node *corev1.Node) error {
 		return ctx.Err()
 	}
 	// First: should we die behind it, the next run knows that rules may be there. A full disk must
-	// not keep Services away, and what is opened can't be closed: a later failure would open it
+	// not keep Services away, and an opened proxy can't be closed: a later failure would open it
 	// again, each time.
 	switch err := s.own(ctx); {
 	case errors.Is(err, store.ErrFull):
@@ -313,7 +313,7 @@ func (s *switcher) begin(ctx context.Context, node *corev1.Node) error {
 	return nil
 }
 
-// own keeps that rules may be ours, if the store does not say so.
+// own keeps that rules may be ours, if the store does not have it.
 func (s *switcher) own(ctx context.Context) error {
 	ours, err := Owns(s.Memory)
 	if err == nil && !ours {
@@ -368,7 +368,7 @@ func (s *switcher) standAside(ctx context.Context, pod string) error {
 	return s.Memory.Save(ctx, map[string][]byte{ownKey: nil})
 }
 
-// KubeProxy finds the pod among those of a device that is a kube-proxy; "" where none is.
+// KubeProxy finds the pod among those of a device that is a kube-proxy; "" without one.
 func KubeProxy(pods []*corev1.Pod) string {
 	var found []string
 	for _, p := range pods {

@@ -67,11 +67,11 @@ func (d *disk) set(full bool) {
 
 // proxy is a driver of one proxy that writes no rules.
 type proxy struct {
-	kubeproxy.Proxy // what the test does not call
+	kubeproxy.Proxy // methods that the test does not call
 	disk            *disk
 	fails           atomic.Bool // the first time it is opened
 	opened          atomic.Int32
-	unowned         atomic.Int32 // how often it was opened while the store did not say that rules may be ours
+	unowned         atomic.Int32 // how often it was opened while the store did not have that rules may be ours
 	services        atomic.Int32
 	looping         atomic.Bool
 }

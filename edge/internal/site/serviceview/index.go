@@ -15,7 +15,7 @@ const (
 	byService = "service"
 )
 
-// bucket is what an index has for a text. An index has a set of 200 bytes and more for each of its
+// bucket is an index's entry for a text. An index has a set of 200 bytes and more for each of its
 // values, and nearly every Service would have its own: so texts share 256 of them, and readers
 // leave out what only shares theirs.
 func bucket(text string) string { return string([]byte{byte(crc32.ChecksumIEEE([]byte(text)))}) }

@@ -1,10 +1,10 @@
 // Package serviceview is the Services and EndpointSlices of the edge API as one copy for all in
 // edgecore who read them.
 //
-// It owns the two informers. It shows no EndpointSlice before they are corrected by what the device
-// knows of its own pods, and of all objects only what its readers use (trim.go): with a thousand
-// Services that is half of their memory. Objects in it are shared and must not be changed. All
-// methods may be called by any goroutine, before Run too.
+// It owns the two informers. It shows no EndpointSlice before they are corrected by the device's
+// data of its own pods, and of all objects only the fields that its readers use (trim.go): with a
+// thousand Services that is half of their memory. Objects in it are shared and must not be changed.
+// All methods may be called by any goroutine, before Run too.
 package serviceview
 
 import (

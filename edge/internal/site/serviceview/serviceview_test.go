@@ -73,7 +73,7 @@ func follow(t *testing.T, api *agenttest.API, corrected <-chan struct{}) *servic
 	return v
 }
 
-// A View keeps what a proxy and a name server use, and nothing else.
+// A View keeps the fields that a proxy and a name server use, and no others.
 func TestView_keepsWhatIsUsed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		api := agenttest.NewAPI()
@@ -111,7 +111,7 @@ func TestView_keepsWhatIsUsed(t *testing.T) {
 	})
 }
 
-// What is equal in many objects they have together; texts beyond the bound they have each
+// Objects share equal parts; texts beyond the bound they have each
 // for itself.
 func TestView_shares(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -180,7 +180,7 @@ func TestView_shared(t *testing.T) {
 			t.Error("who reads after the View has a copy of its own")
 		}
 		second := service("second")
-		second.ResourceVersion = "2" // as the API is going to say
+		second.ResourceVersion = "2" // as the API is going to have it
 		early := v.Shared(read(second))
 		api.Put(t, "services", second)
 		time.Sleep(time.Second)

@@ -16,7 +16,7 @@ import (
 // further ones stay each object's own.
 const maxShared = 4096
 
-// trimmer takes from objects what none of the View's readers uses, and has them share what is equal
+// trimmer removes fields that no reader of the View uses, and has objects share equal parts
 // in many: a decoded object has each text, and each pointer to one, to itself.
 type trimmer struct {
 	mu      sync.Mutex
@@ -157,7 +157,7 @@ func pointer[T ~string](t *trimmer, p **T) {
 const heldSweep = 64
 
 // shared is the one copy of a Service, trimmed: of two that read the same state of it, the second
-// gets what the first has.
+// gets the first one's.
 func (t *trimmer) shared(s *corev1.Service) *corev1.Service {
 	t.mu.Lock()
 	defer t.mu.Unlock()

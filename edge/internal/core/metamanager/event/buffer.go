@@ -29,7 +29,7 @@ type Buffer struct {
 	order []types.NamespacedName // oldest first; owned by the goroutine that changes it
 	bytes int                    // of them
 
-	mu sync.Mutex // guards what follows
+	mu sync.Mutex // guards the fields below
 	// dirty is what the disk lacks; nil: it has an event that is gone. Its bound, also where the
 	// disk takes nothing for as long as it is full: the events that there are, and those that the
 	// disk has. One that came and went meanwhile leaves nothing here, and is never on the disk.

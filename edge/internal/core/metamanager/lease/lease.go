@@ -28,7 +28,7 @@ import (
 type Lease struct {
 	node string // set by New, never changed
 
-	mu       sync.Mutex // guards what follows
+	mu       sync.Mutex // guards the fields below
 	object   *object.Object
 	renewed  time.Time // with the monotonic clock: a jump of the wall clock ends no Lease
 	duration time.Duration

@@ -44,7 +44,7 @@ func (e *Entry) event() bool { return e.Class == storepb.Class_EVENT }
 // its node, an agent adds to the object in the cloud.
 func (e *Entry) Laid() bool { return e.Class != storepb.Class_EVENT && e.Class != storepb.Class_REPORT }
 
-// LocalOf is the write of an object that stays on the device; nil where there is none.
+// LocalOf is the write of an object that stays on the device; nil without one.
 func LocalOf(entries []*Entry, uid types.UID) *Entry {
 	for _, e := range entries {
 		if e.Local && e.UID == uid {

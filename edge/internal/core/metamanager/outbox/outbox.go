@@ -40,7 +40,7 @@ type Outbox struct {
 	mu sync.RWMutex // held by all but the goroutine that changes what follows, and by that one to change it
 	contents
 
-	sentMu   sync.Mutex        // guards what follows
+	sentMu   sync.Mutex        // guards the fields below
 	sentOver map[uint64]string // of writes under way, see Sending
 }
 
@@ -61,7 +61,7 @@ type contents struct {
 // way, then those that wait.
 type queue struct{ entries []*Entry }
 
-// head is the next write to send; nil where there is none, or where it stays on the device.
+// head is the next write to send; nil without one, or where it stays on the device.
 func (q *queue) head() *Entry {
 	for _, e := range q.entries {
 		if e.Local {
@@ -253,7 +253,7 @@ func (o *Outbox) Send(put func(object.Ref, *Entry)) {
 	}
 }
 
-// next takes the oldest of those that may be sent; nil where there is none.
+// next takes the oldest of those that may be sent; nil without one.
 func (o *Outbox) next(r *ready.Set) (object.Ref, *Entry) {
 	id, ok := r.Take()
 	if !ok {
@@ -264,7 +264,7 @@ func (o *Outbox) next(r *ready.Set) (object.Ref, *Entry) {
 }
 
 // Newest is the greatest of kube-apiserver's versions of accepted writes of an object that have not
-// come down yet; 0 where there is none.
+// come down yet; 0 without one.
 func (o *Outbox) Newest(ref object.Ref) (newest uint64) {
 	o.mu.RLock()
 	defer o.mu.RUnlock()
@@ -324,7 +324,7 @@ func (o *Outbox) Status() Status {
 	defer o.mu.RUnlock()
 	s := Status{Waiting: map[string]int{}, EventBytes: o.events.bytes, InFlight: len(o.inflight), Dropped: o.dropped}
 	oldest := int64(0)
-	waiting := map[storepb.Class]int{} // not by name: there may be thousands, and the goroutine that changes the outbox waits meanwhile
+	waiting := map[storepb.Class]int{} // not by name: there may be thousands, and the goroutine that changes the outbox waits in the meantime
 	for _, q := range o.queues {
 		for _, e := range q.entries {
 			if e.Accepted || e.Local {

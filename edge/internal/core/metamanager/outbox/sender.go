@@ -17,7 +17,7 @@ import (
 type Sender struct {
 	wake chan struct{}
 
-	mu          sync.Mutex // guards what follows
+	mu          sync.Mutex // guards the fields below
 	ack         *message.Message
 	interests   bool
 	inventories []message.Message
@@ -119,7 +119,7 @@ func (w *Outgoing) Message(s *store.Store, over string) (msg message.Message, ok
 			}
 			return err
 		})
-		if write.Body == nil { // its result, from the link before, came meanwhile
+		if write.Body == nil { // its result, from the link before, came in the meantime
 			return message.Message{}, false, err
 		}
 	}

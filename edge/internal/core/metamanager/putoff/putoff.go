@@ -28,7 +28,7 @@ const longestPutOff = time.Minute
 type Queue struct {
 	timer *time.Timer // when the next are due
 
-	mu    sync.Mutex // guards what follows
+	mu    sync.Mutex // guards the fields below
 	ids   []uint64
 	until time.Time
 	quota Status

@@ -47,7 +47,7 @@ type Batch interface {
 	After(func())
 }
 
-// Config says what a Keeper works with.
+// Config configures a Keeper.
 type Config struct {
 	Store *store.Store
 	Limit int // answers that are kept; the oldest go first
@@ -64,7 +64,7 @@ type Keeper struct {
 
 	due chan struct{} // one slot: some answers are to be renewed
 
-	mu      sync.Mutex // guards what follows
+	mu      sync.Mutex // guards the fields below
 	answers Stored
 	keyID   string // of the key that signed the newest token
 }

@@ -86,7 +86,7 @@ func (b *Batch) Link() (link linkstate.Link, up bool) {
 // SetLink stages that a session is open, or has ended.
 func (b *Batch) SetLink(link linkstate.Link, up bool) { b.link = &session{link, up} }
 
-// Get finds an object as this batch leaves it; nil where there is none.
+// Get finds an object as this batch leaves it; nil without one.
 func (b *Batch) Get(ref object.Ref) *Held {
 	if staged, ok := b.objects[ref.Resource]; ok {
 		if h, ok := staged[keyOf(ref)]; ok {
@@ -174,7 +174,7 @@ func (b *Batch) Sizes(resource schema.GroupVersionResource, do func(before, afte
 	}
 }
 
-// Interest is an interest as this batch leaves it, to look at; nil where there is none.
+// Interest is an interest as this batch leaves it, to look at; nil without one.
 func (b *Batch) Interest(id uint64) *Interest {
 	if i, ok := b.interests[id]; ok {
 		return i
@@ -312,13 +312,13 @@ func (b *Batch) Gone(resource schema.GroupVersionResource, version string) {
 // which none is left. What else no interest matches the cloud takes back.
 func (b *Batch) Drop(ids []uint64) (gone []object.Ref) {
 	v := b.v
-	v.mu.RLock() // uses go on meanwhile
+	v.mu.RLock() // uses go on in the meantime
 	defer v.mu.RUnlock()
 	touched := map[schema.GroupVersionResource]bool{}
 	for _, id := range ids {
 		i := v.interests[id]
 		if i == nil || i.watchers > 0 || i.idle <= v.config.Limits.InterestIdle {
-			continue // used again meanwhile
+			continue // used again in the meantime
 		}
 		b.interests[id] = nil
 		b.save(func(tx *store.Tx) error { return tx.DeleteInterest(id) })

@@ -7,7 +7,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/core/object"
 )
 
-// Config says what a View works with.
+// Config configures a View.
 type Config struct {
 	Node   string
 	Limits Limits

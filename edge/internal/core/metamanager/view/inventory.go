@@ -20,7 +20,7 @@ const fewEntries = 64
 func (v *View) Interests(written func() map[schema.GroupVersionResource]uint64) (msg *topicpb.Interests, epoch uint64) {
 	v.mu.RLock()
 	defer v.mu.RUnlock()
-	// An object is decoded before it is kept, so it need not be named a second time beside it. A
+	// An object is decoded before it is kept, so it need not be named a second time next to it. A
 	// cloudcore that doesn't know of this names each.
 	msg = &topicpb.Interests{Unnamed: true}
 	for _, id := range slices.Sorted(maps.Keys(v.interests)) {

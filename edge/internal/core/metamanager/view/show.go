@@ -61,7 +61,7 @@ func (v *View) showInterest(id uint64, staged *Interest) {
 		v.interests[id] = staged
 		v.tablesFor(staged)
 		v.config.InterestsChanged()
-	default: // uses and waits have gone on meanwhile: only what is staged is taken over
+	default: // uses and waits have gone on in the meantime: only what is staged is taken over
 		have.synced, have.refused, have.pinned = staged.synced, staged.refused, staged.pinned
 		have.wakeAll()
 	}

@@ -32,7 +32,7 @@ type View struct {
 	config Config        // set by New, never changed
 	next   atomic.Uint64 // the newest version that was given out, shown or not
 
-	mu           sync.RWMutex // guards what follows; only the goroutine that shows changes it, watchers apart
+	mu           sync.RWMutex // guards the fields below; only the goroutine that shows changes it, watchers apart
 	running      bool
 	version      uint64 // the newest that was shown
 	base         uint64 // the first of this run: no watch can start before it

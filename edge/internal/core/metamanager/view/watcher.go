@@ -22,7 +22,7 @@ type watcher struct {
 	ch        chan request.Event
 	done      chan struct{} // closed by Stop
 
-	mu      sync.Mutex // guards what follows
+	mu      sync.Mutex // guards the fields below
 	begun   bool
 	early   []change // that came before the beginning was worked out
 	queue   []request.Event
@@ -34,7 +34,7 @@ type watcher struct {
 
 func (w *watcher) Events() <-chan request.Event { return w.ch }
 
-// begin puts the beginning into the queue, and behind it what came meanwhile.
+// begin puts the beginning into the queue, and behind it what came in the meantime.
 func (w *watcher) begin(initial []*Held, missed []change, options request.WatchOptions) error {
 	var events []request.Event
 	slices.SortFunc(initial, func(a, b *Held) int {

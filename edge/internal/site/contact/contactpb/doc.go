@@ -1,3 +1,3 @@
-// Package contactpb is generated from contact.proto: what the devices of a site say to each other.
+// Package contactpb is generated from contact.proto: the messages between the devices of a site.
 // `make generate` makes it again.
 package contactpb
