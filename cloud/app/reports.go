@@ -10,6 +10,7 @@ import (
 	"github.com/skerry-io/skerry/cloud/internal/controllers/clusterinfo"
 	"github.com/skerry-io/skerry/cloud/internal/controllers/controller"
 	"github.com/skerry-io/skerry/cloud/internal/controllers/drain"
+	"github.com/skerry-io/skerry/cloud/internal/controllers/drain/operationset"
 	"github.com/skerry-io/skerry/cloud/internal/controllers/marks"
 	"github.com/skerry-io/skerry/cloud/internal/controllers/reports"
 	"github.com/skerry-io/skerry/cloud/internal/controllers/rollout"
@@ -18,6 +19,7 @@ import (
 	"github.com/skerry-io/skerry/cloud/internal/controllers/vip"
 	"github.com/skerry-io/skerry/cloud/internal/core/kube"
 	"github.com/skerry-io/skerry/cloud/internal/trust/join"
+	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
 
 // reporting is what becomes of the reports of the edges' agents, and the controllers of the objects
@@ -57,8 +59,17 @@ func (r *reporting) controllers() []controller.Config {
 func (r *reporting) decide(ctx context.Context) error {
 	nodes, release := r.informers.Open(corev1.SchemeGroupVersion.WithResource("nodes"))
 	defer release()
+	pools, release := r.informers.Open(v1alpha1.Resource(v1alpha1.NodePools))
+	defer release()
+	operations, release := r.informers.Open(v1alpha1.Resource(v1alpha1.NodeOperations))
+	defer release()
+	sets, release := r.informers.Open(v1alpha1.Resource(v1alpha1.NodeOperationSets))
+	defer release()
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return r.Sweep(ctx, nodes) })
 	g.Go(func() error { return controller.NewManager(r.client, r.informers).Run(ctx, r.controllers()...) })
+	g.Go(func() error {
+		return operationset.New(r.client, operationset.Stores{Sets: sets, Operations: operations, Nodes: nodes, Pools: pools}).Run(ctx)
+	})
 	return g.Wait()
 }

@@ -246,7 +246,7 @@ func TestOperate_13_ViewersRightsSuffice(t *testing.T) {
 	}
 	viewer, err := roles.Get(t.Context(), "skerry:viewer", metav1.GetOptions{})
 	s.Check(err)
-	needs := map[string][]string{"nodes": commands[0], "pods": commands[0], "leases": commands[0], "nodeoperations": commands[1], "nodes/status": commands[2], "nodes/rehearsal": commands[3], "nodes/log": commands[4]}
+	needs := map[string][]string{"nodes": commands[0], "pods": commands[0], "leases": commands[0], "nodeoperations": commands[1], "nodeoperationsets": commands[1], "nodes/status": commands[2], "nodes/rehearsal": commands[3], "nodes/log": commands[4]}
 	for _, rule := range viewer.Rules {
 		for _, resource := range rule.Resources {
 			command := needs[resource]

@@ -55,6 +55,9 @@ type Config struct {
 	// Keepalive is between two heartbeats: 10 s. StatusEvery is between two statuses, as a
 	// kubelet's nodeStatusReportFrequency: 5 min.
 	Keepalive, StatusEvery time.Duration
+
+	// Operate carries out NodeOperations; nil: the nodes don't ask for any.
+	Operate Operate
 }
 
 func (c Config) withDefaults() Config {

@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/skerry-io/skerry/beehive/message"
+	"github.com/skerry-io/skerry/common/api/v1alpha1"
 	"github.com/skerry-io/skerry/common/topic"
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 	"github.com/skerry-io/skerry/common/version"
@@ -33,6 +34,7 @@ type node struct {
 	interests []*topicpb.Interest
 	epoch     atomic.Uint64
 	writes    atomic.Uint64
+	reports   reports
 	up        chan message.Message // to the hub, which takes it up; at the bound the hub's own read loop waits
 	due       chan struct{}        // one slot: the kubelet has something to say
 
@@ -67,6 +69,9 @@ func (f *Fleet) newNode(ctx context.Context, name string) (*node, error) {
 	}
 	n := &node{
 		fleet: f, name: name, interests: interestsOf(name), up: make(chan message.Message, 64), due: make(chan struct{}, 1), holdings: map[string]*holding{},
+	}
+	if f.config.Operate != nil {
+		n.interests = append(n.interests, operationsOf(name, uint64(len(n.interests)+1)))
 	}
 	// Above those of an earlier run with the same names, as a device's own are, which it keeps.
 	n.epoch.Store(uint64(time.Now().UnixMilli()))
@@ -197,6 +202,9 @@ func (n *node) opened(ctx context.Context, epoch uint64) {
 	n.fleet.connects.Add(1)
 	n.fleet.note(&n.fleet.linked, 1)
 	n.send(ctx, m)
+	for _, m := range n.reports.all() {
+		n.send(ctx, m)
+	}
 	n.wake()
 }
 
@@ -216,12 +224,14 @@ func (n *node) Send(ctx context.Context, _ message.Name, m message.Message) erro
 	switch c := m.Content.(type) {
 	case *topicpb.State:
 		n.apply(c)
+		n.operate(ctx, c)
 		n.send(ctx, m.Answer(&topicpb.StateAck{Sequence: c.Sequence}))
 	case *topicpb.InventoryRequest:
 		n.send(ctx, m.Answer(n.inventory(c)))
 	case *topicpb.APIResponse:
 		n.answered(c)
 	case *topicpb.WriteResult:
+		n.reports.answered(c.Id)
 		if !c.Accepted {
 			n.fleet.refused.Add(1)
 		}
@@ -356,4 +366,39 @@ func (n *node) inventory(q *topicpb.InventoryRequest) *topicpb.Inventory {
 		}
 	}
 	return answer
+}
+
+// ---- operations ----
+
+// operate passes the operations among changes to the node's Operate.
+func (n *node) operate(ctx context.Context, s *topicpb.State) {
+	if n.fleet.config.Operate == nil {
+		return
+	}
+	for _, changes := range s.Changes {
+		if changes.Resource.GetResource() != v1alpha1.NodeOperations {
+			continue
+		}
+		for _, c := range changes.Items {
+			o := &v1alpha1.NodeOperation{}
+			if c.Deleted || json.Unmarshal(c.Object, o) != nil {
+				continue
+			}
+			n.fleet.config.Operate(n.name, o, func(status v1alpha1.NodeOperationStatus) { n.report(ctx, o, status) })
+		}
+	}
+}
+
+func (n *node) report(ctx context.Context, o *v1alpha1.NodeOperation, status v1alpha1.NodeOperationStatus) {
+	body, err := json.Marshal(status)
+	if err != nil {
+		panic(fmt.Sprintf("hollow: a status does not encode: %v", err)) // it has no field that could fail
+	}
+	id := n.writes.Add(1)
+	m := topic.ReportWrite.New(message.Resource{Name: o.Name}, &topicpb.Write{
+		Id: id, Verb: topicpb.Verb_PATCH, Resource: &topicpb.Resource{Group: v1alpha1.Group, Version: v1alpha1.Version, Resource: v1alpha1.NodeOperations},
+		Name: o.Name, Subresource: "status", Uid: string(o.UID), Body: body, UnixMillis: time.Now().UnixMilli(),
+	})
+	n.reports.put(id, m)
+	go n.send(ctx, m) // the caller may be the hub's read loop, which must not wait for its own queue
 }

@@ -12,6 +12,7 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/fields"
@@ -280,6 +281,28 @@ func (c *cluster) operations(ctx context.Context, all bool) (*v1alpha1.NodeOpera
 	}
 	slices.SortStableFunc(list.Items, func(a, b v1alpha1.NodeOperation) int { return a.CreationTimestamp.Compare(b.CreationTimestamp.Time) })
 	return list, nil
+}
+
+// sets lists NodeOperationSets, the oldest first; all: those that are complete too.
+func (c *cluster) sets(ctx context.Context, all bool) (sets []v1alpha1.NodeOperationSet, err error) {
+	list, err := c.objects.Resource(v1alpha1.Resource(v1alpha1.NodeOperationSets)).List(ctx, metav1.ListOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+		return nil, nil
+	case err != nil:
+		return nil, rights(fmt.Errorf("listing %s: %w", v1alpha1.NodeOperationSets, err))
+	}
+	for i := range list.Items {
+		var s v1alpha1.NodeOperationSet
+		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(list.Items[i].Object, &s); err != nil {
+			return nil, fmt.Errorf("reading NodeOperationSet %s: %w", list.Items[i].GetName(), err)
+		}
+		if all || !meta.IsStatusConditionTrue(s.Status.Conditions, v1alpha1.SetReady) {
+			sets = append(sets, s)
+		}
+	}
+	slices.SortStableFunc(sets, func(a, b v1alpha1.NodeOperationSet) int { return a.CreationTimestamp.Compare(b.CreationTimestamp.Time) })
+	return sets, nil
 }
 
 // now is the time by kube-apiserver's clock, by which Leases are read.

@@ -274,7 +274,9 @@ func operationsCommand(f getter, streams genericiooptions.IOStreams) *cobra.Comm
 	o := &output{}
 	var all bool
 	c := &cobra.Command{
-		Use: "operations", Short: "Show the operations of devices that have not ended, and what they wait for",
+		Use: "operations", Short: "Show the roll-outs and operations of devices that have not ended, and what they wait for",
+		Long: `Show NodeOperationSets that are not complete, with their progress, and then NodeOperations that have not ended, with what they wait for. Nothing is printed where
+there are none. With -o the NodeOperations alone are printed; the sets are kubectl get nodeopset -o yaml.`,
 		Example: "  kubectl skerry operations\n  kubectl skerry operations --all",
 		Args:    cobra.NoArgs, SilenceUsage: true,
 		RunE: func(c *cobra.Command, _ []string) error {
@@ -293,7 +295,20 @@ func operationsCommand(f getter, streams genericiooptions.IOStreams) *cobra.Comm
 			if !o.table() {
 				return printer.PrintObj(list, streams.Out)
 			}
+			sets, err := cluster.sets(c.Context(), all)
+			if err != nil {
+				return err
+			}
 			out := printers.GetNewTabWriter(streams.Out)
+			if len(sets) > 0 {
+				if err := printer.PrintObj(fleet.SetsTable(sets, cluster.now()), out); err != nil {
+					return err
+				}
+				if err := out.Flush(); err != nil {
+					return fmt.Errorf("printing: %w", err)
+				}
+				fmt.Fprintln(streams.Out)
+			}
 			if err := printer.PrintObj(fleet.OperationsTable(list.Items, cluster.now()), out); err != nil {
 				return err
 			}

@@ -2,6 +2,7 @@
 //
 // It owns the Go types from which the CRDs in manifests/crds and the deep copies are made, and the names that both sides must spell alike. It refuses
 // logic: what a field means is written at the field, what is done about it is the business of controllers and agents. Its values are plain.
+// It is above 2,500 lines because the kinds of one version of a group are one package.
 //
 // +kubebuilder:object:generate=true
 // +groupName=skerry.io

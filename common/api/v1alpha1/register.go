@@ -36,7 +36,8 @@ func Resource(plural string) schema.GroupVersionResource {
 // AddToScheme makes a scheme know the kinds.
 func AddToScheme(s *runtime.Scheme) error {
 	s.AddKnownTypes(SchemeGroupVersion, &StaticRoute{}, &StaticRouteList{}, &NodePool{}, &NodePoolList{}, &VirtualIP{}, &VirtualIPList{},
-		&ServiceCollection{}, &ServiceCollectionList{}, &NodeOperation{}, &NodeOperationList{}, &EdgeApp{}, &EdgeAppList{}, &ClusterInfo{}, &ClusterInfoList{})
+		&ServiceCollection{}, &ServiceCollectionList{}, &NodeOperation{}, &NodeOperationList{}, &NodeOperationSet{}, &NodeOperationSetList{},
+		&EdgeApp{}, &EdgeAppList{}, &ClusterInfo{}, &ClusterInfoList{})
 	metav1.AddToGroupVersion(s, SchemeGroupVersion)
 	return nil
 }

@@ -157,9 +157,13 @@ func TestRights(t *testing.T) {
 	} {
 		t.Run(c.what, func(t *testing.T) {
 			if !c.allowed {
-				if err := c.try(t.Context()); !apierrors.IsForbidden(err) {
-					t.Errorf("want Forbidden, got %v", err)
-				}
+				// Admission policies reach kube-apiserver by watches, too.
+				cluster.Eventually(t, c.what+" to be forbidden", func(ctx context.Context) error {
+					if err := c.try(ctx); !apierrors.IsForbidden(err) {
+						return fmt.Errorf("want Forbidden, got %w", errors.Join(err, errors.New("no refusal")))
+					}
+					return nil
+				})
 				return
 			}
 			// The rights, and which pod needs which Secret, reach the authorizers by watches.

@@ -173,6 +173,27 @@ func OperationsTable(all []v1alpha1.NodeOperation, now time.Time) *metav1.Table 
 	return t
 }
 
+// SetsTable is NodeOperationSets as a table.
+func SetsTable(all []v1alpha1.NodeOperationSet, now time.Time) *metav1.Table {
+	t := &metav1.Table{}
+	for _, name := range []string{"Set", "Operation", "Wave", "Done", "Running", "Offline", "Failed", "Refused", "State", "Requested by", "Age", "Message"} {
+		t.ColumnDefinitions = append(t.ColumnDefinitions, metav1.TableColumnDefinition{Name: name, Type: "string"})
+	}
+	for i := range all {
+		s := &all[i]
+		state, message := "New", ""
+		if c := meta.FindStatusCondition(s.Status.Conditions, v1alpha1.SetReady); c != nil {
+			state, message = c.Reason, c.Message
+		}
+		t.Rows = append(t.Rows, metav1.TableRow{Cells: []any{
+			s.Name, string(s.Spec.Template.Operation), dash(s.Status.Wave), dash(s.Status.Progress), fmt.Sprint(s.Status.Running), fmt.Sprint(s.Status.Offline),
+			fmt.Sprint(s.Status.Failed), fmt.Sprint(s.Status.Refused), Printable(state, 40), dash(Printable(s.Annotations[v1alpha1.RequestedByAnnotation], 60)),
+			past(&s.CreationTimestamp, now), Printable(message, 500),
+		}})
+	}
+	return t
+}
+
 // lastLine returns the last line that is not blank.
 func lastLine(text string) string {
 	lines := strings.Split(strings.TrimSpace(text), "\n")
