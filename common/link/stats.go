@@ -16,6 +16,16 @@ type Stats struct {
 	LastHeard      time.Time          // when the peer sent, or with Info.Acks acknowledged, anything last
 }
 
+// Wire is the bytes that a link took on its way, with the headers of Ethernet, IP and what is above
+// them, acknowledgements and packets that were sent again.
+type Wire struct{ Sent, Received uint64 }
+
+// Wired is a Conn, and a Carrier, that may know its bytes on the wire; ok is false where it does
+// not.
+type Wired interface {
+	Wire() (w Wire, ok bool)
+}
+
 // Meter is a Conn that counts. Those of this package are.
 type Meter interface{ Stats() Stats }
 
@@ -29,6 +39,14 @@ func (s *Stats) sent(done [topic.Classes]written) {
 func (s *Stats) received(class topic.Class, bytes int) {
 	s.Received[class].Messages++
 	s.Received[class].Bytes += uint64(bytes)
+}
+
+// Wire implements Wired.
+func (c *conn) Wire() (Wire, bool) {
+	if w, ok := c.carrier.(Wired); ok {
+		return w.Wire()
+	}
+	return Wire{}, false
 }
 
 // Stats returns the counts as they are now.

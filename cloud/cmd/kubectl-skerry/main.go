@@ -32,7 +32,7 @@ func command(streams genericiooptions.IOStreams) *cobra.Command {
 	c := &cobra.Command{
 		Use: "kubectl-skerry", Annotations: map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl skerry"}, Version: version.Skerry(),
 		Short: "Status of the devices; logs, exec, attach and port-forward of pods on them, through cloudcore",
-		Long: `Status of the cluster's devices (status, node, operations), from kube-apiserver and the devices themselves.
+		Long: `Status of the cluster's devices (status, top, node, operations), from kube-apiserver and the devices themselves.
 
 Logs, exec, attach and port-forward of pods on edge nodes, through cloudcore: kubectl's own commands with kubectl's own flags.
 Other tools take the same way through 'kubectl skerry proxy'. With --reject-paths '^$' it also passes exec and attach on to nodes that are no
@@ -52,7 +52,7 @@ edges, for every program of this machine, web pages included: end it when the to
 	c.AddCommand(
 		logs.NewCmdLogs(f, streams), exec.NewCmdExec(f, streams), attach.NewCmdAttach(f, streams), portforward.NewCmdPortForward(f, streams),
 		cp.NewCmdCp(f, streams), proxy.NewCmdProxy(f, streams),
-		statusCommand(flags, streams), nodeCommand(flags, streams), operationsCommand(flags, streams), bundleCommand(flags, streams), rehearseCommand(flags, streams),
+		statusCommand(flags, streams), topCommand(flags, streams), nodeCommand(flags, streams), operationsCommand(flags, streams), bundleCommand(flags, streams), rehearseCommand(flags, streams),
 	)
 	return c
 }

@@ -186,6 +186,53 @@ func states(nodes []fleet.Node) map[string]string {
 	return all
 }
 
+// topCommand shows what links cost.
+func topCommand(f getter, streams genericiooptions.IOStreams) *cobra.Command {
+	o := &output{}
+	var labels string
+	c := &cobra.Command{
+		Use: "top", Short: "Show what the links of the devices cost: bytes and messages by class, since each link came up",
+		Long: `Show the bytes that each device's link took in both directions since it came up, the busiest first. UP and DOWN are bytes on the wire, with headers,
+acknowledgements and the handshake; the classes are messages alone, the most urgent first: heartbeats (urgent), requests and answers (answer), objects and
+writes (normal), events (bulk), metrics and streams such as kubectl logs (stream). -o wide counts messages too. It comes from the devices' Leases, asks no
+device, and is at most 23 s old where the link is up.`,
+		Example: "  kubectl skerry top\n  kubectl skerry top -o wide -l skerry.io/node-pool=ferries\n  kubectl skerry top -o json | jq '.items[] | {name, traffic}'",
+		Args:    cobra.NoArgs, SilenceUsage: true,
+		RunE: func(c *cobra.Command, _ []string) error {
+			if err := selector(labels); err != nil {
+				return usage(err)
+			}
+			printer, err := o.printer()
+			if err != nil {
+				return err
+			}
+			cluster, err := connect(f)
+			if err != nil {
+				return err
+			}
+			cluster.labels = labels
+			facts, err := cluster.read(c.Context())
+			if err != nil {
+				return err
+			}
+			now := cluster.now()
+			nodes := fleet.Busiest(fleet.Of(facts, fleet.DefaultLimits(), now))
+			var object runtime.Object = newFleetStatus(nodes, now)
+			if o.table() {
+				object = fleet.TrafficTable(nodes, now)
+			}
+			out := printers.GetNewTabWriter(streams.Out)
+			if err := printer.PrintObj(object, out); err != nil {
+				return err
+			}
+			return out.Flush()
+		},
+	}
+	o.addTo(c)
+	c.Flags().StringVarP(&labels, "selector", "l", "", "Selector (label query) of Nodes")
+	return c
+}
+
 // nodeOptions are the flags of node.
 type nodeOptions struct {
 	streams genericiooptions.IOStreams

@@ -10,6 +10,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"net"
 	"os"
 	"strconv"
 	"sync"
@@ -104,6 +105,22 @@ func (c *carrier) look() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.watch.Reset(c.lookEvery())
+}
+
+// Headers of a packet: of Ethernet, IP and UDP.
+const (
+	headers4 = 14 + 20 + 8
+	headers6 = 14 + 40 + 8
+)
+
+// Wire implements link.Wired.
+func (c *carrier) Wire() (link.Wire, bool) {
+	s := c.conn.ConnectionStats()
+	headers := uint64(headers4)
+	if a, ok := c.conn.RemoteAddr().(*net.UDPAddr); ok && a.IP.To4() == nil {
+		headers = headers6
+	}
+	return link.Wire{Sent: s.BytesSent + s.PacketsSent*headers, Received: s.BytesReceived + s.PacketsReceived*headers}, true
 }
 
 // LastHeard is exact to lookEvery.

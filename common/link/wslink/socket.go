@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/skerry-io/skerry/common/link"
 )
 
 // control sets TCP_NOTSENT_LOWAT (tcp(7)). A socket that was accepted does not inherit it from the
@@ -64,4 +66,43 @@ func acknowledged(c net.Conn) (func() (time.Duration, error), error) {
 	}
 	_, err = ago()
 	return ago, err
+}
+
+// Headers of a packet without options but TCP's timestamps: of Ethernet, IP and TCP.
+const (
+	headers4 = 14 + 20 + 32
+	headers6 = 14 + 40 + 32
+)
+
+// Wire implements link.Wired by what the kernel counts: segments and bytes, those that were sent
+// again included. It does not know a connection through a proxy from one without.
+func (c *carrier) Wire() (w link.Wire, ok bool) {
+	tcp, ok := beneath(c.raw.Conn).(syscall.Conn)
+	if !ok {
+		return w, false
+	}
+	raw, err := tcp.SyscallConn()
+	if err != nil {
+		return w, false
+	}
+	var info *unix.TCPInfo
+	if controlErr := raw.Control(func(fd uintptr) { info, err = unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO) }); controlErr != nil || err != nil {
+		return w, false
+	}
+	headers := uint64(headers4)
+	if a, is := c.ws.RemoteAddr().(*net.TCPAddr); is && a.IP.To4() == nil {
+		headers = headers6
+	}
+	return link.Wire{Sent: info.Bytes_sent + uint64(info.Segs_out)*headers, Received: info.Bytes_received + uint64(info.Segs_in)*headers}, true
+}
+
+// beneath is the connection that others are wrapped around.
+func beneath(c net.Conn) net.Conn {
+	for {
+		w, ok := c.(interface{ NetConn() net.Conn })
+		if !ok {
+			return c
+		}
+		c = w.NetConn()
+	}
 }

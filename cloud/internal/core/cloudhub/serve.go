@@ -68,6 +68,18 @@ func (s *session) Supports(feature string) bool { return s.features.Has(feature)
 // its distance from other times of this process.
 func (s *session) LastHeard() time.Time { return s.began.Add(time.Duration(s.heard.Load())) }
 
+// Traffic returns what has passed the link, and its bytes on the wire where the transport counts
+// them.
+func (s *session) Traffic() (stats link.Stats, wire link.Wire) {
+	if m, ok := s.conn.(link.Meter); ok {
+		stats = m.Stats()
+	}
+	if w, ok := s.conn.(link.Wired); ok {
+		wire, _ = w.Wire()
+	}
+	return stats, wire
+}
+
 func (s *session) hear() { s.heard.Store(int64(time.Since(s.began))) }
 
 func (s *session) Send(ctx context.Context, m message.Message) error {

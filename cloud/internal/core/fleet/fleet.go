@@ -134,7 +134,31 @@ func Of(f Facts, limits Limits, now time.Time) []Node {
 		n.judge(nodes[name], limits, now)
 		result = append(result, *n)
 	}
+	if !f.Selected {
+		allDown(result)
+	}
 	return result
+}
+
+// allDown has the action of each link that is down name the cloud, where all of several links are.
+func allDown(nodes []Node) {
+	down := 0
+	for i := range nodes {
+		switch nodes[i].Link {
+		case Down:
+			down++
+		case Up, NoKubelet:
+			return
+		case Never:
+		}
+	}
+	for i := range nodes {
+		for p := range nodes[i].Problems {
+			if problem := &nodes[i].Problems[p]; down > 1 && problem.Reason == "LinkDown" {
+				problem.Action = "all links are down: is cloudcore running, and its address reached? kubectl get pods -n skerry-system"
+			}
+		}
+	}
 }
 
 // IsEdge reports whether a Node is a device's.

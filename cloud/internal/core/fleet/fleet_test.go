@@ -171,3 +171,60 @@ func TestSession_OfADeviceThatLies(t *testing.T) {
 		t.Errorf("%d bytes: %q", len(text), got.Version)
 	}
 }
+
+// With all links down the action names the cloud; with one that is up, the device.
+func TestOf_AllLinksDown(t *testing.T) {
+	down := func(name string) *coordinationv1.Lease { return lease(name, 3*time.Hour, 5*time.Hour, nil) }
+	cloud := func(selected bool, leases ...*coordinationv1.Lease) (named int) {
+		f := fleet.Facts{Leases: leases, Selected: selected}
+		for _, l := range leases {
+			f.Nodes = append(f.Nodes, node(l.Name, "Unknown"))
+		}
+		for _, n := range fleet.Of(f, fleet.DefaultLimits(), now) {
+			for _, p := range n.Problems {
+				if strings.Contains(p.Action, "skerry-system") {
+					named++
+				}
+			}
+		}
+		return named
+	}
+	for _, c := range []struct {
+		got, want int
+	}{
+		{cloud(false, down("a"), down("b"), down("c")), 3},
+		{cloud(false, down("a")), 0},
+		{cloud(true, down("a"), down("b")), 0},
+		{cloud(false, down("a"), down("b"), lease("c", 5*time.Second, time.Hour, nil)), 0},
+	} {
+		if c.got != c.want {
+			t.Errorf("%d actions name the cloud, want %d", c.got, c.want)
+		}
+	}
+}
+
+// What a link has carried comes back from the annotation, and its table adds it up.
+func TestTraffic(t *testing.T) {
+	s := fleet.Session{Transport: "quic", Since: before(time.Hour), Traffic: &fleet.Traffic{
+		Wire: fleet.Bytes{Up: 5000, Down: 1_500_000}, Classes: []fleet.Class{{UpMessages: 360, UpBytes: 1800}, {}, {DownMessages: 3, DownBytes: 1_400_000}},
+	}}
+	back, ok := fleet.SessionOf(map[string]string{fleet.SessionAnnotation: s.Annotation()})
+	if diff := cmp.Diff(s.Traffic, back.Traffic); !ok || diff != "" {
+		t.Error(diff)
+	}
+	l := lease("e", 0, time.Hour, func(own *fleet.Session) { own.Traffic = s.Traffic })
+	table := fleet.TrafficTable(fleet.Of(fleet.Facts{Nodes: []*corev1.Node{node("e", "True"), node("silent", "True")}, Leases: []*coordinationv1.Lease{l}}, fleet.DefaultLimits(), now), now)
+	var rows []string
+	for _, r := range table.Rows {
+		rows = append(rows, strings.TrimSpace(fmt.Sprintln(r.Cells...)))
+	}
+	want := []string{"e Up 60m 5kB 1.5MB 1.5MB/h 1.8kB 0B 1.4MB 0B 0B 360 0 3 0 0", "(all)   5kB 1.5MB 1.5MB/h 1.8kB 0B 1.4MB 0B 0B 360 0 3 0 0"}
+	if diff := cmp.Diff(want, rows); diff != "" {
+		t.Error(diff)
+	}
+	for _, bad := range []string{`{"traffic":{"classes":[[1,2,3,4],[],[],[],[],[]]}}`, `{"traffic":{"classes":[[-1]]}}`} {
+		if s, _ := fleet.SessionOf(map[string]string{fleet.SessionAnnotation: bad}); s.Traffic != nil {
+			t.Errorf("%s became %+v", bad, s.Traffic)
+		}
+	}
+}

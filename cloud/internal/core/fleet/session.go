@@ -31,6 +31,8 @@ type Session struct {
 	// them.
 	Backlog int          `json:"backlog,omitempty"`
 	Oldest  *metav1.Time `json:"oldest,omitempty"`
+	// Traffic is what has passed the link since it came up.
+	Traffic *Traffic `json:"traffic,omitempty"`
 }
 
 // Annotation is the annotation's value.
@@ -45,6 +47,9 @@ func SessionOf(annotations map[string]string) (Session, bool) {
 	var s Session
 	if err := json.Unmarshal([]byte(annotations[SessionAnnotation]), &s); err != nil {
 		return Session{}, false
+	}
+	if s.Traffic.checked() != nil {
+		s.Traffic = nil
 	}
 	s.Version, s.Transport = Printable(s.Version, maxVersion), Printable(s.Transport, maxVersion)
 	return s, true

@@ -21,6 +21,7 @@ import (
 	"github.com/skerry-io/skerry/cloud/internal/core/fleet"
 	"github.com/skerry-io/skerry/cloud/internal/core/kube"
 	"github.com/skerry-io/skerry/common/link"
+	"github.com/skerry-io/skerry/common/topic"
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 )
 
@@ -411,7 +412,26 @@ func (l *lease) session() fleet.Session {
 	if s.CertificateEnd = seconds(said.renewed); s.CertificateEnd == nil && info.Peer != nil {
 		s.CertificateEnd = &metav1.Time{Time: info.Peer.NotAfter.UTC()}
 	}
+	s.Traffic = trafficOf(l.link)
 	return s
+}
+
+// trafficOf is what has passed a session's link; nil where that is not counted.
+func trafficOf(session any) *fleet.Traffic {
+	counted, ok := session.(interface {
+		Traffic() (link.Stats, link.Wire)
+	})
+	if !ok {
+		return nil
+	}
+	stats, wire := counted.Traffic()
+	t := &fleet.Traffic{Wire: fleet.Bytes{Down: wire.Sent, Up: wire.Received}}
+	for class := range topic.Classes {
+		t.Classes = append(t.Classes, fleet.Class{
+			DownMessages: stats.Sent[class].Messages, DownBytes: stats.Sent[class].Bytes, UpMessages: stats.Received[class].Messages, UpBytes: stats.Received[class].Bytes,
+		})
+	}
+	return t
 }
 
 // report returns the input of Nodes.
