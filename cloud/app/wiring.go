@@ -12,12 +12,14 @@ import (
 
 	"github.com/skerry-io/skerry/beehive"
 	"github.com/skerry-io/skerry/cloud/internal/access/applogs"
+	"github.com/skerry-io/skerry/cloud/internal/access/nodemetrics"
 	"github.com/skerry-io/skerry/cloud/internal/controllers/clusterinfo"
 	"github.com/skerry-io/skerry/cloud/internal/controllers/site"
 	"github.com/skerry-io/skerry/cloud/internal/controllers/vip"
 	"github.com/skerry-io/skerry/cloud/internal/core/cloudhub"
 	"github.com/skerry-io/skerry/cloud/internal/core/config"
 	"github.com/skerry-io/skerry/cloud/internal/core/kube"
+	"github.com/skerry-io/skerry/cloud/internal/core/otlp"
 	"github.com/skerry-io/skerry/cloud/internal/core/publish"
 	"github.com/skerry-io/skerry/cloud/internal/core/relay"
 	"github.com/skerry-io/skerry/cloud/internal/trust/join"
@@ -74,6 +76,7 @@ func (a *App) wiring() []part {
 		{true, a.informerParts},
 		{true, a.publishParts},
 		{true, a.relayParts},
+		{a.metricsTaken(), a.nodeMetricsParts},
 		{true, a.reportParts},
 		{true, a.siteParts},
 		// Made before the hub, whose sessions carry its streams, and served after it.
@@ -157,10 +160,11 @@ func (a *App) relayParts() ([]beehive.Entry, error) {
 	stats := clusterinfo.NewLease(a.client.Kubernetes(), join.Namespace, func(node string) bool { return clusterinfo.Candidate(infos, nodes, node) })
 	var sink applogs.Sink
 	if c := a.config.Logs; c.Endpoint != "" {
-		var err error
-		if sink, err = applogs.NewOTLP(applogs.OTLPConfig{Endpoint: c.Endpoint, CAFile: c.CAFile, TokenFile: c.TokenFile}); err != nil {
+		client, err := otlp.New(otlp.Config{Field: "logs", Endpoint: c.Endpoint, CAFile: c.CAFile, TokenFile: c.TokenFile})
+		if err != nil {
 			return nil, err
 		}
+		sink = applogs.NewOTLP(client)
 	}
 	logs := applogs.New(sink, apps, logQuota(a.config.Logs))
 	a.relay.Serve(func(ctx context.Context, node types.NodeName, q *topicpb.APIRequest) (*topicpb.APIResponse, bool) {
@@ -172,6 +176,28 @@ func (a *App) relayParts() ([]beehive.Entry, error) {
 	a.carried = append(a.carried, a.relay)
 	a.collectors = append(a.collectors, a.relay.Metrics(), a.relay.Nodes(a.config.Metrics.Nodes), logs)
 	return []beehive.Entry{restarted("pods", a.pods.Run)}, nil
+}
+
+// metricsTaken reports whether samples of devices' metrics go anywhere; else devices are not asked
+// for them.
+func (a *App) metricsTaken() bool {
+	return a.config.Metrics.Nodes > 0 || a.config.Metrics.Endpoint != ""
+}
+
+func (a *App) nodeMetricsParts() ([]beehive.Entry, error) {
+	c := a.config.Metrics
+	to := nodemetrics.Config{MaxNodes: c.Nodes}
+	if c.Endpoint != "" {
+		client, err := otlp.New(otlp.Config{Field: "metrics", Endpoint: c.Endpoint, CAFile: c.CAFile, TokenFile: c.TokenFile})
+		if err != nil {
+			return nil, err
+		}
+		to.Sink = nodemetrics.NewOTLP(client)
+	}
+	metrics := nodemetrics.New(to)
+	a.carried = append(a.carried, metrics)
+	a.collectors = append(a.collectors, metrics)
+	return nil, nil
 }
 
 func (a *App) reportParts() ([]beehive.Entry, error) {
@@ -194,7 +220,7 @@ func (a *App) siteParts() ([]beehive.Entry, error) {
 func (a *App) hubParts() ([]beehive.Entry, error) {
 	a.hub = cloudhub.New(cloudhub.Config{
 		Instance: a.instance, Version: version.Skerry(), Admission: a.revoked, Trust: a.trust, MaxSessions: a.config.Hub.MaxSessions,
-		MaxHandshakes: handshakesAtOnce, Streams: a.tunnel != nil,
+		MaxHandshakes: handshakesAtOnce, Streams: a.tunnel != nil, Metrics: a.metricsTaken(),
 		History:   func(ctx context.Context) string { return a.history.ID(ctx) },
 		Elsewhere: func() bool { return a.balance.Elsewhere() }, // both are made after the hub, before it runs
 	}, a.ports.links, a.carried)

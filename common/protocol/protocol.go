@@ -27,6 +27,9 @@ const (
 // FeatureStreams is the support of streams that the other end opens (package tunnel).
 const FeatureStreams = "streams"
 
+// FeatureMetrics is the support of samples of the device's metrics (package nodemetrics).
+const FeatureMetrics = "metrics"
+
 // A Window is the range of versions that an end supports, from Min to Max.
 type Window struct{ Min, Max uint32 }
 

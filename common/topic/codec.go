@@ -127,6 +127,7 @@ func NewTable() *Table {
 		up(line(20, APIRequest, Answer)), down(line(21, APIResponse, Answer)),
 		line(22, StreamOpen, Answer), line(23, StreamWindow, Answer), opaque(line(24, StreamData, Stream)), line(25, StreamClose, Stream),
 		up(line(26, SiteRequest, Normal)), down(line(27, Site, Normal)),
+		up(line(28, NodeMetrics, Stream)), down(line(29, NodeMetricsResult, Stream)),
 	} {
 		if _, ok := t.entries[e.Key]; ok {
 			panic("topic: two lines for " + e.Key.String())

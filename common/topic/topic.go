@@ -36,6 +36,7 @@ const (
 	KindAPI        message.Kind = "api"
 	KindStream     message.Kind = "stream"
 	KindSite       message.Kind = "site"
+	KindMetrics    message.Kind = "metrics"
 )
 
 // Session.
@@ -98,4 +99,11 @@ var (
 var (
 	SiteRequest = message.NewTopic[*topicpb.SiteRequest](KindSite, message.Query, message.Latest)
 	Site        = message.NewTopic[*topicpb.Site](KindSite, message.Update, message.Latest)
+)
+
+// Metrics of the device, to a cloud with protocol.FeatureMetrics. The edge sends the next message
+// once the last was answered.
+var (
+	NodeMetrics       = message.NewTopic[*topicpb.NodeMetrics](KindMetrics, message.Update, message.Every)
+	NodeMetricsResult = message.NewTopic[*topicpb.NodeMetricsResult](KindMetrics, message.Response, message.Every)
 )

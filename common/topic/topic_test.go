@@ -40,6 +40,8 @@ func TestTable_Entries(t *testing.T) {
 		{5, "interest.update", "normal", "every", "skerry.topic.v1.Interests"},
 		{6, "inventory.query", "normal", "every", "skerry.topic.v1.InventoryRequest"},
 		{7, "inventory.response", "normal", "every", "skerry.topic.v1.Inventory"},
+		{29, "metrics.response", "stream", "every", "skerry.topic.v1.NodeMetricsResult"},
+		{28, "metrics.update", "stream", "every", "skerry.topic.v1.NodeMetrics"},
 		{15, "nodestatus.response", "answer", "every", "skerry.topic.v1.WriteResult"},
 		{14, "nodestatus.update", "normal", "every", "skerry.topic.v1.Write"},
 		{17, "pod.response", "answer", "every", "skerry.topic.v1.WriteResult"},

@@ -52,6 +52,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/optional/applogs"
 	"github.com/skerry-io/skerry/edge/internal/optional/console"
 	"github.com/skerry-io/skerry/edge/internal/optional/marks"
+	"github.com/skerry-io/skerry/edge/internal/optional/nodemetrics"
 	"github.com/skerry-io/skerry/edge/internal/optional/statsleader"
 	"github.com/skerry-io/skerry/edge/internal/pods/creationorder"
 	"github.com/skerry-io/skerry/edge/internal/pods/deviceplugin"
@@ -224,9 +225,11 @@ type App struct {
 	consoles *console.Consoles
 	stats    *statsleader.Leader
 	logs     *applogs.Agent
-	order    *creationorder.Module
-	images   *images.Server
-	devices  *deviceplugin.Module
+	// nodeMetrics is nil where modules.nodeMetrics is switched off.
+	nodeMetrics *nodemetrics.Agent
+	order       *creationorder.Module
+	images      *images.Server
+	devices     *deviceplugin.Module
 }
 
 // standIn is a program that stands for agents of this device.

@@ -113,6 +113,9 @@ func (a *App) newHub() (*edgehub.Hub, error) {
 	if a.site != nil {
 		parts[topic.KindSite] = a.site
 	}
+	if a.nodeMetrics != nil {
+		parts[topic.KindMetrics] = a.nodeMetrics
+	}
 	return edgehub.New(edgehub.Config{
 		Servers: addresses, Dialer: a.dialer, Epochs: a.store, Alive: a.meta.KubeletAlive, Version: version.Skerry(), BootID: bootID(),
 		Keepalive: c.Keepalive.Duration, BackoffMin: c.BackoffMin.Duration, BackoffMax: c.BackoffMax.Duration,

@@ -34,6 +34,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/optional/applogs"
 	"github.com/skerry-io/skerry/edge/internal/optional/console"
 	"github.com/skerry-io/skerry/edge/internal/optional/marks"
+	"github.com/skerry-io/skerry/edge/internal/optional/nodemetrics"
 	"github.com/skerry-io/skerry/edge/internal/optional/statsleader"
 	"github.com/skerry-io/skerry/edge/internal/pods/cri"
 	"github.com/skerry-io/skerry/edge/internal/pods/podhealth"
@@ -73,6 +74,7 @@ type Status struct {
 	Apps         *edgeapp.Status        `json:"apps,omitempty"`
 	Stats        *statsleader.Status    `json:"clusterStats,omitempty"`
 	Logs         *applogs.Status        `json:"appLogs,omitempty"`
+	NodeMetrics  *nodemetrics.Status    `json:"nodeMetrics,omitempty"`
 	Site         *contact.State         `json:"site,omitempty"`
 	Consoles     []console.State        `json:"consoles,omitempty"`
 	Modules      []beehive.ModuleHealth `json:"modules,omitempty"`
@@ -97,6 +99,7 @@ func (a *App) Status() Status {
 	s.Apps = of(a.apps, (*edgeapp.Agent).Status)
 	s.Stats = of(a.stats, (*statsleader.Leader).Status)
 	s.Logs = of(a.logs, (*applogs.Agent).Status)
+	s.NodeMetrics = of(a.nodeMetrics, (*nodemetrics.Agent).Status)
 	s.Site = of(a.contact, (*contact.Agent).State)
 	if a.consoles != nil {
 		s.Consoles = a.consoles.List()
@@ -259,6 +262,9 @@ func openStopped(ctx context.Context, cfg *edgeconfig.Config, key *diskkey.Key) 
 	return store.Open(ctx, storeConfig(cfg, key))
 }
 
+// samplesFile has the samples that the cloud has not taken.
+func samplesFile(cfg *edgeconfig.Config) string { return filepath.Join(cfg.DataDir, "nodemetrics") }
+
 // OwnFiles are patterns of what edgecore makes: who this device is, the store, in which everything
 // else is, the key of its kubelet's server, the kubeconfig by which root reaches the device's API,
 // and the configuration of the pods' network.
@@ -272,7 +278,7 @@ func OwnFiles(cfg *edgeconfig.Config) []string {
 	}
 	return []string{
 		filepath.Join(server, "kubelet-server-*.pem"), filepath.Join(server, "kubelet.crt"), filepath.Join(server, "kubelet.key"),
-		IdentityDir(cfg), at.Path + "*", at.KeyFile, filepath.Join(keysDir(cfg), edgeapi.KubeconfigFile), filepath.Join(cfg.DataDir, hookDir), filepath.Join(cfg.DataDir, contentDir), FlightRecorder(cfg), MetricsToken(cfg),
+		IdentityDir(cfg), at.Path + "*", at.KeyFile, filepath.Join(keysDir(cfg), edgeapi.KubeconfigFile), filepath.Join(cfg.DataDir, hookDir), filepath.Join(cfg.DataDir, contentDir), FlightRecorder(cfg), MetricsToken(cfg), samplesFile(cfg) + "*",
 		filepath.Join(netif.CNIConfigs, podnet.File),
 	}
 }

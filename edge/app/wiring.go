@@ -106,6 +106,7 @@ func (a *App) wiring() []part {
 		{c.Apps.Enable, a.appParts},
 		{c.ClusterStats.Enable, a.statsParts},
 		{c.AppLogs.Enable, a.logParts},
+		{c.NodeMetrics.Enable && c.EdgeHub.Enable, a.nodeMetricsParts},
 		{c.EdgeHub.Enable, a.hubParts},
 		{a.followsPool(), a.switchParts},
 		{c.Passthrough.Enable, a.passthroughParts},

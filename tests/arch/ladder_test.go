@@ -19,12 +19,12 @@ var ladder = [][]string{
 	{"beehive"},
 	// L3: what both sides share
 	{"common/applog", "common/claim", "common/topic", "common/pki", "common/config", "common/httpserver", "common/recovery", "common/rerun", "common/notifytest", "common/login1test", "common/dependency", "common/selectable", "common/podstream"},
-	{"common/link"},
+	{"common/link", "common/nodemetrics"},
 	{"common/cli", "common/gctuner", "common/programpages", "common/health", "common/tunnel"},
 	{"common/watchdog"},
 	// L4: the two sides, one under the other only as far as they need it
 	{
-		"cloud/internal/core/config", "cloud/internal/core/kube", "cloud/internal/core/quota",
+		"cloud/internal/core/config", "cloud/internal/core/kube", "cloud/internal/core/otlp", "cloud/internal/core/quota",
 		"common/atomicfile",
 		"edge/internal/core/connshare", "edge/internal/core/launch", "edge/internal/core/linkstate", "edge/internal/core/object", "edge/internal/core/table",
 		"edge/internal/setup/config",
@@ -47,7 +47,7 @@ var ladder = [][]string{
 		"edge/internal/site/peers",
 	},
 	{
-		"cloud/internal/access/applogs", "cloud/internal/access/console",
+		"cloud/internal/access/applogs", "cloud/internal/access/console", "cloud/internal/access/nodemetrics",
 		"cloud/internal/controllers/app", "cloud/internal/controllers/clusterinfo", "cloud/internal/controllers/drain", "cloud/internal/controllers/kubevip", "cloud/internal/controllers/marks", "cloud/internal/controllers/drain/operationset", "cloud/internal/controllers/rollout", "cloud/internal/controllers/route", "cloud/internal/controllers/site", "cloud/internal/controllers/vip",
 		"cloud/internal/trust/check",
 		"edge/internal/core/edgeapi",
@@ -56,7 +56,7 @@ var ladder = [][]string{
 	{
 		"edge/internal/agents/apiredirect", "edge/internal/agents/drain", "edge/internal/agents/flightrecorder", "edge/internal/agents/history", "edge/internal/agents/node", "edge/internal/agents/route", "edge/internal/agents/vip",
 		"edge/internal/core/edgehub",
-		"edge/internal/optional/app", "edge/internal/optional/applogs", "edge/internal/optional/console", "edge/internal/optional/marks", "edge/internal/optional/passthrough", "edge/internal/optional/statsleader", "edge/internal/optional/statusserver",
+		"edge/internal/optional/app", "edge/internal/optional/applogs", "edge/internal/optional/console", "edge/internal/optional/marks", "edge/internal/optional/nodemetrics", "edge/internal/optional/passthrough", "edge/internal/optional/statsleader", "edge/internal/optional/statusserver",
 		"edge/internal/pods/creationorder", "edge/internal/pods/deviceplugin", "edge/internal/pods/edged", "edge/internal/pods/images", "edge/internal/pods/podhealth", "edge/internal/pods/rehearsal", "edge/internal/pods/shutdown", "edge/internal/pods/singleton",
 		"edge/internal/setup/bundle", "edge/internal/setup/check", "edge/internal/setup/join", "edge/internal/setup/sdnotify", "edge/internal/setup/tunnel",
 		"edge/internal/site/endpoints", "edge/internal/site/names", "edge/internal/site/protect", "edge/internal/site/services", "edge/internal/site/serviceview",

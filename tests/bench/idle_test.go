@@ -12,6 +12,7 @@ import (
 	"net"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -24,6 +25,7 @@ const (
 	whatIdleBytes  = "bytes on an idle link in an hour, both ways, 10 pods"
 	whatIdleSyncs  = "fsyncs of ours in an hour, idle"
 	whatIdleWrites = "writes of an idle node at kube-apiserver in an hour"
+	whatSamples    = "bytes of the samples of a node's metrics in an hour"
 	whatIdleCPU    = "edgecore idle, 10 pods: CPU in a minute"
 	heartbeat      = 10 * time.Second // hub.keepalive
 	parts          = 5                // of the time, for the spread
@@ -46,6 +48,8 @@ func (s *bench) idle(b *testing.B) {
 	syncs := row{what: whatIdleSyncs, unit: "fsyncs", goal: "0", judge: atMost(0, "fsyncs")}
 	writes := row{what: whatIdleWrites, unit: "writes", beside: "plain kubelet, by its Lease and status", goal: "at most the plain kubelet's", judge: ratio(1.02)}
 	cpu := row{what: whatIdleCPU, unit: "ms", beside: "plain kubelet", goal: "at most 1.05 x", judge: ratio(1.05)}
+	samples := row{what: whatSamples, unit: "bytes", goal: "at most 20 kB", judge: atMost(20_000, "bytes")}
+	sampled := s.sampleBytes(b)
 	place := s.audit(b)
 	before, err := s.status(b.Context(), b)
 	check(b, err)
@@ -88,6 +92,8 @@ func (s *bench) idle(b *testing.B) {
 		}
 	}
 	syncs.note += " Tokens that the kubelet has renewed, each after some 48 minutes, are kept and not counted: " + fmt.Sprint(written[keptTokens]) + " in that time."
+	samples.ours = []float64{(s.sampleBytes(b) - sampled) * perHour}
+	samples.note = fmt.Sprintf("the messages and their answers, with %d bytes each for TLS, TCP, IP, Ethernet and the acknowledgement, over %v. TestOperate_05 counts them on a cable, of a busy device.", besideMessage, *idle)
 	count := map[string]float64{}
 	for _, w := range place.since(b) {
 		count[by(w)] += perHour
@@ -101,7 +107,29 @@ func (s *bench) idle(b *testing.B) {
 		"and the edge API that the kubelet's watches end at.", *idle, parts)
 	s.remove(b, ours...)
 	s.remove(b, theirs...)
-	s.rows = append(s.rows, bytes, syncs, writes, cpu)
+	s.rows = append(s.rows, bytes, samples, syncs, writes, cpu)
+}
+
+// besideMessage is what a message takes on the cable beside its own bytes: a TLS record, two
+// packets.
+const besideMessage = 22 + 66 + 66
+
+// sampleBytes is what samples of metrics, of all nodes together, have taken on the cable: nothing
+// else is in their class while nobody reads logs.
+func (s *bench) sampleBytes(b *testing.B) (sum float64) {
+	b.Helper()
+	for line := range strings.Lines(s.metricsText(b)) {
+		name, value, ok := strings.Cut(strings.TrimSpace(line), " ")
+		n, err := strconv.ParseFloat(value, 64)
+		switch {
+		case !ok || err != nil:
+		case strings.HasPrefix(name, "skerry_hub_bytes_total{") && strings.Contains(name, `class="stream"`):
+			sum += n
+		case strings.HasPrefix(name, "skerry_hub_messages_total{") && strings.Contains(name, `topic="metrics.`):
+			sum += n * besideMessage
+		}
+	}
+	return sum
 }
 
 const (
@@ -212,7 +240,7 @@ func (s *bench) keepalives(b *testing.B) (stop func()) {
 
 // order is that of the table.
 var order = slices.Concat(
-	[]string{whatReboot, whatEventsUp, whatResyncNone, whatResyncTen, whatResyncKill, whatResyncMaps, whatIdleBytes, whatMemory, whatRise, whatSizeEdge, whatSizeCloud, whatIdleCPU, whatIdleSyncs},
+	[]string{whatReboot, whatEventsUp, whatResyncNone, whatResyncTen, whatResyncKill, whatResyncMaps, whatIdleBytes, whatSamples, whatMemory, whatRise, whatSizeEdge, whatSizeCloud, whatIdleCPU, whatIdleSyncs},
 	[]string{whatQueueOne, whatQueueEight, whatQueueMany, whatEventRate, whatEventCPU, whatEventRateOne, whatChange50, whatChange99, whatSlow},
 	[]string{whatCarrierLink, whatCarrierReady, whatCarrierPod, whatCarrierAgain, whatSilentLink, whatSilentReady, whatSilentPod, whatSilentAgain},
 	[]string{whatPod, whatTen, whatManyPod, whatManyCloud, whatManyRate, whatManyCPU, whatManyExtra, whatIdleWrites},

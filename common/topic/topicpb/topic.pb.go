@@ -2029,6 +2029,215 @@ func (x *SiteMember) GetKeys() []string {
 	return nil
 }
 
+// NodeMetrics are samples of the device's metrics, the oldest first, for a cloud with the feature
+// "metrics". Until the NodeMetricsResult comes the device keeps them.
+type NodeMetrics struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Stream        uint64                 `protobuf:"varint,1,opt,name=stream,proto3" json:"stream,omitempty"`        // a random number; samples are numbered within it
+	First         uint64                 `protobuf:"varint,2,opt,name=first,proto3" json:"first,omitempty"`          // number of the first sample, from 1 on
+	Unix          int64                  `protobuf:"varint,3,opt,name=unix,proto3" json:"unix,omitempty"`            // time of the first sample, in Unix seconds by the device's clock
+	Steps         []int64                `protobuf:"zigzag64,4,rep,packed,name=steps,proto3" json:"steps,omitempty"` // seconds from each sample to the next: one less than there are samples
+	Series        []*NodeMetricsSeries   `protobuf:"bytes,5,rep,name=series,proto3" json:"series,omitempty"`
+	Lost          uint64                 `protobuf:"varint,6,opt,name=lost,proto3" json:"lost,omitempty"` // samples before the first that were given up at a bound, since the last result
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NodeMetrics) Reset() {
+	*x = NodeMetrics{}
+	mi := &file_topic_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NodeMetrics) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NodeMetrics) ProtoMessage() {}
+
+func (x *NodeMetrics) ProtoReflect() protoreflect.Message {
+	mi := &file_topic_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NodeMetrics.ProtoReflect.Descriptor instead.
+func (*NodeMetrics) Descriptor() ([]byte, []int) {
+	return file_topic_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *NodeMetrics) GetStream() uint64 {
+	if x != nil {
+		return x.Stream
+	}
+	return 0
+}
+
+func (x *NodeMetrics) GetFirst() uint64 {
+	if x != nil {
+		return x.First
+	}
+	return 0
+}
+
+func (x *NodeMetrics) GetUnix() int64 {
+	if x != nil {
+		return x.Unix
+	}
+	return 0
+}
+
+func (x *NodeMetrics) GetSteps() []int64 {
+	if x != nil {
+		return x.Steps
+	}
+	return nil
+}
+
+func (x *NodeMetrics) GetSeries() []*NodeMetricsSeries {
+	if x != nil {
+		return x.Series
+	}
+	return nil
+}
+
+func (x *NodeMetrics) GetLost() uint64 {
+	if x != nil {
+		return x.Lost
+	}
+	return 0
+}
+
+// NodeMetricsSeries is one series: value + deltas[0] is the second sample. What is not listed of the
+// deltas is 0. Values are in the unit of the series' scale (package common/nodemetrics).
+type NodeMetricsSeries struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            uint32                 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
+	Value         int64                  `protobuf:"zigzag64,2,opt,name=value,proto3" json:"value,omitempty"`
+	Deltas        []int64                `protobuf:"zigzag64,3,rep,packed,name=deltas,proto3" json:"deltas,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NodeMetricsSeries) Reset() {
+	*x = NodeMetricsSeries{}
+	mi := &file_topic_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NodeMetricsSeries) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NodeMetricsSeries) ProtoMessage() {}
+
+func (x *NodeMetricsSeries) ProtoReflect() protoreflect.Message {
+	mi := &file_topic_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NodeMetricsSeries.ProtoReflect.Descriptor instead.
+func (*NodeMetricsSeries) Descriptor() ([]byte, []int) {
+	return file_topic_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *NodeMetricsSeries) GetId() uint32 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+func (x *NodeMetricsSeries) GetValue() int64 {
+	if x != nil {
+		return x.Value
+	}
+	return 0
+}
+
+func (x *NodeMetricsSeries) GetDeltas() []int64 {
+	if x != nil {
+		return x.Deltas
+	}
+	return nil
+}
+
+// NodeMetricsResult reports up to which sample of a stream the cloud has taken them.
+type NodeMetricsResult struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Stream        uint64                 `protobuf:"varint,1,opt,name=stream,proto3" json:"stream,omitempty"`
+	Through       uint64                 `protobuf:"varint,2,opt,name=through,proto3" json:"through,omitempty"`                               // as before where they could not be taken
+	RetrySeconds  uint32                 `protobuf:"varint,3,opt,name=retry_seconds,json=retrySeconds,proto3" json:"retry_seconds,omitempty"` // when to send again; 0: at the usual time
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NodeMetricsResult) Reset() {
+	*x = NodeMetricsResult{}
+	mi := &file_topic_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NodeMetricsResult) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NodeMetricsResult) ProtoMessage() {}
+
+func (x *NodeMetricsResult) ProtoReflect() protoreflect.Message {
+	mi := &file_topic_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NodeMetricsResult.ProtoReflect.Descriptor instead.
+func (*NodeMetricsResult) Descriptor() ([]byte, []int) {
+	return file_topic_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *NodeMetricsResult) GetStream() uint64 {
+	if x != nil {
+		return x.Stream
+	}
+	return 0
+}
+
+func (x *NodeMetricsResult) GetThrough() uint64 {
+	if x != nil {
+		return x.Through
+	}
+	return 0
+}
+
+func (x *NodeMetricsResult) GetRetrySeconds() uint32 {
+	if x != nil {
+		return x.RetrySeconds
+	}
+	return 0
+}
+
 var File_topic_proto protoreflect.FileDescriptor
 
 const file_topic_proto_rawDesc = "" +
@@ -2191,7 +2400,22 @@ const file_topic_proto_rawDesc = "" +
 	"\taddresses\x18\x03 \x03(\tR\taddresses\x12\x1d\n" +
 	"\n" +
 	"valid_from\x18\x04 \x01(\x03R\tvalidFrom\x12\x12\n" +
-	"\x04keys\x18\x05 \x03(\tR\x04keys*?\n" +
+	"\x04keys\x18\x05 \x03(\tR\x04keys\"\xb5\x01\n" +
+	"\vNodeMetrics\x12\x16\n" +
+	"\x06stream\x18\x01 \x01(\x04R\x06stream\x12\x14\n" +
+	"\x05first\x18\x02 \x01(\x04R\x05first\x12\x12\n" +
+	"\x04unix\x18\x03 \x01(\x03R\x04unix\x12\x14\n" +
+	"\x05steps\x18\x04 \x03(\x12R\x05steps\x12:\n" +
+	"\x06series\x18\x05 \x03(\v2\".skerry.topic.v1.NodeMetricsSeriesR\x06series\x12\x12\n" +
+	"\x04lost\x18\x06 \x01(\x04R\x04lost\"Q\n" +
+	"\x11NodeMetricsSeries\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\rR\x02id\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\x12R\x05value\x12\x16\n" +
+	"\x06deltas\x18\x03 \x03(\x12R\x06deltas\"j\n" +
+	"\x11NodeMetricsResult\x12\x16\n" +
+	"\x06stream\x18\x01 \x01(\x04R\x06stream\x12\x18\n" +
+	"\athrough\x18\x02 \x01(\x04R\athrough\x12#\n" +
+	"\rretry_seconds\x18\x03 \x01(\rR\fretrySeconds*?\n" +
 	"\x04Verb\x12\x14\n" +
 	"\x10VERB_UNSPECIFIED\x10\x00\x12\n" +
 	"\n" +
@@ -2213,36 +2437,39 @@ func file_topic_proto_rawDescGZIP() []byte {
 }
 
 var file_topic_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_topic_proto_msgTypes = make([]protoimpl.MessageInfo, 27)
+var file_topic_proto_msgTypes = make([]protoimpl.MessageInfo, 30)
 var file_topic_proto_goTypes = []any{
-	(Verb)(0),                // 0: skerry.topic.v1.Verb
-	(*Resource)(nil),         // 1: skerry.topic.v1.Resource
-	(*Hello)(nil),            // 2: skerry.topic.v1.Hello
-	(*Welcome)(nil),          // 3: skerry.topic.v1.Welcome
-	(*Trust)(nil),            // 4: skerry.topic.v1.Trust
-	(*Heartbeat)(nil),        // 5: skerry.topic.v1.Heartbeat
-	(*Interest)(nil),         // 6: skerry.topic.v1.Interest
-	(*Interests)(nil),        // 7: skerry.topic.v1.Interests
-	(*Digest)(nil),           // 8: skerry.topic.v1.Digest
-	(*InventoryRequest)(nil), // 9: skerry.topic.v1.InventoryRequest
-	(*Inventory)(nil),        // 10: skerry.topic.v1.Inventory
-	(*Entry)(nil),            // 11: skerry.topic.v1.Entry
-	(*State)(nil),            // 12: skerry.topic.v1.State
-	(*Changes)(nil),          // 13: skerry.topic.v1.Changes
-	(*Change)(nil),           // 14: skerry.topic.v1.Change
-	(*Refusal)(nil),          // 15: skerry.topic.v1.Refusal
-	(*StateAck)(nil),         // 16: skerry.topic.v1.StateAck
-	(*Write)(nil),            // 17: skerry.topic.v1.Write
-	(*WriteResult)(nil),      // 18: skerry.topic.v1.WriteResult
-	(*APIRequest)(nil),       // 19: skerry.topic.v1.APIRequest
-	(*APIResponse)(nil),      // 20: skerry.topic.v1.APIResponse
-	(*StreamOpen)(nil),       // 21: skerry.topic.v1.StreamOpen
-	(*StreamWindow)(nil),     // 22: skerry.topic.v1.StreamWindow
-	(*StreamData)(nil),       // 23: skerry.topic.v1.StreamData
-	(*StreamClose)(nil),      // 24: skerry.topic.v1.StreamClose
-	(*SiteRequest)(nil),      // 25: skerry.topic.v1.SiteRequest
-	(*Site)(nil),             // 26: skerry.topic.v1.Site
-	(*SiteMember)(nil),       // 27: skerry.topic.v1.SiteMember
+	(Verb)(0),                 // 0: skerry.topic.v1.Verb
+	(*Resource)(nil),          // 1: skerry.topic.v1.Resource
+	(*Hello)(nil),             // 2: skerry.topic.v1.Hello
+	(*Welcome)(nil),           // 3: skerry.topic.v1.Welcome
+	(*Trust)(nil),             // 4: skerry.topic.v1.Trust
+	(*Heartbeat)(nil),         // 5: skerry.topic.v1.Heartbeat
+	(*Interest)(nil),          // 6: skerry.topic.v1.Interest
+	(*Interests)(nil),         // 7: skerry.topic.v1.Interests
+	(*Digest)(nil),            // 8: skerry.topic.v1.Digest
+	(*InventoryRequest)(nil),  // 9: skerry.topic.v1.InventoryRequest
+	(*Inventory)(nil),         // 10: skerry.topic.v1.Inventory
+	(*Entry)(nil),             // 11: skerry.topic.v1.Entry
+	(*State)(nil),             // 12: skerry.topic.v1.State
+	(*Changes)(nil),           // 13: skerry.topic.v1.Changes
+	(*Change)(nil),            // 14: skerry.topic.v1.Change
+	(*Refusal)(nil),           // 15: skerry.topic.v1.Refusal
+	(*StateAck)(nil),          // 16: skerry.topic.v1.StateAck
+	(*Write)(nil),             // 17: skerry.topic.v1.Write
+	(*WriteResult)(nil),       // 18: skerry.topic.v1.WriteResult
+	(*APIRequest)(nil),        // 19: skerry.topic.v1.APIRequest
+	(*APIResponse)(nil),       // 20: skerry.topic.v1.APIResponse
+	(*StreamOpen)(nil),        // 21: skerry.topic.v1.StreamOpen
+	(*StreamWindow)(nil),      // 22: skerry.topic.v1.StreamWindow
+	(*StreamData)(nil),        // 23: skerry.topic.v1.StreamData
+	(*StreamClose)(nil),       // 24: skerry.topic.v1.StreamClose
+	(*SiteRequest)(nil),       // 25: skerry.topic.v1.SiteRequest
+	(*Site)(nil),              // 26: skerry.topic.v1.Site
+	(*SiteMember)(nil),        // 27: skerry.topic.v1.SiteMember
+	(*NodeMetrics)(nil),       // 28: skerry.topic.v1.NodeMetrics
+	(*NodeMetricsSeries)(nil), // 29: skerry.topic.v1.NodeMetricsSeries
+	(*NodeMetricsResult)(nil), // 30: skerry.topic.v1.NodeMetricsResult
 }
 var file_topic_proto_depIdxs = []int32{
 	4,  // 0: skerry.topic.v1.Welcome.trust:type_name -> skerry.topic.v1.Trust
@@ -2262,11 +2489,12 @@ var file_topic_proto_depIdxs = []int32{
 	0,  // 14: skerry.topic.v1.Write.verb:type_name -> skerry.topic.v1.Verb
 	1,  // 15: skerry.topic.v1.Write.resource:type_name -> skerry.topic.v1.Resource
 	27, // 16: skerry.topic.v1.Site.members:type_name -> skerry.topic.v1.SiteMember
-	17, // [17:17] is the sub-list for method output_type
-	17, // [17:17] is the sub-list for method input_type
-	17, // [17:17] is the sub-list for extension type_name
-	17, // [17:17] is the sub-list for extension extendee
-	0,  // [0:17] is the sub-list for field type_name
+	29, // 17: skerry.topic.v1.NodeMetrics.series:type_name -> skerry.topic.v1.NodeMetricsSeries
+	18, // [18:18] is the sub-list for method output_type
+	18, // [18:18] is the sub-list for method input_type
+	18, // [18:18] is the sub-list for extension type_name
+	18, // [18:18] is the sub-list for extension extendee
+	0,  // [0:18] is the sub-list for field type_name
 }
 
 func init() { file_topic_proto_init() }
@@ -2280,7 +2508,7 @@ func file_topic_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_topic_proto_rawDesc), len(file_topic_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   27,
+			NumMessages:   30,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -29,6 +29,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/skerry-io/skerry/cloud/internal/core/kube"
+	"github.com/skerry-io/skerry/cloud/internal/core/otlp"
 	"github.com/skerry-io/skerry/cloud/internal/core/quota"
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 	"github.com/skerry-io/skerry/common/applog"
@@ -49,10 +50,8 @@ type Origin struct {
 	applog.Batch
 }
 
-// ErrRefused is returned by a Sink for lines that it would refuse again.
-var ErrRefused = errors.New("the sink refuses the lines for good")
-
-// Sink takes lines. It returns nil once they are safe there.
+// Sink takes lines. It returns nil once they are safe there, and otlp.ErrRefused for lines that it
+// would refuse again.
 type Sink interface {
 	Write(ctx context.Context, o Origin) error
 }
@@ -181,7 +180,7 @@ func (l *Logs) pass(ctx context.Context, s *stream, o Origin) (through int64, er
 		return s.through, nil
 	}
 	err = l.sink.Write(ctx, o)
-	if errors.Is(err, ErrRefused) { // kept on the device they would hold back all that follows
+	if errors.Is(err, otlp.ErrRefused) { // kept on the device they would hold back all that follows
 		klog.FromContext(ctx).Error(err, "Lines of an application are lost", "node", o.Node, "app", o.Namespace+"/"+o.App, "lines", len(o.Lines))
 		l.failed.Inc()
 		if n := len(o.Lines); n > 0 {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/skerry-io/skerry/cloud/internal/access/applogs"
 	"github.com/skerry-io/skerry/cloud/internal/core/kube"
+	"github.com/skerry-io/skerry/cloud/internal/core/otlp"
 	"github.com/skerry-io/skerry/cloud/internal/core/quota"
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 	"github.com/skerry-io/skerry/common/applog"
@@ -94,7 +95,7 @@ func TestEachLineOnce(t *testing.T) {
 		{fails: errors.New("not now"), app: "speaks", dropped: 4, ends: []int64{2, 3}, code: 503, have: []string{"edge1 b", "edge1 c"}},
 		{app: "speaks", dropped: 4, ends: []int64{3, 4}, code: 200, through: 4, have: []string{"edge1 b", "edge1 c", "edge1 d", "edge1 e"}},
 		{app: "speaks", dropped: 4, ends: []int64{3, 4, 5}, code: 200, through: 5, have: []string{"edge1 b", "edge1 c", "edge1 d", "edge1 e", "edge1 f"}},
-		{fails: applogs.ErrRefused, app: "speaks", ends: []int64{6}, code: 200, through: 6, have: []string{"edge1 b", "edge1 c", "edge1 d", "edge1 e", "edge1 f"}},
+		{fails: otlp.ErrRefused, app: "speaks", ends: []int64{6}, code: 200, through: 6, have: []string{"edge1 b", "edge1 c", "edge1 d", "edge1 e", "edge1 f"}},
 		{app: "silent", ends: []int64{9}, code: 403, have: []string{"edge1 b", "edge1 c", "edge1 d", "edge1 e", "edge1 f"}},
 		{app: "unknown", ends: []int64{9}, code: 403, have: []string{"edge1 b", "edge1 c", "edge1 d", "edge1 e", "edge1 f"}},
 		{app: "speaks", ends: []int64{9, 8}, code: 400, have: []string{"edge1 b", "edge1 c", "edge1 d", "edge1 e", "edge1 f"}},

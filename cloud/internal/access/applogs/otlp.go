@@ -1,53 +1,21 @@
 package applogs
 
 import (
-	"bytes"
 	"context"
-	"crypto/tls"
-	"crypto/x509"
 	"encoding/json"
 	"fmt"
-	"io"
-	"net/http"
-	"os"
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/skerry-io/skerry/cloud/internal/core/otlp"
 )
 
-// writeTimeout bounds one request to the sink.
-const writeTimeout = 20 * time.Second
+// OTLP is a Sink that posts OTLP with JSON, which collectors, Loki and others take.
+type OTLP struct{ client *otlp.Client }
 
-// OTLPConfig is where an OTLP sink is.
-type OTLPConfig struct {
-	Endpoint  string // https://collector:4318/v1/logs
-	CAFile    string // "": the system's
-	TokenFile string // "": without a token. Read for each request: tokens are renewed
-}
-
-// OTLP is a Sink that speaks OTLP/HTTP with JSON
-// (https://opentelemetry.io/docs/specs/otlp/#otlphttp), which collectors, Loki and others take.
-type OTLP struct {
-	config OTLPConfig
-	client *http.Client
-}
-
-// NewOTLP makes an OTLP. It does not connect yet.
-func NewOTLP(c OTLPConfig) (*OTLP, error) {
-	transport := &http.Transport{Proxy: http.ProxyFromEnvironment, MaxIdleConnsPerHost: 8, IdleConnTimeout: time.Minute, TLSClientConfig: &tls.Config{MinVersion: tls.VersionTLS12}}
-	if c.CAFile != "" {
-		pem, err := os.ReadFile(c.CAFile)
-		if err != nil {
-			return nil, fmt.Errorf("logs.caFile: %w", err)
-		}
-		roots := x509.NewCertPool()
-		if !roots.AppendCertsFromPEM(pem) {
-			return nil, fmt.Errorf("logs.caFile: %s has no certificate", c.CAFile)
-		}
-		transport.TLSClientConfig.RootCAs = roots
-	}
-	return &OTLP{c, &http.Client{Transport: transport, Timeout: writeTimeout}}, nil
-}
+// NewOTLP makes an OTLP.
+func NewOTLP(client *otlp.Client) *OTLP { return &OTLP{client} }
 
 type (
 	otlpAny struct {
@@ -122,33 +90,5 @@ func (s *OTLP) Write(ctx context.Context, o Origin) error {
 	if err != nil {
 		return err
 	}
-	r, err := http.NewRequestWithContext(ctx, http.MethodPost, s.config.Endpoint, bytes.NewReader(body))
-	if err != nil {
-		return err
-	}
-	r.Header.Set("Content-Type", "application/json")
-	if s.config.TokenFile != "" {
-		token, err := os.ReadFile(s.config.TokenFile)
-		if err != nil {
-			return fmt.Errorf("logs.tokenFile: %w", err)
-		}
-		r.Header.Set("Authorization", "Bearer "+strings.TrimSpace(string(token)))
-	}
-	res, err := s.client.Do(r)
-	if err != nil {
-		return err
-	}
-	defer res.Body.Close()
-	why, err := io.ReadAll(io.LimitReader(res.Body, 4<<10))
-	if err != nil {
-		return err
-	}
-	switch res.StatusCode {
-	case http.StatusBadRequest, http.StatusRequestEntityTooLarge, http.StatusUnprocessableEntity: // OTLP/HTTP: not to be sent again
-		return fmt.Errorf("%w: %s: %.200q", ErrRefused, res.Status, why)
-	}
-	if res.StatusCode/100 != 2 {
-		return fmt.Errorf("it answers %s: %.200q", res.Status, why)
-	}
-	return nil
+	return s.client.Post(ctx, body)
 }

@@ -30,6 +30,8 @@ type Config struct {
 
 	// Streams says that one of the parts takes streams that edges open; their Welcome says so.
 	Streams bool
+	// Metrics says that one of the parts takes samples of the devices' metrics.
+	Metrics bool
 
 	// History returns the name of the cluster's history (package history); nil for no name.
 	History func(ctx context.Context) string

@@ -133,6 +133,9 @@ func (h *Hub) features() (list []string) {
 	if h.config.Streams {
 		list = append(list, protocol.FeatureStreams)
 	}
+	if h.config.Metrics {
+		list = append(list, protocol.FeatureMetrics)
+	}
 	return list
 }
 

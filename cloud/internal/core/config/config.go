@@ -73,8 +73,29 @@ type Approver struct {
 
 // Metrics configures /metrics of health.listen.
 type Metrics struct {
-	// Nodes bounds the nodes with series of their own, seven each; 0: no node has any.
+	// Nodes bounds the nodes with series of their own, some 40 each; 0 for none.
 	Nodes int `json:"nodes"`
+	Sink
+}
+
+// Sink is an OTLP/HTTP receiver.
+type Sink struct {
+	Endpoint  string `json:"endpoint"`  // its URL; "" for none
+	CAFile    string `json:"caFile"`    // who signed its certificate; "" means the system's authorities
+	TokenFile string `json:"tokenFile"` // a bearer token for it; "" for none
+}
+
+func (s *Sink) validate(at *field.Path, example string) field.ErrorList {
+	var errs field.ErrorList
+	if u, err := url.Parse(s.Endpoint); s.Endpoint != "" && (err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https") {
+		errs = append(errs, field.Invalid(at.Child("endpoint"), s.Endpoint, "must be a URL such as "+example))
+	}
+	for name, file := range map[string]string{"caFile": s.CAFile, "tokenFile": s.TokenFile} {
+		if file != "" && !filepath.IsAbs(file) {
+			errs = append(errs, field.Invalid(at.Child(name), file, "must be an absolute path"))
+		}
+	}
+	return errs
 }
 
 // Log says how much is written to standard error.
@@ -84,23 +105,13 @@ type Log struct {
 
 // Logs is the sink of what applications write.
 type Logs struct {
-	Endpoint  string `json:"endpoint"`  // the URL of an OTLP/HTTP receiver; "" for none
-	CAFile    string `json:"caFile"`    // who signed its certificate; "" means the system's authorities
-	TokenFile string `json:"tokenFile"` // a bearer token for it; "" for none
+	Sink
 	// BatchesPerSecond bounds one node; a batch has 32 KiB at most.
 	BatchesPerSecond int `json:"batchesPerSecond"`
 }
 
 func (l *Logs) validate(at *field.Path) field.ErrorList {
-	var errs field.ErrorList
-	if u, err := url.Parse(l.Endpoint); l.Endpoint != "" && (err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https") {
-		errs = append(errs, field.Invalid(at.Child("endpoint"), l.Endpoint, "must be a URL such as https://collector:4318/v1/logs"))
-	}
-	for name, file := range map[string]string{"caFile": l.CAFile, "tokenFile": l.TokenFile} {
-		if file != "" && !filepath.IsAbs(file) {
-			errs = append(errs, field.Invalid(at.Child(name), file, "must be an absolute path"))
-		}
-	}
+	errs := l.Sink.validate(at, "https://collector:4318/v1/logs")
 	if l.BatchesPerSecond < 1 || l.BatchesPerSecond > 1000 {
 		errs = append(errs, field.Invalid(at.Child("batchesPerSecond"), l.BatchesPerSecond, "must be 1 to 1000"))
 	}
@@ -348,6 +359,7 @@ func (c *Config) Validate() field.ErrorList {
 	errs = append(errs, c.Tunnel.validate(field.NewPath("tunnel"))...)
 	errs = append(errs, c.Health.validate(field.NewPath("health"))...)
 	errs = append(errs, validate(field.NewPath("metrics"), []bounded{{"nodes", c.Metrics.Nodes, 0, 1000000}})...)
+	errs = append(errs, c.Metrics.Sink.validate(field.NewPath("metrics"), "https://collector:4318/v1/metrics")...)
 	if v := c.Log.Verbosity; v < 0 || v > 10 {
 		errs = append(errs, field.Invalid(field.NewPath("log", "verbosity"), v, "must be 0 to 10"))
 	}

@@ -169,3 +169,13 @@ func busy(phase v1alpha1.DrainPhase) bool {
 	wait, ask := Deferred(phase)
 	return wait && !ask
 }
+
+// Unfinished counts the operations that have not ended.
+func Unfinished(s State) (n int) {
+	for i := range s.Operations {
+		if !s.Operations[i].ended() {
+			n++
+		}
+	}
+	return n
+}

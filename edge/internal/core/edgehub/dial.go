@@ -191,6 +191,7 @@ func (h *Hub) greet(ctx context.Context, conn link.Conn, server string) (*sessio
 	}
 	s := newSession(h.config, h.metrics, &h.current, conn, epoch, server)
 	s.instance, s.version, s.streams, s.history = welcome.GetInstance(), welcome.GetVersion(), welcome.GetStreams() || features.Has(protocol.FeatureStreams), welcome.GetHistory()
+	s.metricsTaken = features.Has(protocol.FeatureMetrics)
 	if millis := welcome.GetUnixMillis(); millis != 0 {
 		s.cloudTime = time.UnixMilli(millis)
 		// The cloud read its clock somewhere between the hello and its answer: half of that time is

@@ -37,15 +37,18 @@ const (
 // session is one open link after its welcome.
 type session struct {
 	// Set before the session is current, never changed.
-	config    Config
-	metrics   *metrics
-	current   *atomic.Pointer[session] // the session that modules send to: this one, while it runs
-	conn      link.Conn
-	epoch     uint64
-	server    string
-	instance  string
-	version   string
-	streams   bool // the cloud takes streams
+	config   Config
+	metrics  *metrics
+	current  *atomic.Pointer[session] // the session that modules send to: this one, while it runs
+	conn     link.Conn
+	epoch    uint64
+	server   string
+	instance string
+	version  string
+	streams  bool // the cloud takes streams
+	// metricsTaken: the cloud takes samples of this device's metrics.
+	metricsTaken bool
+
 	history   string
 	cloudTime time.Time
 	skew      time.Duration
@@ -86,7 +89,7 @@ func (s *session) run(ctx context.Context, port Port) error {
 	info := s.conn.Info()
 	up := linkstate.Link{
 		Epoch: s.epoch, Instance: s.instance, Version: s.version,
-		Transport: string(info.Transport), Remote: s.server, Address: address(info.Remote), CloudTime: s.cloudTime, Since: s.since, Streams: s.streams, History: s.history,
+		Transport: string(info.Transport), Remote: s.server, Address: address(info.Remote), CloudTime: s.cloudTime, Since: s.since, Streams: s.streams, Metrics: s.metricsTaken, History: s.history,
 	}
 	s.attach(ctx, up, &beats)
 	// Current first, and up before anything that comes from the link: who hears of it can send at

@@ -104,6 +104,9 @@ func problem(p *pace, server string, err error) string {
 	if why := distrust(server, err); why != "" {
 		return why
 	}
+	if host, _, bad := net.SplitHostPort(server); bad == nil && unresolved(err) {
+		return fmt.Sprintf("the name %s does not resolve: check /etc/resolv.conf and the name server, or put an address into modules.edgeHub.servers", host)
+	}
 	end, ok := errors.AsType[*link.CloseError](err)
 	if !ok || end.Code.Reconnect() {
 		return ""
@@ -117,6 +120,12 @@ func problem(p *pace, server string, err error) string {
 		return fmt.Sprintf("the cloud has removed this node: join it again if it is to stay (%s)", retry)
 	}
 	return fmt.Sprintf("the cloud refuses this node: %s (%s; join again if the certificate is wrong)", end.Reason, retry)
+}
+
+// unresolved reports whether a dial failed since no name server knows the host.
+func unresolved(err error) bool {
+	dns, ok := errors.AsType[*net.DNSError](err)
+	return ok && dns.IsNotFound || strings.Contains(err.Error(), ": no such host")
 }
 
 // distrust is what to set where the handshake failed for the certificates; "" where it did not. A

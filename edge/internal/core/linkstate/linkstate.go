@@ -41,6 +41,8 @@ type Link struct {
 	History string
 	// Streams says that the cloud takes streams which this end opens.
 	Streams bool
+	// Metrics says that the cloud takes samples of this device's metrics.
+	Metrics bool
 	Since   time.Time
 }
 

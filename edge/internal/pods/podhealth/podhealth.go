@@ -49,6 +49,9 @@ type Status struct {
 	Running    int   `json:"running"`            // with all their containers
 	Finished   int   `json:"finished,omitempty"` // have done what they were for: Jobs' and others that run once
 	NotRunning []Pod `json:"notRunning,omitempty"`
+	// Phases counts all pods by their phase, Restarts the restarts of their containers.
+	Phases   map[corev1.PodPhase]int `json:"-"`
+	Restarts int                     `json:"-"`
 }
 
 // Restart is what is known of a pod that waits to run again after the kubelet ended it.
@@ -69,8 +72,12 @@ type Facts struct {
 
 // Of summarizes them.
 func Of(f Facts) Status {
-	var s Status
+	s := Status{Phases: map[corev1.PodPhase]int{}}
 	for _, pod := range f.Pods {
+		s.Phases[pod.Status.Phase]++
+		for i := range pod.Status.ContainerStatuses {
+			s.Restarts += int(pod.Status.ContainerStatuses[i].RestartCount)
+		}
 		terminal := pod.Status.Phase == corev1.PodFailed || pod.Status.Phase == corev1.PodSucceeded
 		switch {
 		case pod.DeletionTimestamp != nil:

@@ -45,7 +45,7 @@ const reachTimeout = 3 * time.Second
 // nothing, here or there.
 func Reach(ctx context.Context, c Cloud) []Finding {
 	if c.Err != nil {
-		return []Finding{{"cloud", Fail, c.Err.Error(), "edgecore join would fail alike; mend this first"}}
+		return []Finding{{"cloud", Fail, c.Err.Error(), "edgecore join would fail in the same way"}}
 	}
 	findings := []Finding{{Name: "cloud", Level: Fine, Message: c.Server + " shows the CA that the token pins"}}
 	ways := len(findings)

@@ -75,6 +75,26 @@ func (l *AppLogs) validate(at *field.Path) field.ErrorList {
 	return errs
 }
 
+// NodeMetrics samples this device's metrics for the cloud.
+type NodeMetrics struct {
+	Enable bool `json:"enable"`
+	// Interval is the time between two samples.
+	Interval metav1.Duration `json:"interval"`
+	// SendInterval is the time between two messages to the cloud.
+	SendInterval metav1.Duration `json:"sendInterval"`
+}
+
+func (m *NodeMetrics) validate(at *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	if d := m.Interval.Duration; d < time.Second || d > time.Hour {
+		errs = append(errs, field.Invalid(at.Child("interval"), d.String(), "must be 1s to 1h0m0s"))
+	}
+	if d := m.SendInterval.Duration; d < m.Interval.Duration || d > time.Hour {
+		errs = append(errs, field.Invalid(at.Child("sendInterval"), d.String(), "must be at least interval, and at most 1h0m0s"))
+	}
+	return errs
+}
+
 // StatusServer tells how this device and its applications are, by HTTPS.
 type StatusServer struct {
 	Enable bool `json:"enable"`

@@ -65,6 +65,7 @@ type Modules struct {
 	Console      Console      `json:"console"`
 	Apps         Apps         `json:"apps"`
 	AppLogs      AppLogs      `json:"appLogs"`
+	NodeMetrics  NodeMetrics  `json:"nodeMetrics"`
 	ClusterStats ClusterStats `json:"clusterStats"`
 	StatusServer StatusServer `json:"statusServer"`
 	Tunnel       Tunnel       `json:"tunnel"`
@@ -285,6 +286,7 @@ func Default() *Config {
 			Console:      Console{FirstPort: 5900, Limit: seconds(1800)},
 			Apps:         Apps{HaltingAfter: seconds(300), SilentAfter: seconds(120)},
 			AppLogs:      AppLogs{Dir: "/var/log/pods", Interval: seconds(5)},
+			NodeMetrics:  NodeMetrics{Enable: true, Interval: seconds(60), SendInterval: seconds(300)},
 			ClusterStats: ClusterStats{LeaseDuration: seconds(300), RenewDeadline: seconds(180), RetryPeriod: seconds(15)},
 			StatusServer: StatusServer{Peers: []string{}},
 			Tunnel:       Tunnel{Subresources: true},
@@ -332,6 +334,7 @@ func (c *Config) Validate() field.ErrorList {
 	errs = append(errs, c.Modules.Console.validate(modules.Child("console"))...)
 	errs = append(errs, c.Modules.Apps.validate(modules.Child("apps"))...)
 	errs = append(errs, c.Modules.AppLogs.validate(modules.Child("appLogs"))...)
+	errs = append(errs, c.Modules.NodeMetrics.validate(modules.Child("nodeMetrics"))...)
 	errs = append(errs, c.Modules.ClusterStats.validate(modules.Child("clusterStats"))...)
 	errs = append(errs, c.Modules.StatusServer.validate(modules.Child("statusServer"), c.Modules.Apps.Enable)...)
 	if !c.Modules.MetaManager.Enable && (c.Modules.EdgeHub.Enable || c.Modules.EdgeAPI.Enable || c.Modules.Edged.Enable) {

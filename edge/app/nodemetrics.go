@@ -1,0 +1,107 @@
+package app
+
+import (
+	"context"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	dto "github.com/prometheus/client_model/go"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/skerry-io/skerry/beehive"
+	"github.com/skerry-io/skerry/common/nodemetrics"
+	"github.com/skerry-io/skerry/edge/internal/agents/drain"
+	edgesamples "github.com/skerry-io/skerry/edge/internal/optional/nodemetrics"
+	"github.com/skerry-io/skerry/edge/internal/pods/podhealth"
+)
+
+// samplesKept is how long samples wait for a link.
+const samplesKept = 24 * time.Hour
+
+func (a *App) nodeMetricsParts() ([]beehive.Entry, error) {
+	c := a.config.Modules.NodeMetrics
+	a.nodeMetrics = edgesamples.New(edgesamples.Config{
+		Read: a.metricsSample, Path: samplesFile(a.config), Interval: c.Interval.Duration, SendInterval: c.SendInterval.Duration, Keep: samplesKept,
+	})
+	return []beehive.Entry{restarted(a.nodeMetrics)}, nil
+}
+
+// metricsSample reads the metrics of the device as they are now.
+func (a *App) metricsSample(ctx context.Context) map[uint32]float64 {
+	values := map[uint32]float64{}
+	edgesamples.Machine(a.config.DataDir, values)
+	a.linkSample(values)
+	values[nodemetrics.CertificateEnd] = float64(a.identity.Status().NotAfter.Unix())
+	values[nodemetrics.StoreDamaged] = number(a.store.SetAside() != "")
+	values[nodemetrics.KubeletAlive] = number(a.meta.KubeletAlive())
+	if a.drain != nil {
+		values[nodemetrics.Operations] = float64(drain.Unfinished(a.drain.Status()))
+	}
+	ctx, cancel := context.WithTimeout(ctx, podsTimeout)
+	defer cancel()
+	if a.edged != nil {
+		values[nodemetrics.RuntimeReady] = number(a.runtimeProblem(ctx) == nil)
+	}
+	pods, problems := podhealth.Read(ctx, a.meta, a.node)
+	if pods == nil {
+		return values
+	}
+	values[nodemetrics.PodsPending], values[nodemetrics.PodsRunning] = float64(pods.Phases[corev1.PodPending]+pods.Phases[""]), float64(pods.Phases[corev1.PodRunning])
+	values[nodemetrics.PodsSucceeded], values[nodemetrics.PodsFailed] = float64(pods.Phases[corev1.PodSucceeded]), float64(pods.Phases[corev1.PodFailed])
+	values[nodemetrics.PodsNotRunning], values[nodemetrics.ContainerRestarts] = float64(len(pods.NotRunning)), float64(pods.Restarts)
+	values[nodemetrics.ConditionProblems] = float64(len(problems))
+	return values
+}
+
+// linkSample reads what the link and the outbox count.
+func (a *App) linkSample(values map[uint32]float64) {
+	now := time.Now()
+	backlog, age := a.meta.Backlog(now)
+	values[nodemetrics.Backlog], values[nodemetrics.BacklogOldest] = float64(backlog), 0
+	if backlog > 0 {
+		values[nodemetrics.BacklogOldest] = float64(now.Add(-age).Unix())
+	}
+	out := a.meta.Status().Outbox
+	values[nodemetrics.EventsDropped], values[nodemetrics.WritesRefused] = float64(out.Dropped), float64(out.Refused)
+	link := a.hub.Status()
+	values[nodemetrics.LinkUp] = number(link.Linked)
+	if !link.Since.IsZero() {
+		values[nodemetrics.ClockOffset] = -link.ClockSkew.Seconds()
+	}
+	counted := sums(a.hub)
+	for id, name := range map[uint32]string{
+		nodemetrics.LinkConnects: "skerry_edgehub_connects_total", nodemetrics.LinkLosses: "skerry_edgehub_losses_total",
+		nodemetrics.LinkDials: "skerry_edgehub_dials_total", nodemetrics.LinkDropped: "skerry_edgehub_dropped_total",
+	} {
+		values[id] = counted[name]
+	}
+}
+
+func number(yes bool) float64 {
+	if yes {
+		return 1
+	}
+	return 0
+}
+
+// sums adds up the counters of a collector by their names.
+func sums(c prometheus.Collector) map[string]float64 {
+	registry := prometheus.NewRegistry()
+	if registry.Register(c) != nil {
+		return nil
+	}
+	families, err := registry.Gather()
+	if err != nil {
+		return nil
+	}
+	all := map[string]float64{}
+	for _, f := range families {
+		if f.GetType() != dto.MetricType_COUNTER {
+			continue
+		}
+		for _, m := range f.GetMetric() {
+			all[f.GetName()] += m.GetCounter().GetValue()
+		}
+	}
+	return all
+}
