@@ -20,6 +20,8 @@ ipvsadm                      ipvsadm                             looking at what
 busybox-static               busybox                             the first process of that kernel ends with its poweroff
 kmod                         modprobe                            loads the modules of that kernel
 qemu-system-x86              qemu-system-x86_64                  an emulator, for tests of WireGuard in a kernel that has it
+prometheus                   promtool                            evaluates the alerts, and the queries of the dashboards; promtool checks them
+prometheus-alertmanager      prometheus-alertmanager             inhibits alerts, in tests
 iproute2                     ip                                  looking at namespaces and links; tc shapes slow ones
 '
 if [ "${1:-}" = release ]; then

@@ -18,6 +18,9 @@ done
 
 # Deep copies and CRDs of the API types. controller-gen is pinned in build/tools/generate/go.mod.
 go build -buildvcs=false -modfile=build/tools/generate/go.mod -o bin/tools/controller-gen sigs.k8s.io/controller-tools/cmd/controller-gen
-mkdir -p "$into/common/api/v1alpha1" "$into/manifests/crds"
+mkdir -p "$into/common/api/v1alpha1" "$into/manifests/crds" "$into/manifests/monitoring"
 bin/tools/controller-gen object paths=./common/api/v1alpha1 output:object:dir="$into/common/api/v1alpha1"
 bin/tools/controller-gen crd:maxDescLen=2000 paths=./common/api/v1alpha1 output:crd:dir="$into/manifests/crds"
+
+# The Grafana dashboards.
+go run -C build/tools/dashboards . "$(realpath "$into")/manifests/monitoring"

@@ -8,12 +8,16 @@ import (
 	"go/token"
 	"io/fs"
 	"maps"
+	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
 
+	"sigs.k8s.io/yaml"
+
+	"github.com/skerry-io/skerry/common/nodemetrics"
 	"github.com/skerry-io/skerry/tests/golden"
 )
 
@@ -42,6 +46,11 @@ Every family that the two programs have of their own, written from the source
 				found[f.name] = f
 			}
 		}
+		if program.name == "cloudcore" {
+			for _, f := range devices() {
+				found[f.name] = f
+			}
+		}
 		if len(found) < 30 {
 			t.Errorf("%s: %d families were found: is a new way of making them not read?", program.name, len(found))
 		}
@@ -54,8 +63,71 @@ Every family that the two programs have of their own, written from the source
 			fmt.Fprintf(&b, "| `%s` | %s | %s | %s |\n", f.name, f.kind, strings.Join(f.labels, ", "), strings.ReplaceAll(f.help, "|", `\|`))
 		}
 	}
+	b.WriteString("\n## kube-state-metrics\nWith `manifests/monitoring/kube-state-metrics.yaml`.\n\n| metric | type | labels | |\n| --- | --- | --- | --- |\n")
+	for _, f := range objects(t, filepath.Join(root, "manifests", "monitoring", "kube-state-metrics.yaml")) {
+		fmt.Fprintf(&b, "| `%s` | %s | %s | %s |\n", f.name, f.kind, strings.Join(f.labels, ", "), f.help)
+	}
 	t.Chdir(filepath.Join(root, "docs"))
 	golden.Check(t, "metrics.md", b.String())
+}
+
+// devices are the metrics that devices sample.
+func devices() (all []family) {
+	for _, s := range nodemetrics.All() {
+		if s.Heartbeat {
+			continue // cloudcore has them of heartbeats, and only the sink has the samples
+		}
+		f := family{name: s.Name, kind: "gauge", help: s.Help, labels: []string{"node"}}
+		if s.Counter {
+			f.kind = "counter"
+		}
+		if s.Label != "" {
+			f.labels = append(f.labels, s.Label)
+		}
+		all = append(all, f)
+	}
+	return all
+}
+
+// objects are the metrics that a configuration has kube-state-metrics make.
+func objects(t *testing.T, path string) (all []family) {
+	t.Helper()
+	raw, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var config struct {
+		Spec struct {
+			Resources []struct {
+				MetricNamePrefix string
+				LabelsFromPath   map[string][]string
+				Metrics          []struct {
+					Name, Help string
+					Each       struct {
+						Type        string
+						Gauge, Info struct{ LabelsFromPath map[string][]string }
+					}
+				}
+			}
+		}
+	}
+	if err := yaml.Unmarshal(raw, &config); err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range config.Spec.Resources {
+		for _, m := range r.Metrics {
+			labels := map[string][]string{}
+			maps.Copy(labels, r.LabelsFromPath)
+			maps.Copy(labels, m.Each.Gauge.LabelsFromPath)
+			maps.Copy(labels, m.Each.Info.LabelsFromPath)
+			if m.Help == "" || m.Each.Type != "Gauge" && m.Each.Type != "Info" {
+				t.Errorf("%s: %+v", r.MetricNamePrefix, m)
+			}
+			all = append(all, family{r.MetricNamePrefix + "_" + m.Name, strings.ToLower(m.Each.Type), m.Help, slices.Sorted(maps.Keys(labels))})
+		}
+	}
+	slices.SortFunc(all, func(a, b family) int { return strings.Compare(a.name, b.name) })
+	return all
 }
 
 // lint has the rules of Prometheus' own linter that need no values: the trial's test runs that one.
