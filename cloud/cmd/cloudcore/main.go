@@ -53,7 +53,7 @@ Without a command it runs until SIGTERM, which sends the edges to another replic
 	}
 	c.Flags().StringVar(&file, "config", standardConfig, "configuration file")
 	c.AddCommand(
-		tokenCommand(), nodeCommand(), checkCommand(), installCommand(), approveCommand(), kubeVIPCommand(),
+		tokenCommand(), nodeCommand(), checkCommand(), installCommand(), approveCommand(), kubeconfigCommand(), kubeVIPCommand(),
 		cli.Config("cloudcore", config.DefaultText, config.MinimalText, standardConfig, func(file string, data []byte) error {
 			_, err := config.Read(file, data)
 			return err
