@@ -79,6 +79,7 @@ packages() { # packages PROGRAM ARCH [+SUFFIX of the version]
 		files+=("usr/share/skerry/pause.oci.tar=$tmp/pause_$arch.oci.tar") # what devices restore the image of pods' sandboxes from
 		;;
 	cloudcore) files+=("usr/lib/sysusers.d/skerry.conf=build/systemd/skerry.sysusers") ;;
+	kubectl-skerry) files+=("usr/bin/kubectl_complete-skerry=build/package/kubectl_complete-skerry") ;;
 	esac
 	tool tar --out "$made/${called}_${version}_linux_$arch.tar.gz" "${files[@]}"
 }
@@ -123,6 +124,23 @@ for name in "${programs[@]}"; do
 done
 go run -C build/tools/release ./notices "$tmp/pause_${arches[0]}" >"$tmp/notices_pause"
 image pause /pause 65535:65535 "$tmp/pause_" >/dev/null
+
+# krew's manifest names a package for each platform, with its sum.
+if [[ " ${programs[*]} " == *" kubectl-skerry "* ]]; then
+	{
+		sed "s|@VERSION@|$version|" build/package/krew.yaml
+		for arch in "${arches[@]}"; do
+			file=kubectl-skerry_${version}_linux_$arch.tar.gz
+			cat <<-EOF
+				  - selector: {matchLabels: {os: linux, arch: $arch}}
+				    uri: ${RELEASE_URL:-https://github.com/skerry-io/skerry/releases/download/$version}/$file
+				    sha256: $(sha256sum "$made/$file" | cut -d' ' -f1)
+				    files: [{from: usr/bin/kubectl-skerry, to: kubectl-skerry}, {from: usr/bin/kubectl_complete-skerry, to: kubectl_complete-skerry}]
+				    bin: kubectl-skerry
+			EOF
+		done
+	} >"$made/krew-skerry.yaml"
+fi
 
 key=
 if [ -n "${SKERRY_SIGN_KEY:-}" ]; then
