@@ -26,7 +26,7 @@ type Series struct {
 	Name    string // of the metric, in Prometheus' form
 	Help    string
 	Counter bool
-	// Label and Value are the series' own label beside the node's; "" for none.
+	// Label and Value are the series' own label, besides the node's, or "".
 	Label, Value string
 	// PerUnit is by how much a value is multiplied before it is rounded and sent: 1000 keeps
 	// milliseconds of a metric in seconds.

@@ -53,7 +53,7 @@ func (a *App) metricsSample(ctx context.Context) map[uint32]float64 {
 	return values
 }
 
-// linkSample reads what the link and the outbox count.
+// linkSample reads the counters of the link and of the outbox.
 func (a *App) linkSample(values map[uint32]float64) {
 	now := time.Now()
 	backlog, age := a.meta.Backlog(now)

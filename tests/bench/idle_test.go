@@ -110,12 +110,12 @@ func (s *bench) idle(b *testing.B) {
 	s.rows = append(s.rows, bytes, samples, syncs, writes, cpu)
 }
 
-// besideMessage is what a message takes on the cable beside its own bytes: a TLS record, two
+// besideMessage is the overhead of a message on the cable: a TLS record, two
 // packets.
 const besideMessage = 22 + 66 + 66
 
-// sampleBytes is what samples of metrics, of all nodes together, have taken on the cable: nothing
-// else is in their class while nobody reads logs.
+// sampleBytes are the bytes that samples of metrics of all nodes have taken on the cable. Only logs
+// and other streams share their class.
 func (s *bench) sampleBytes(b *testing.B) (sum float64) {
 	b.Helper()
 	for line := range strings.Lines(s.metricsText(b)) {

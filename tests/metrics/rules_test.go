@@ -83,7 +83,7 @@ func TestAlerts(t *testing.T) {
 	}
 }
 
-// Each alert fires for what it is for, and is silent before and after: the cases of
+// Each alert fires for its cause, and is silent before and after: the cases of
 // testdata/rules_test.yaml.
 func TestOperate_06_EachAlertFiresAndClears(t *testing.T) {
 	raw, err := os.ReadFile(filepath.Join("..", "..", "manifests", "monitoring", "rules.yaml"))

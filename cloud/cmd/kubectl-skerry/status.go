@@ -186,7 +186,7 @@ func states(nodes []fleet.Node) map[string]string {
 	return all
 }
 
-// topCommand shows what links cost.
+// topCommand shows the traffic of links.
 func topCommand(f getter, streams genericiooptions.IOStreams) *cobra.Command {
 	o := &output{}
 	var labels string

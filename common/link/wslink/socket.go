@@ -74,7 +74,7 @@ const (
 	headers6 = 14 + 40 + 32
 )
 
-// Wire implements link.Wired by what the kernel counts: segments and bytes, those that were sent
+// Wire implements link.Wired by the counters of the kernel: segments and bytes, those that were sent
 // again included. It does not know a connection through a proxy from one without.
 func (c *carrier) Wire() (w link.Wire, ok bool) {
 	tcp, ok := beneath(c.raw.Conn).(syscall.Conn)

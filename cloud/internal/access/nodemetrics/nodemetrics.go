@@ -6,7 +6,7 @@
 // replica, it may reach the sink twice, with the same times and values. It refuses messages above
 // the bounds of common/nodemetrics; a device is answered once the sink has its samples.
 //
-// A session has one message under way, and no goroutine while it has none. Bounds: writers requests
+// A session has one message under way, and a goroutine only for that time. Bounds: writers requests
 // to the sink at a time; MaxNodes nodes with series; streams of nodes without a link are remembered
 // up to remembered, any of them are forgotten first.
 package nodemetrics
@@ -35,10 +35,10 @@ const (
 	writers    = 16    // requests to the sink at a time
 	remembered = 20000 // nodes without a link whose streams are remembered
 	maxStreams = 8     // of a node: each start of edgecore is one
-	// retrySeconds is when a device sends again what the sink did not take: its usual interval, as
+	// retrySeconds is when a device sends samples again that the sink did not take: its usual interval, as
 	// its link is to cost no more while the sink is down.
 	retrySeconds = 300
-	// perViolation is what a node pays for a message out of turn, or above the bounds.
+	// perViolation is the charge for a message out of turn, or above the bounds.
 	perViolation = time.Second
 )
 
@@ -54,7 +54,7 @@ type Sink interface {
 	Write(ctx context.Context, b Batch) error
 }
 
-// Config is what Metrics needs.
+// Config configures Metrics.
 type Config struct {
 	Sink     Sink // nil: none
 	MaxNodes int  // with series of their own
@@ -74,7 +74,7 @@ type Metrics struct {
 	nodes map[types.NodeName]*node
 }
 
-// node is what is known of one node.
+// node is the state of one node.
 type node struct {
 	sessions int // that are open: the next begins before the last has ended
 	streams  []stream
@@ -245,7 +245,7 @@ func (m *Metrics) leave(name types.NodeName) {
 	}
 }
 
-// through is the last sample of a stream that the sink has; 0: none is known.
+// through is the last sample of a stream that the sink has; 0: unknown.
 func (m *Metrics) through(name types.NodeName, id uint64) uint64 {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -25,7 +25,7 @@ import (
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 )
 
-// device is a node's session, which keeps what it is answered.
+// device is a node's session, which keeps its answers.
 type device struct {
 	hubtest.Session
 	answers chan *topicpb.NodeMetricsResult
@@ -69,7 +69,7 @@ func (d *device) ask(t *testing.T, q *topicpb.NodeMetrics) *topicpb.NodeMetricsR
 	return <-d.answers
 }
 
-// sink keeps the times of what it takes.
+// sink keeps the times of samples.
 type sink struct {
 	mu    sync.Mutex
 	fails error
@@ -103,7 +103,7 @@ func samples(stream, first uint64, n int) *topicpb.NodeMetrics {
 }
 
 // Samples reach the sink once, however often they are sent; those that it does not take stay on the
-// device, and those that it will never take hold nothing back.
+// device, and those that it will never take hold back no others.
 func TestMetrics_PassesSamplesOnOnce(t *testing.T) {
 	to := &sink{}
 	m := nodemetrics.New(nodemetrics.Config{Sink: to, MaxNodes: 10})

@@ -68,7 +68,7 @@ func (s *session) Supports(feature string) bool { return s.features.Has(feature)
 // its distance from other times of this process.
 func (s *session) LastHeard() time.Time { return s.began.Add(time.Duration(s.heard.Load())) }
 
-// Traffic returns what has passed the link, and its bytes on the wire where the transport counts
+// Traffic returns the counts of messages, and the bytes on the wire where the transport counts
 // them.
 func (s *session) Traffic() (stats link.Stats, wire link.Wire) {
 	if m, ok := s.conn.(link.Meter); ok {

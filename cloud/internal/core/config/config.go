@@ -73,7 +73,7 @@ type Approver struct {
 
 // Metrics configures /metrics of health.listen.
 type Metrics struct {
-	// Nodes bounds the nodes with series of their own, some 40 each; 0 for none.
+	// Nodes bounds the nodes with series of their own, some 40 each; 0: no node.
 	Nodes int `json:"nodes"`
 	Sink
 }

@@ -203,7 +203,7 @@ func TestOf_AllLinksDown(t *testing.T) {
 	}
 }
 
-// What a link has carried comes back from the annotation, and its table adds it up.
+// The traffic of a link comes back from the annotation, and its table adds it up.
 func TestTraffic(t *testing.T) {
 	s := fleet.Session{Transport: "quic", Since: before(time.Hour), Traffic: &fleet.Traffic{
 		Wire: fleet.Bytes{Up: 5000, Down: 1_500_000}, Classes: []fleet.Class{{UpMessages: 360, UpBytes: 1800}, {}, {DownMessages: 3, DownBytes: 1_400_000}},

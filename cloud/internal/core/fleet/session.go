@@ -31,7 +31,7 @@ type Session struct {
 	// them.
 	Backlog int          `json:"backlog,omitempty"`
 	Oldest  *metav1.Time `json:"oldest,omitempty"`
-	// Traffic is what has passed the link since it came up.
+	// Traffic of the link since it came up.
 	Traffic *Traffic `json:"traffic,omitempty"`
 }
 

@@ -7,12 +7,12 @@ import (
 	"github.com/skerry-io/skerry/common/topic"
 )
 
-// Traffic is what has passed a link since it came up, at the time of the Lease's renewal.
+// Traffic counts a link since it came up, at the time of the Lease's renewal.
 type Traffic struct {
 	// Wire is the bytes on the wire, headers and acknowledgements included; 0 where the transport
 	// does not count them. The handshake of TLS is in them, and in no class.
 	Wire Bytes `json:"wire"`
-	// Classes are messages by their class, the most urgent first, without what the transport adds.
+	// Classes are messages by their class, the most urgent first, without the overhead of the transport.
 	Classes []Class `json:"classes"`
 }
 
@@ -22,7 +22,7 @@ type Bytes struct {
 	Down uint64 `json:"down"`
 }
 
-// Class is what has passed of one class. As JSON it is an array of its four numbers: it is written
+// Class counts one class. As JSON it is an array of its four numbers: it is written
 // with each renewal of a Lease.
 type Class struct{ UpMessages, UpBytes, DownMessages, DownBytes uint64 }
 
@@ -41,7 +41,7 @@ func (c *Class) UnmarshalJSON(raw []byte) error {
 	return nil
 }
 
-// checked returns an error for what can't be a link's traffic.
+// checked returns an error for counts that no link can have.
 func (t *Traffic) checked() error {
 	if t != nil && len(t.Classes) > topic.Classes {
 		return errors.New("more classes than there are")

@@ -1,7 +1,7 @@
 // Package otlp posts to a receiver of OTLP over HTTP with JSON
 // (https://opentelemetry.io/docs/specs/otlp/#otlphttp): a collector, Loki, Prometheus and others.
 //
-// It owns the connection, its authorities and its token. It refuses nothing: what is posted is the
+// It owns the connection, its authorities and its token. The content is the
 // caller's. A Client may be used by many goroutines.
 package otlp
 
@@ -22,7 +22,7 @@ import (
 // writeTimeout bounds one request.
 const writeTimeout = 20 * time.Second
 
-// ErrRefused is returned for what the receiver would refuse again.
+// ErrRefused is returned for content that the receiver would refuse again.
 var ErrRefused = errors.New("the sink refuses it for good")
 
 // Config is where a receiver is.
@@ -39,7 +39,7 @@ type Client struct {
 	client *http.Client
 }
 
-// New makes a Client. It connects to nothing yet.
+// New makes a Client. It does not connect yet.
 func New(c Config) (*Client, error) {
 	transport := &http.Transport{Proxy: http.ProxyFromEnvironment, MaxIdleConnsPerHost: 8, IdleConnTimeout: time.Minute, TLSClientConfig: &tls.Config{MinVersion: tls.VersionTLS12}}
 	if c.CAFile != "" {

@@ -416,7 +416,7 @@ func (l *lease) session() fleet.Session {
 	return s
 }
 
-// trafficOf is what has passed a session's link; nil where that is not counted.
+// trafficOf returns the counts of a session's link; nil where it does not count.
 func trafficOf(session any) *fleet.Traffic {
 	counted, ok := session.(interface {
 		Traffic() (link.Stats, link.Wire)

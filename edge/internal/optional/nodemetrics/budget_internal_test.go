@@ -19,7 +19,7 @@ import (
 	"github.com/skerry-io/skerry/tests/netns/wire"
 )
 
-// budget is what the metrics of a node may cost in an hour, headers of Ethernet, IP and TLS and
+// budget is the most that the metrics of a node may cost in an hour, headers of Ethernet, IP and TLS and
 // acknowledgements included.
 const budget = 20_000
 

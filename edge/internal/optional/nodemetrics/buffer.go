@@ -24,7 +24,7 @@ type block struct {
 	packed                 []byte // a topicpb.NodeMetrics
 }
 
-// readBlock reads a block from what the disk has of it.
+// readBlock reads a block in the form that is on the disk.
 func readBlock(packed []byte) (block, error) {
 	var m topicpb.NodeMetrics
 	if err := proto.Unmarshal(packed, &m); err != nil {
@@ -84,7 +84,7 @@ func (b *buffer) add(s nodemetrics.Sample) (sealed *block, err error) {
 	return sealed, nil
 }
 
-// seal makes a block of the open samples; nil where there are none.
+// seal makes a block of the open samples, if there are any.
 func (b *buffer) seal() (*block, error) {
 	if len(b.open) == 0 {
 		return nil, nil
@@ -118,7 +118,7 @@ func (b *buffer) message(due bool) (*topicpb.NodeMetrics, error) {
 	return m, nil
 }
 
-// taken forgets the samples of a stream up to a number. lost is what the answered message reported.
+// taken forgets the samples of a stream up to a number. lost is the number that the answered message reported.
 func (b *buffer) taken(stream, through, lost uint64) {
 	progress := false
 	for len(b.blocks) > 0 && b.blocks[0].stream == stream && b.blocks[0].through <= through {

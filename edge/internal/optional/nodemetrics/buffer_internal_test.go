@@ -106,7 +106,7 @@ func TestBuffer_OtherSeriesAreAnotherMessage(t *testing.T) {
 	}
 }
 
-// What is on the disk comes back, up to what is damaged; a cut of a day takes far less than 1 MiB,
+// The blocks on the disk come back, up to a damaged one; a cut of a day takes far less than 1 MiB,
 // and with everything taken the file is gone.
 func TestFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "nodemetrics")
@@ -152,7 +152,7 @@ func TestFile(t *testing.T) {
 	}
 }
 
-// The file is written anew at its bound, and has what is still needed.
+// The file is written anew at its bound, and has the blocks that are still needed.
 func TestFile_IsBounded(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "nodemetrics")
 	b, f := &buffer{most: 100, stream: 7, next: 1}, &file{path: path}

@@ -101,7 +101,7 @@ func (f *file) replace(all []block) error {
 	return nil
 }
 
-// clear removes what is on the disk, if anything is.
+// clear removes the file.
 func (f *file) clear() error {
 	if f.size == 0 {
 		return nil

@@ -36,7 +36,7 @@ const answerTimeout = 2 * time.Minute
 // leastRetry is the least time after which samples are sent again that the cloud did not take.
 const leastRetry = 10 * time.Second
 
-// Config is what an Agent needs.
+// Config configures an Agent.
 type Config struct {
 	// Read reads the values of the moment, by the IDs of package common/nodemetrics. What can't be
 	// read it leaves out.
@@ -70,7 +70,7 @@ type Agent struct {
 	sent    time.Time // when open samples were sent last
 }
 
-// New makes an Agent. It starts nothing.
+// New makes an Agent. Run starts it.
 func New(config Config) *Agent {
 	return &Agent{
 		config: config, series: nodemetrics.All(), added: make(chan struct{}, 1), now: time.Now,
@@ -169,7 +169,7 @@ func (a *Agent) flush() {
 	}
 }
 
-// next is the message to send; nil: none is due.
+// next is the message to send; nil before the next is due.
 func (a *Agent) next(now time.Time) (*topicpb.NodeMetrics, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -185,7 +185,7 @@ func (a *Agent) next(now time.Time) (*topicpb.NodeMetrics, error) {
 	return m, nil
 }
 
-// answered forgets what the cloud has taken.
+// answered forgets the samples that the cloud has taken.
 func (a *Agent) answered(ctx context.Context, m *topicpb.NodeMetrics, r *topicpb.NodeMetricsResult) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
