@@ -35,8 +35,8 @@ const (
 	writers    = 16    // requests to the sink at a time
 	remembered = 20000 // nodes without a link whose streams are remembered
 	maxStreams = 8     // of a node: each start of edgecore is one
-	// retrySeconds is when a device sends samples again that the sink did not take: its usual interval, as
-	// its link is to cost no more while the sink is down.
+	// retrySeconds is when a device sends samples again that the sink did not take: its usual
+	// interval, as its link is to cost no more while the sink is down.
 	retrySeconds = 300
 	// perViolation is the charge for a message out of turn, or above the bounds.
 	perViolation = time.Second

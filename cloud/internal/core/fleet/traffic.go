@@ -12,7 +12,8 @@ type Traffic struct {
 	// Wire is the bytes on the wire, headers and acknowledgements included; 0 where the transport
 	// does not count them. The handshake of TLS is in them, and in no class.
 	Wire Bytes `json:"wire"`
-	// Classes are messages by their class, the most urgent first, without the overhead of the transport.
+	// Classes are messages by their class, the most urgent first, without the overhead of the
+	// transport.
 	Classes []Class `json:"classes"`
 }
 

@@ -19,8 +19,8 @@ import (
 	"github.com/skerry-io/skerry/tests/netns/wire"
 )
 
-// budget is the most that the metrics of a node may cost in an hour, headers of Ethernet, IP and TLS and
-// acknowledgements included.
+// budget is the most that the metrics of a node may cost in an hour, headers of Ethernet, IP and
+// TLS and acknowledgements included.
 const budget = 20_000
 
 // busy is a device whose metrics change in each sample, as those of a loaded one do.

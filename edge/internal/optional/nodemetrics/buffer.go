@@ -118,7 +118,8 @@ func (b *buffer) message(due bool) (*topicpb.NodeMetrics, error) {
 	return m, nil
 }
 
-// taken forgets the samples of a stream up to a number. lost is the number that the answered message reported.
+// taken forgets the samples of a stream up to a number. lost is the number that the answered
+// message reported.
 func (b *buffer) taken(stream, through, lost uint64) {
 	progress := false
 	for len(b.blocks) > 0 && b.blocks[0].stream == stream && b.blocks[0].through <= through {
