@@ -291,8 +291,8 @@ func TestStream_StalledReaderCostsItsOwnWindow(t *testing.T) {
 }
 
 // A reader that stalls in mid-transfer for far longer than any timeout of the link, and than
-// closeTimeout, gets all of it in the end, in either direction: neither the stream nor the link ends
-// for that.
+// closeTimeout, gets all of it in the end, in either direction: neither the stream nor the link
+// ends for that.
 func TestStream_StalledReaderGetsAllInTheEnd(t *testing.T) {
 	for name, ends := range map[string]func(cloud, edge net.Conn) (from, to net.Conn){
 		"down": func(cloud, edge net.Conn) (net.Conn, net.Conn) { return cloud, edge },

@@ -2,6 +2,7 @@ package app
 
 import (
 	"context"
+	"path/filepath"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -13,10 +14,14 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/agents/drain"
 	edgesamples "github.com/skerry-io/skerry/edge/internal/optional/nodemetrics"
 	"github.com/skerry-io/skerry/edge/internal/pods/podhealth"
+	edgeconfig "github.com/skerry-io/skerry/edge/internal/setup/config"
 )
 
 // samplesKept is how long samples wait for a link.
 const samplesKept = 24 * time.Hour
+
+// samplesFile has the samples that the cloud has not taken.
+func samplesFile(cfg *edgeconfig.Config) string { return filepath.Join(cfg.DataDir, "nodemetrics") }
 
 func (a *App) nodeMetricsParts() ([]beehive.Entry, error) {
 	c := a.config.Modules.NodeMetrics

@@ -36,7 +36,6 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/optional/marks"
 	"github.com/skerry-io/skerry/edge/internal/optional/nodemetrics"
 	"github.com/skerry-io/skerry/edge/internal/optional/statsleader"
-	"github.com/skerry-io/skerry/edge/internal/pods/cri"
 	"github.com/skerry-io/skerry/edge/internal/pods/podhealth"
 	edgeconfig "github.com/skerry-io/skerry/edge/internal/setup/config"
 	"github.com/skerry-io/skerry/edge/internal/setup/join"
@@ -81,10 +80,6 @@ type Status struct {
 	Agents       []agent.State          `json:"agents,omitempty"`
 }
 
-// podsTimeout bounds the reading of pods for the status, which comes from memory, and the question
-// to the container runtime.
-const podsTimeout = 2 * time.Second
-
 // Status is how the running edgecore is.
 func (a *App) Status() Status {
 	s := Status{Node: a.node, Running: true, Version: version.Skerry(), Kubernetes: version.Kubernetes(), At: time.Now().UTC(), ClockSkew: a.clock.Skew()}
@@ -127,23 +122,6 @@ func (a *App) Status() Status {
 		s.Kubelet = "has not renewed its Lease in time; after a start the first comes within some 10 s"
 	}
 	return s
-}
-
-// runtimeProblem checks the health of the container runtime; nil where there is no kubelet.
-func (a *App) runtimeProblem(ctx context.Context) error {
-	if a.edged == nil {
-		return nil
-	}
-	return cri.Health(ctx, a.edged.Runtime())
-}
-
-// podsProblem is for the Node's condition.
-func (a *App) podsProblem() func(ctx context.Context) (reason, message string) {
-	var history podhealth.History
-	return func(ctx context.Context) (reason, message string) {
-		pods, _ := podhealth.Read(ctx, a.meta, a.node)
-		return history.Problem(time.Now(), pods, a.runtimeProblem(ctx), a.meta.Linked())
-	}
 }
 
 // of is the status of a part, nil where there is no such part.
@@ -261,9 +239,6 @@ func openStopped(ctx context.Context, cfg *edgeconfig.Config, key *diskkey.Key) 
 	}
 	return store.Open(ctx, storeConfig(cfg, key))
 }
-
-// samplesFile has the samples that the cloud has not taken.
-func samplesFile(cfg *edgeconfig.Config) string { return filepath.Join(cfg.DataDir, "nodemetrics") }
 
 // OwnFiles are patterns of what edgecore makes: who this device is, the store, in which everything
 // else is, the key of its kubelet's server, the kubeconfig by which root reaches the device's API,
