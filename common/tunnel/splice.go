@@ -11,9 +11,13 @@ import (
 // copySize is the buffer of one direction of Splice: a message's worth.
 const copySize = chunk
 
-// Splice copies between two connections until both directions have ended, one of them has failed,
-// or ctx ends, and closes both. The end of one direction is handed on as such where the connection
-// has a CloseWrite.
+// Splice copies between two connections until both directions have ended, one of them can't be read
+// any more, or ctx ends, and closes both. The end of one direction is handed on as such where the
+// connection has a CloseWrite.
+//
+// A connection that takes no more data has ended that direction alone: a server that closes as
+// soon as it has answered, as a kubelet does after an exec, resets the connection at the next byte
+// of the client (a ping), and its answer is still to be read here.
 func Splice(ctx context.Context, a, b net.Conn) {
 	shut := sync.OnceFunc(func() { _, _ = a.Close(), b.Close() }) // both copies end with an error of their own
 	defer shut()
@@ -26,8 +30,13 @@ func Splice(ctx context.Context, a, b net.Conn) {
 
 // pass copies one direction.
 func pass(to, from net.Conn, shut func()) {
+	w := &taker{conn: to}
 	// Without the methods by which io.Copy would take another buffer than this one.
-	if _, err := io.CopyBuffer(struct{ io.Writer }{to}, struct{ io.Reader }{from}, make([]byte, copySize)); err != nil {
+	_, err := io.CopyBuffer(w, struct{ io.Reader }{from}, make([]byte, copySize))
+	switch {
+	case w.err != nil:
+		return // the other direction ends by itself, since nobody writes to it any more
+	case err != nil:
 		if s, ok := to.(interface{ abort(reason string) }); ok && !errors.Is(err, net.ErrClosed) { // a Stream, whose peer gets the reason
 			s.abort(err.Error())
 		}
@@ -38,4 +47,15 @@ func pass(to, from net.Conn, shut func()) {
 	if !ok || half.CloseWrite() != nil {
 		shut()
 	}
+}
+
+// taker writes to a connection and keeps the error.
+type taker struct {
+	conn net.Conn
+	err  error
+}
+
+func (w *taker) Write(b []byte) (n int, err error) {
+	n, w.err = w.conn.Write(b)
+	return n, w.err
 }

@@ -1,0 +1,90 @@
+package tunnel_test
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"net"
+	"testing"
+	"time"
+
+	"github.com/skerry-io/skerry/common/tunnel"
+)
+
+// tcpPair returns the two ends of a TCP connection.
+func tcpPair(t *testing.T) (dialled, accepted net.Conn) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	if dialled, err = net.Dial("tcp", l.Addr().String()); err != nil {
+		t.Fatal(err)
+	}
+	if accepted, err = l.Accept(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { dialled.Close(); accepted.Close() })
+	return dialled, accepted
+}
+
+// A server answers and closes, and its client, which is slow to read, sends something after that:
+// the server's host resets the connection, and the client gets the whole answer all the same.
+func TestSplice_AnswerOfAServerThatHasClosed(t *testing.T) {
+	near, server := tcpPair(t)
+	end, client := net.Pipe()
+	ended := make(chan struct{})
+	go func() { defer close(ended); tunnel.Splice(t.Context(), end, near) }()
+
+	answer := bytes.Repeat([]byte("answer"), 8<<10)
+	if _, err := server.Write(answer); err != nil {
+		t.Fatal(err)
+	}
+	// All of it is in the buffers of this end before the server closes.
+	got := make([]byte, 1)
+	if _, err := io.ReadFull(client, got); err != nil {
+		t.Fatal(err)
+	}
+	if err := server.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for range 20 { // the first write after the reset is the one that fails
+		_ = client.SetWriteDeadline(time.Now().Add(50 * time.Millisecond))
+		if _, err := client.Write([]byte("ping")); err != nil {
+			break
+		}
+		time.Sleep(time.Millisecond) // for the reset to come
+	}
+	_ = client.SetReadDeadline(time.Now().Add(time.Minute))
+	rest, err := io.ReadAll(client)
+	if err != nil || !bytes.Equal(append(got, rest...), answer) {
+		t.Errorf("%d of %d bytes, %v", len(rest)+1, len(answer), err)
+	}
+	<-ended
+}
+
+// Where one end is gone Splice ends, whether the other has something to write or not.
+func TestSplice_EndsWithEitherEnd(t *testing.T) {
+	for name, gone := range map[string]func(client net.Conn, server *net.TCPConn, cancel func()){
+		"the client, and then the server": func(client net.Conn, server *net.TCPConn, _ func()) {
+			client.Close()
+			_, _ = io.Copy(io.Discard, server) // until the end of the client is handed on
+			server.Close()
+		},
+		"the server":               func(_ net.Conn, server *net.TCPConn, _ func()) { server.Close() },
+		"the server, by reset":     func(_ net.Conn, server *net.TCPConn, _ func()) { _ = server.SetLinger(0); server.Close() },
+		"neither, but the context": func(_ net.Conn, _ *net.TCPConn, cancel func()) { cancel() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			near, server := tcpPair(t)
+			end, client := net.Pipe()
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			ended := make(chan struct{})
+			go func() { defer close(ended); tunnel.Splice(ctx, end, near) }()
+			gone(client, server.(*net.TCPConn), cancel)
+			<-ended
+		})
+	}
+}
