@@ -39,6 +39,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/agents/node"
 	"github.com/skerry-io/skerry/edge/internal/agents/probation"
 	"github.com/skerry-io/skerry/edge/internal/agents/route"
+	"github.com/skerry-io/skerry/edge/internal/agents/upgrade"
 	"github.com/skerry-io/skerry/edge/internal/agents/vip"
 	"github.com/skerry-io/skerry/edge/internal/core/agent"
 	"github.com/skerry-io/skerry/edge/internal/core/edgeapi"
@@ -182,6 +183,7 @@ type App struct {
 	statusFor func(accept string) (body []byte, contentType string, err error) // set by ShowStatus
 
 	config   *edgeconfig.Config
+	file     string // of the configuration
 	node     string
 	store    *store.Store
 	disk     node.Disk
@@ -202,6 +204,9 @@ type App struct {
 	agents       []*agent.Module
 	vips         *vip.Agent
 	drain        *drain.Agent
+	works        *upgrade.Works // nil where drain is
+	switching    switching
+	kept         func() ([]string, error) // images that garbage collection leaves alone; nil for none
 	marks        *marks.Agent
 	runner       *beehive.Runner
 	tunnel       *tunnel.Tunnel
@@ -236,6 +241,29 @@ type App struct {
 type standIn struct {
 	repeat  func()
 	settled func() bool
+}
+
+// switching is whether this process ends to execute skerry-launch.
+type switching struct {
+	mu     sync.Mutex
+	cancel context.CancelFunc
+	on     bool
+}
+
+func (s *switching) begin(cancel context.CancelFunc) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.cancel = cancel; s.on {
+		cancel()
+	}
+}
+
+func (s *switching) start() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.on = true; s.cancel != nil {
+		s.cancel()
+	}
 }
 
 // switched are the modules that the NodePool may switch on (edgeconfig.Auto), as they are

@@ -2,16 +2,29 @@ package app
 
 import (
 	"path/filepath"
+	"time"
 
+	"github.com/skerry-io/skerry/beehive"
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 	"github.com/skerry-io/skerry/edge/internal/agents/drain"
 	"github.com/skerry-io/skerry/edge/internal/core/agent"
 	"github.com/skerry-io/skerry/edge/internal/core/edgeapi"
+	"github.com/skerry-io/skerry/edge/internal/core/launch"
+	"github.com/skerry-io/skerry/edge/internal/core/linkstate"
 	"github.com/skerry-io/skerry/edge/internal/kernel/hook"
 )
 
 // hookDir, in the data directory, has what must be known of a hook that outlives edgecore.
 const hookDir = "hook"
+
+func (a *App) drainParts() ([]beehive.Entry, error) {
+	module, err := a.newDrain()
+	if err != nil {
+		return nil, err
+	}
+	a.collectors = append(a.collectors, a.drain)
+	return []beehive.Entry{slow(restarted(module, linkstate.Agents), 20*time.Second)}, nil
+}
 
 func (a *App) newDrain() (*drain.Module, error) {
 	c := a.config.Modules.Drain
@@ -35,6 +48,11 @@ func (a *App) newDrain() (*drain.Module, error) {
 			Off: !c.Evict, Attempts: c.Attempts, Interval: c.Interval.Duration, Timeout: c.Timeout.Duration,
 			ProceedAfter: c.ProceedAfter.Duration, RetryInterval: c.RetryInterval.Duration, Prefetch: c.Hooks.Prefetch != "",
 		},
+	}
+	if _, ok := launch.FromEnvironment(); ok { // no other edgecore can be tried, and taken back
+		if config.Works, err = a.newWorks(cloud); err != nil {
+			return nil, err
+		}
 	}
 	if a.vips != nil {
 		config.Handover, config.Handback = a.vips.HandOver, a.vips.TakePart

@@ -70,6 +70,7 @@ func (a *App) edgedParts() ([]beehive.Entry, error) {
 	if a.images, err = images.New(images.Config{
 		Listen: func() (net.Listener, error) { return edgeapi.ListenUnix(a.imagesSocket()) }, Runtime: a.edged.Runtime(), Images: a.edged.Images(),
 		Archive: a.config.Modules.Edged.SandboxImageArchive, API: a.api.ClientConfig(edgeapi.Identity{}), NodeName: a.node, Apps: a.apps != nil,
+		Kept: a.kept,
 	}); err != nil {
 		return nil, err
 	}

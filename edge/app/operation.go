@@ -25,6 +25,7 @@ type OperationRequest struct {
 	Name            string                     `json:"name,omitempty"` // "": one is made up
 	Operation       v1alpha1.OperationType     `json:"operation"`
 	Image           string                     `json:"image,omitempty"`
+	Upgrade         *v1alpha1.UpgradeSpec      `json:"upgrade,omitempty"` // to a version of the bundle that ReadBundle has put onto the device
 	Drain           v1alpha1.DrainPolicy       `json:"drain,omitempty"`
 	DrainTimeout    time.Duration              `json:"drainTimeoutNanoseconds,omitempty"`
 	WhenUnreachable v1alpha1.UnreachablePolicy `json:"whenUnreachable,omitempty"`
@@ -89,7 +90,7 @@ func (a *App) handleOperations(mux *http.ServeMux) {
 func (q OperationRequest) operation(node string) drain.Operation {
 	o := drain.Operation{
 		Name: q.Name, Request: rand.String(16), RequestedBy: v1alpha1.RequestedOnDevice,
-		Spec: v1alpha1.NodeOperationSpec{NodeName: node, Operation: q.Operation, Image: q.Image, Drain: q.Drain, WhenUnreachable: q.WhenUnreachable},
+		Spec: v1alpha1.NodeOperationSpec{NodeName: node, Operation: q.Operation, Image: q.Image, Upgrade: q.Upgrade, Drain: q.Drain, WhenUnreachable: q.WhenUnreachable},
 	}
 	if q.DrainTimeout != 0 {
 		o.Spec.DrainTimeout = &metav1.Duration{Duration: q.DrainTimeout}

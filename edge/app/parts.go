@@ -119,15 +119,6 @@ func (a *App) vipParts() ([]beehive.Entry, error) {
 	return []beehive.Entry{slow(restarted(a.vips, linkstate.Agents), 20*time.Second)}, nil
 }
 
-func (a *App) drainParts() ([]beehive.Entry, error) {
-	module, err := a.newDrain()
-	if err != nil {
-		return nil, err
-	}
-	a.collectors = append(a.collectors, a.drain)
-	return []beehive.Entry{slow(restarted(module, linkstate.Agents), 20*time.Second)}, nil
-}
-
 func (a *App) appParts() ([]beehive.Entry, error) {
 	a.apps = newApps(a.config.Modules.Apps, a.node, a.config.DataDir, a.api.ClientConfig(edgeapi.Identity{}), a.meta, a.store, func() string { return a.edged.Images() })
 	a.agent(a.apps.Module)

@@ -154,7 +154,13 @@ func (a *App) Run(ctx context.Context) error {
 	log := klog.FromContext(ctx)
 	log.Info("edgecore starts", "version", version.Skerry(), "kubernetes", version.Kubernetes(), "node", a.node)
 	a.clearSwitchedOff(ctx, netif.CNIConfigs)
-	err := a.runner.Run(ctx)
+	running, cancel := context.WithCancel(ctx)
+	defer cancel()
+	a.switching.begin(cancel)
+	err := a.runner.Run(running)
+	if ctx.Err() != nil {
+		a.noteStopped(ctx)
+	}
 	if closeErr := a.store.Close(); closeErr != nil {
 		err = errors.Join(err, fmt.Errorf("closing the store: %w", closeErr))
 	}

@@ -61,7 +61,7 @@ var ladder = [][]string{
 		"edge/internal/setup/bundle", "edge/internal/setup/check", "edge/internal/setup/join", "edge/internal/setup/sdnotify", "edge/internal/setup/tunnel",
 		"edge/internal/site/endpoints", "edge/internal/site/names", "edge/internal/site/protect", "edge/internal/site/services", "edge/internal/site/serviceview",
 	},
-	{"edge/internal/site/contact"},
+	{"edge/internal/agents/upgrade", "edge/internal/site/contact"},
 	{"edge/internal/site/podnet"},
 	// L5: the wiring
 	{"cloud/app", "edge/app", "edge/artefactrepo", "edge/hollow"},

@@ -98,6 +98,9 @@ func load(file string) (*config.Config, error) {
 	if err != nil {
 		return nil, err
 	}
+	if data, err = app.Overlaid(file, data); err != nil {
+		return nil, cli.Bad(err)
+	}
 	cfg, err := app.Configuration(file, data)
 	return cfg, cli.Bad(err)
 }

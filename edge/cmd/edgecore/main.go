@@ -50,11 +50,13 @@ Without a command it runs until SIGTERM. Containers go on when it stops.`,
 				return err
 			}
 			ctx := cli.Logging(c.Context(), cfg.Log.Verbosity)
+			app.LogTrial(ctx)
 			a, err := app.New(ctx, cfg)
 			if err != nil {
 				return err
 			}
 			a.ShowStatus(writeStatus)
+			a.ConfiguredBy(file)
 			policy, burst := gctuner.Default(), make(chan struct{}, 1)
 			policy.Rest = restingGC
 			policy.AfterBurst = func() {
@@ -63,12 +65,16 @@ Without a command it runs until SIGTERM. Containers go on when it stops.`,
 				default: // the one that waits is for this burst too
 				}
 			}
-			return gctuner.Run(ctx, policy, func(ctx context.Context) error {
+			err = gctuner.Run(ctx, policy, func(ctx context.Context) error {
 				ctx, cancel := context.WithCancel(ctx)
 				defer cancel()
 				go programpages.Run(ctx, startOver, time.Hour, burst, a.ReleasePages) // ends with ctx
 				return a.Run(ctx)
 			})
+			if a.Switching() && ctx.Err() == nil { // one that was told to end, too, ends
+				return a.Again(ctx)
+			}
+			return err
 		},
 	}
 	c.PersistentFlags().StringVar(&file, "config", standardConfig, "configuration file")

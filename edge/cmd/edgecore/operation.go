@@ -5,6 +5,7 @@ import (
 	"io"
 	"net/http"
 	"net/url"
+	"os"
 	"slices"
 	"strings"
 	"text/tabwriter"
@@ -28,6 +29,7 @@ or is forced. What is asked for here is shown in the cloud as a NodeOperation, a
 Exit code 0: the order is on the device's disk. 1: edgecore can't be asked, or can't take it now. 2: the order makes no sense, and nothing was done.`,
 		Example: `  edgecore operation reboot
   edgecore operation update registry.example.com/os:17 --drain BestEffort
+  edgecore operation upgrade /media/usb/skerry-v1.4.0.tar    # edgecore itself
   edgecore operation list
   edgecore operation cancel edge-17-reboot-x7k2p
   edgecore operation force edge-17-reboot-x7k2p --complete   # go ahead, whatever pods are here still`,
@@ -41,7 +43,7 @@ Exit code 0: the order is on the device's disk. 1: edgecore can't be asked, or c
 		requestCommand(file, "shutdown", "Shut this device down (hook modules.drain.hooks.shutdown)", v1alpha1.OperationShutdown),
 		requestCommand(file, "update IMAGE", "Switch to another system image (hook modules.drain.hooks.update)", v1alpha1.OperationImageUpdate),
 		requestCommand(file, "drain", "Drain this node and nothing more; it stays drained until that is cancelled, or the device boots", v1alpha1.OperationDrain),
-		listCommand(file), cancelCommand(file), forceCommand(file),
+		upgradeCommand(file), listCommand(file), cancelCommand(file), forceCommand(file),
 	)
 	return c
 }
@@ -81,6 +83,45 @@ func requestCommand(file *string, use, short string, operation v1alpha1.Operatio
 	f.StringVar(&policy, "drain", string(v1alpha1.DrainRequired), "Required: a drain that fails ends the operation; BestEffort: it goes ahead then; Skip: no drain")
 	f.DurationVar(&q.DrainTimeout, "drain-timeout", 0, "bound of one attempt to drain (default modules.drain.timeout)")
 	f.StringVar(&unreachable, "when-unreachable", string(v1alpha1.UnreachableDefer), "while the API can't be reached: Defer waits, Proceed goes ahead after modules.drain.proceedAfter")
+	output.AddTo(c)
+	return c
+}
+
+func upgradeCommand(file *string) *cobra.Command {
+	var downgrade bool
+	var output cli.Output
+	c := &cobra.Command{
+		Use: "upgrade FILE", Short: "Upgrade edgecore from a bundle of signed programs, without the cloud", Args: cli.Args(cobra.ExactArgs(1)),
+		Long: `Upgrade edgecore to the newest version in FILE, a tar with the metadata and files of a repository of artefacts (docs/fleet.md). No container
+restarts. The version is tried first, and the one before returns if it is not healthy. FILE has to be signed by keys of this device; metadata that
+have expired are only warned about.`,
+		Example: "  edgecore operation upgrade /media/usb/skerry-v1.4.0.tar\n  edgecore operation list",
+		RunE: func(c *cobra.Command, args []string) error {
+			cfg, _, err := loadOrDefault(*file)
+			if err != nil {
+				return err
+			}
+			f, err := os.Open(args[0])
+			if err != nil {
+				return cli.Bad(err)
+			}
+			defer f.Close()
+			spec, err := app.ReadBundle(cfg, f)
+			if err != nil {
+				return cli.Bad(err)
+			}
+			spec.AllowDowngrade = downgrade
+			var made drain.Operation
+			if err := askLocal(c.Context(), cfg, http.MethodPost, app.OperationsPath, app.OperationRequest{Operation: v1alpha1.OperationUpgrade, Upgrade: spec}, &made); err != nil {
+				return err
+			}
+			return output.Print(c.OutOrStdout(), made, func(w io.Writer) error {
+				_, err := fmt.Fprintf(w, "%s is asked for, to %s; `edgecore operation list` says how far it is\n", made.Name, spec.Version)
+				return err
+			})
+		},
+	}
+	c.Flags().BoolVar(&downgrade, "allow-downgrade", false, "also to a version that is older than the running one")
 	output.AddTo(c)
 	return c
 }

@@ -22,16 +22,17 @@ func (a *Agent) Request(ctx context.Context, o Operation) error {
 	}
 	return a.call(ctx, func(s *State, f *Facts) error {
 		o.Stage, o.RequestedAt = Waiting, f.Now.UTC()
-		return s.add(o)
+		return s.add(o, f.Now)
 	})
 }
 
 // add takes an operation in. One that is there already is no error.
-func (s *State) add(o Operation) error {
+func (s *State) add(o Operation, now time.Time) error {
 	if have := s.find(o.Name); have != nil {
 		if o.UID != "" && have.UID == o.UID || o.Request != "" && have.Request == o.Request {
 			have.UID = o.UID
-			have.Spec.Cancel = have.Spec.Cancel || o.Spec.Cancel // nothing else can be changed
+			have.Spec.Cancel = have.Spec.Cancel || o.Spec.Cancel
+			have.again(o.Spec.Retry, now) // nothing else can be changed
 			return nil
 		}
 		if !have.ended() || have.holds() {
@@ -52,7 +53,7 @@ func (a *Agent) Refuse(ctx context.Context, o Operation, stage Stage, reason, me
 	return a.call(ctx, func(s *State, f *Facts) error {
 		o.RequestedAt = f.Now.UTC()
 		o.end(stage, f.Now.UTC(), reason, message)
-		return s.add(o)
+		return s.add(o, f.Now)
 	})
 }
 
@@ -112,8 +113,16 @@ func (a *Agent) valid(o *Operation) error {
 		if err := a.config.Hooks.Check(string(o.Spec.Operation)); err != nil {
 			return err
 		}
+	case v1alpha1.OperationUpgrade, v1alpha1.OperationConfig, v1alpha1.OperationImagePull:
+		o.Spec.Drain = v1alpha1.DrainSkip
+		if a.config.Works == nil {
+			return fmt.Errorf("operation %s is switched off on this device", o.Spec.Operation)
+		}
+		if err := a.config.Works.Check(o); err != nil {
+			return err
+		}
 	default:
-		return fmt.Errorf("there is no operation %q", o.Spec.Operation)
+		return fmt.Errorf("this edgecore has no operation %.32q: it may be older than the operation", o.Spec.Operation)
 	}
 	if t := o.Spec.DrainTimeout; t != nil && t.Duration < time.Second {
 		return fmt.Errorf("drainTimeout %v: must be at least 1s", t.Duration)

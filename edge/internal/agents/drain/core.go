@@ -30,14 +30,15 @@ const (
 	Fetch    Verb = "fetch"    // run the prefetch hook of Operation
 	Operate  Verb = "operate"  // run the hook of Operation
 	Abort    Verb = "abort"    // end the hook of Operation, which was cancelled
+	Do       Verb = "do"       // carry Operation out, which needs no hook
 )
 
 // Action is one thing to do.
 type Action struct {
 	Verb      Verb
-	Operation string        // for Fetch, Operate and Abort
+	Operation string        // for Fetch, Operate, Abort and Do
 	Timeout   time.Duration // for Attempt
-	Until     time.Time     // for Wait; zero: only until something happens
+	Until     time.Time     // when to ask again, for Wait and Do; zero: only once something happens
 }
 
 // Step brings the state up to the facts and says what to do then. It is to be kept before the
@@ -52,11 +53,11 @@ func (s *State) Step(f Facts, r Rules) Action {
 	s.release(r)
 	s.forget()
 	for i := range s.Operations {
-		if o := &s.Operations[i]; o.Stage == Waiting {
+		if o := &s.Operations[i]; o.Stage == Waiting && !o.own() {
 			o.Phase, o.Attempts, o.Blocked = s.Drain.Phase, s.Drain.Attempts, s.Drain.Blocked
 		}
 	}
-	a := s.next(f, r)
+	a := s.work(f, s.next(f, r))
 	s.explain(r)
 	return a
 }
@@ -82,6 +83,8 @@ func (s *State) explain(r Rules) {
 		case o.inHook():
 			o.Message = "its hook runs"
 		case o.Stage != Waiting:
+		case o.own():
+			o.Message = "waits for other operations"
 		case hook != "":
 			o.Message = "waits for the end of the hook of " + hook
 		case boot != "":
@@ -117,7 +120,7 @@ func (s *State) boot(f Facts) {
 			o.BootBefore, o.BootAfter = before, f.Boot
 			o.end(Done, f.Now, "Booted", "the device was rebooted before the operation's turn had come")
 			drained = drained || o.Asked
-		case o.Stage == Done && !o.down() && o.BootAfter == "":
+		case o.Stage == Done && !o.down() && !o.own() && o.BootAfter == "":
 			o.BootAfter = f.Boot
 		}
 	}
@@ -155,6 +158,8 @@ func (s *State) cancel(f Facts) {
 		switch {
 		case !o.Spec.Cancel:
 		case o.inHook(): // next has that ended first
+		case o.own() && o.Stage == Running && !o.Work.tried():
+			o.end(Cancelled, f.Now, "Cancelled", "it was cancelled before the device had switched")
 		case o.Stage == Waiting:
 			o.end(Cancelled, f.Now, "Cancelled", "it was cancelled before it had gone ahead")
 		case o.Stage == Running && o.ExitCode != nil:
@@ -374,7 +379,7 @@ func (s *State) operate(f Facts, r Rules) (Action, bool) {
 			}
 			continue
 		}
-		if o.Stage != Waiting || !s.ready(o, f, r) {
+		if o.Stage != Waiting || o.own() || !s.ready(o, f, r) {
 			continue
 		}
 		if chosen == nil || chosen.Spec.Operation != v1alpha1.OperationImageUpdate && o.Spec.Operation == v1alpha1.OperationImageUpdate {
@@ -433,6 +438,7 @@ type Result struct {
 	Blocked      []v1alpha1.BlockedPod
 	Output       string // of Operate
 	ExitCode     int
+	Work         Work // of Do
 }
 
 // believeRefusal is how long a refusal of rights is not believed, as everywhere in Skerry.
@@ -451,6 +457,9 @@ func (s *State) Apply(a Action, res Result, f Facts, r Rules) {
 		return
 	case Abort:
 		s.aborted(a.Operation, res, f, r)
+		return
+	case Do:
+		s.worked(a.Operation, res.Work, f)
 		return
 	}
 	switch {
@@ -565,5 +574,67 @@ func (s *State) Force(off bool, now time.Time) {
 	d.Attempting, d.Blocked, d.Next, d.Message, d.Forced = false, nil, time.Time{}, "forced by an operator on the device", true
 	if d.BeganAt.IsZero() {
 		d.BeganAt = now
+	}
+}
+
+// longest is the longest time for which an operation may be put off at once: a clock that was put
+// back holds it up no longer.
+const longest = 24 * time.Hour
+
+// work chooses the operation to go on with while the drain waits. One that is tried comes before
+// all else: the device is not what it was, and is not known to be healthy.
+func (s *State) work(f Facts, a Action) Action {
+	var chosen *Operation
+	for i := range s.Operations {
+		o := &s.Operations[i]
+		if !o.own() || o.Stage != Waiting && o.Stage != Running {
+			continue
+		}
+		if o.Work.tried() {
+			chosen = o
+			break
+		}
+		if o.Work != nil && o.Work.Next.After(f.Now) && o.Work.Next.Sub(f.Now) <= longest {
+			a.Until = earliest(a.Until, o.Work.Next)
+			continue
+		}
+		if chosen == nil {
+			chosen = o
+		}
+	}
+	if chosen == nil || a.Verb != Wait && !chosen.Work.tried() {
+		return a
+	}
+	for i := range s.Operations { // the device is about to go down
+		if o := &s.Operations[i]; o.Stage == Running && o.down() && o.Spec.Operation != v1alpha1.OperationImageUpdate {
+			return a
+		}
+	}
+	if chosen.Stage == Waiting {
+		chosen.Stage, chosen.Message = Running, ""
+	}
+	return Action{Verb: Do, Operation: chosen.Name, Until: a.Until}
+}
+
+// worked takes how far an operation is, or how it has ended.
+func (s *State) worked(name string, w Work, f Facts) {
+	o := s.find(name)
+	if o == nil || o.Stage != Running {
+		return
+	}
+	o.Work, o.Message, o.Output = &w, w.Message, w.Output
+	if w.Ended != "" {
+		o.end(w.Ended, f.Now, w.Reason, w.Message)
+	}
+}
+
+// again begins an ended operation anew, if its retry was raised.
+func (o *Operation) again(retry int32, now time.Time) {
+	if !o.own() || retry <= o.Spec.Retry {
+		return
+	}
+	o.Spec.Retry = retry
+	if o.Stage == Failed {
+		o.Stage, o.Reason, o.Message, o.Output, o.EndedAt, o.Reported, o.Work, o.RequestedAt = Waiting, "", "", "", time.Time{}, false, nil, now.UTC()
 	}
 }

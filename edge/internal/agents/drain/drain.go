@@ -53,6 +53,27 @@ type Hooks interface {
 	Kill(ctx context.Context, id string) (output string, err error)
 }
 
+// Works carries out the operations that need neither a drain nor a hook: Upgrade, Config and
+// ImagePull.
+type Works interface {
+	// Check returns why an operation can't be carried out here, whatever its turn.
+	Check(o *Operation) error
+	// Do goes on with an operation until it has ended, or until there is a time to wait for. It may
+	// be begun again at any point; ctx ends where something more urgent has come. report returns
+	// once the disk has it, or ctx has ended.
+	Do(ctx context.Context, o Operation, report func(Work)) Work
+	// Overturned tells of which operation, carried out before, the version has gone back since, and
+	// why; is is nil if there is none. NoteOverturned forgets it.
+	Overturned() (is func(Operation) bool, message, output string)
+	NoteOverturned() error
+}
+
+// reported is what a running operation reports; kept is closed once it is on the disk.
+type reported struct {
+	work Work
+	kept chan struct{}
+}
+
 // PrefetchHook is the hook that brings the image of an ImageUpdate to the device and checks it,
 // before anything is cordoned.
 const PrefetchHook = "Prefetch"
@@ -63,6 +84,7 @@ type Config struct {
 	Boot     string // tells one boot of the device from another
 	Node     Node
 	Hooks    Hooks
+	Works    Works // nil: operations that need it are refused
 	Store    agent.Memory
 	Rules    Rules
 	Events   record.EventRecorder
@@ -92,7 +114,8 @@ type Agent struct {
 	config   Config
 	inbox    chan call
 	progress chan []v1alpha1.BlockedPod // one slot, the newest
-	changed  chan struct{}              // one slot: the state is another
+	works    chan reported
+	changed  chan struct{} // one slot: the state is another
 	duration prometheus.Histogram
 	now      func() time.Time
 
@@ -110,7 +133,7 @@ type call struct {
 // New makes an Agent. Nothing runs yet.
 func New(c Config) *Agent {
 	return &Agent{
-		config: c, inbox: make(chan call), progress: make(chan []v1alpha1.BlockedPod, 1), changed: make(chan struct{}, 1), now: time.Now,
+		config: c, inbox: make(chan call), progress: make(chan []v1alpha1.BlockedPod, 1), works: make(chan reported), changed: make(chan struct{}, 1), now: time.Now,
 		duration: prometheus.NewHistogram(prometheus.HistogramOpts{
 			Name: "skerry_drain_duration_seconds", Help: "From the request to the end of each drain that was completed, whatever path it took.",
 			Buckets: []float64{1, 10, 60, 300, 900, 1800, 3600, 3 * 3600, 12 * 3600, 24 * 3600},
@@ -166,6 +189,9 @@ func (a *Agent) run(ctx context.Context, events record.EventRecorder, started fu
 	defer close(ended)
 	l := &loop{agent: a, state: state, kept: kept, facts: Facts{Boot: a.config.Boot}, events: events}
 	defer l.stop()
+	if err := l.overturn(ctx); err != nil {
+		return err
+	}
 	started()
 	for {
 		if err := l.turn(ctx); err != nil || ctx.Err() != nil {
@@ -183,6 +209,30 @@ type loop struct {
 	task  *task
 	// events may be nil.
 	events record.EventRecorder
+}
+
+// overturn makes an operation that was carried out one that has failed: the version that it brought
+// has gone back.
+func (l *loop) overturn(ctx context.Context) error {
+	works := l.agent.config.Works
+	if works == nil {
+		return nil
+	}
+	is, message, output := works.Overturned()
+	if is == nil {
+		return nil
+	}
+	next := l.state.clone()
+	for i := range next.Operations {
+		if o := &next.Operations[i]; o.own() && o.Stage == Done && is(*o) {
+			o.Output, o.Reported = output, false
+			o.end(Failed, l.agent.now(), v1alpha1.OperationRolledBack, message)
+		}
+	}
+	if err := l.keep(ctx, next); err != nil {
+		return err
+	}
+	return works.NoteOverturned()
 }
 
 // turn brings the state up to date, keeps it, sees that the right action runs, and waits for
@@ -206,7 +256,7 @@ func (l *loop) turn(ctx context.Context) error {
 		done = l.task.done
 	}
 	var timer <-chan time.Time
-	if action.Verb == Wait && !action.Until.IsZero() {
+	if !action.Until.IsZero() {
 		timer = time.After(action.Until.Sub(l.facts.Now))
 	}
 	select {
@@ -220,6 +270,12 @@ func (l *loop) turn(ctx context.Context) error {
 			next.Drain.Blocked = blocked
 			return l.keep(ctx, next)
 		}
+	case w := <-l.agent.works:
+		next := l.state.clone()
+		next.worked(l.task.action.Operation, w.work, l.facts)
+		err := l.keep(ctx, next)
+		close(w.kept)
+		return err
 	case res := <-done:
 		action := l.task.action
 		l.task.cancel()
@@ -330,6 +386,15 @@ func (a *Agent) act(ctx context.Context, action Action, o Operation, evicted fun
 		var res Result
 		res.Output, res.Err = a.config.Hooks.Kill(ctx, o.hookID())
 		return res
+	case Do:
+		return Result{Work: a.config.Works.Do(ctx, o, func(w Work) {
+			r := reported{w, make(chan struct{})}
+			select {
+			case a.works <- r:
+				<-r.kept
+			case <-ctx.Done():
+			}
+		})}
 	}
 	return Result{}
 }

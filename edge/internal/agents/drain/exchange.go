@@ -51,7 +51,7 @@ func (f *follower) take(ctx context.Context) map[string]error {
 	for _, n := range wanted {
 		o, old := known[n.UID]
 		switch {
-		case old && (!n.Spec.Cancel || o.Spec.Cancel):
+		case old && (!n.Spec.Cancel || o.Spec.Cancel) && n.Spec.Retry <= o.Spec.Retry:
 			results[n.Name] = nil
 		case old:
 			results[n.Name] = f.agent.Request(ctx, operationOf(n))
@@ -107,7 +107,7 @@ func (f *follower) begin(ctx context.Context, n *v1alpha1.NodeOperation) error {
 	case s.CompletedAt != nil && o.Spec.Operation == v1alpha1.OperationDrain && s.Phase == v1alpha1.DrainComplete && !o.Spec.Cancel && s.BootIDBefore == f.agent.config.Boot:
 		o.Phase, o.BootBefore = s.Phase, s.BootIDBefore // it holds the node still
 		return f.agent.Refuse(ctx, o, Done, endedBefore, "the node was drained before; what the device had kept of it was lost")
-	case s.CompletedAt != nil:
+	case s.CompletedAt != nil && (!o.own() || o.Spec.Retry <= s.ObservedRetry):
 		if err := f.agent.Refuse(ctx, o, Done, endedBefore, ""); err != nil {
 			return err
 		}

@@ -71,21 +71,48 @@ type Operation struct {
 	EndedAt    time.Time `json:"endedAt,omitzero"`
 	// Prefetch is how far the image is on its way to the device, where a hook brings it.
 	Prefetch Prefetch `json:"prefetch,omitempty"`
+	// Work is how far an operation is that needs no hook.
+	Work *Work `json:"work,omitempty"`
 
 	// Reported: the cloud has received the end. Gone: the NodeOperation is not there any more.
 	Reported bool `json:"reported,omitempty"`
 	Gone     bool `json:"gone,omitempty"`
 }
 
+// Work is how far an operation is that needs no hook.
+type Work struct {
+	// Ended is Done or Failed, with the Reason; "": it goes on.
+	Ended   Stage  `json:"ended,omitempty"`
+	Reason  string `json:"reason,omitempty"`
+	Message string `json:"message,omitempty"`
+	Output  string `json:"output,omitempty"`
+	// Next is when it goes on; zero: at once.
+	Next time.Time `json:"next,omitzero"`
+	// Tried: the device has switched, or is about to. It is no longer cancelled then.
+	Tried bool `json:"tried,omitempty"`
+	// Offline: there was no link when the trial began, so it needs none to be healthy.
+	Offline bool `json:"offline,omitempty"`
+
+	Upgrade *v1alpha1.UpgradeStatus `json:"upgrade,omitempty"`
+	Checks  []v1alpha1.HealthCheck  `json:"checks,omitempty"`
+	Images  []v1alpha1.PulledImage  `json:"images,omitempty"`
+}
+
+func (w *Work) tried() bool { return w != nil && w.Tried }
+
 // ended reports whether nothing can become of the operation any more.
 func (o *Operation) ended() bool { return o.Stage == Done || o.Stage == Failed || o.Stage == Cancelled }
 
 // down reports whether the operation is one that the next boot completes.
-func (o *Operation) down() bool { return o.Spec.Operation != v1alpha1.OperationDrain }
+func (o *Operation) down() bool { return o.Spec.Operation != v1alpha1.OperationDrain && !o.own() }
+
+// own reports whether edgecore carries the operation out itself, without a drain and without a
+// hook.
+func (o *Operation) own() bool { return v1alpha1.RightOf(o.Spec.Operation) != "" }
 
 // inHook reports whether a hook of the operation was started and has not ended, as far as is known.
 func (o *Operation) inHook() bool {
-	return o.Stage == Running && o.ExitCode == nil || o.Stage == Waiting && o.Prefetch == Prefetching
+	return !o.own() && (o.Stage == Running && o.ExitCode == nil || o.Stage == Waiting && o.Prefetch == Prefetching)
 }
 
 // needsImage reports whether the operation has to wait for its image before it may ask for a drain.
@@ -98,7 +125,7 @@ func (o *Operation) needsImage(r Rules) bool {
 // nothing to hold.
 func (o *Operation) holds() bool {
 	return o.Stage == Waiting || o.Stage == Running ||
-		o.Stage == Done && !o.down() && !o.Spec.Cancel && o.BootAfter == "" && o.Phase == v1alpha1.DrainComplete
+		o.Stage == Done && !o.down() && !o.own() && !o.Spec.Cancel && o.BootAfter == "" && o.Phase == v1alpha1.DrainComplete
 }
 
 // Drain is the one worker's state.

@@ -3,6 +3,7 @@ package drain
 import (
 	"encoding/json"
 	"fmt"
+	"slices"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -21,6 +22,12 @@ func statusOf(o Operation, drainMessage string) v1alpha1.NodeOperationStatus {
 	s := v1alpha1.NodeOperationStatus{
 		Phase: o.Phase, PhaseNumber: int32(o.Phase.Number()), RequestedBy: o.RequestedBy, RequestedAt: timeOf(o.RequestedAt), Attempts: int32(o.Attempts), BlockedPods: o.Blocked,
 		BootIDBefore: o.BootBefore, BootIDAfter: o.BootAfter, Output: tailOf(o.Output, maxOutput), CompletedAt: timeOf(o.EndedAt),
+	}
+	if o.own() {
+		s.ObservedRetry = o.Spec.Retry
+	}
+	if w := o.Work; w != nil {
+		s.Upgrade, s.Checks, s.Images = w.Upgrade, w.Checks, w.Images
 	}
 	if o.ExitCode != nil {
 		code := int32(*o.ExitCode)
@@ -60,6 +67,10 @@ func reportOf(s v1alpha1.NodeOperationStatus) ([]byte, error) {
 		if err != nil {
 			return nil, fmt.Errorf("writing a status: %w", err)
 		}
+		if len(raw) > maxReport && len(s.Images) > 0 { // those that are as they should be go first
+			s.Images = shorter(s.Images)
+			continue
+		}
 		if len(raw) <= maxReport || len(s.BlockedPods) == 0 {
 			return raw, nil
 		}
@@ -91,4 +102,13 @@ func headOf(s string, most int) string {
 func tailOf(s string, most int) string {
 	r := []rune(s)
 	return string(r[max(0, len(r)-most):])
+}
+
+// shorter leaves out the images that are on the device and kept, and then the last ones.
+func shorter(images []v1alpha1.PulledImage) []v1alpha1.PulledImage {
+	left := slices.DeleteFunc(slices.Clone(images), func(i v1alpha1.PulledImage) bool { return i.Pulled && i.Kept })
+	if len(left) == len(images) {
+		return left[:len(left)/2]
+	}
+	return left
 }

@@ -45,6 +45,8 @@ type Config struct {
 	API      *rest.Config
 	NodeName string
 	Apps     bool
+	// Kept are images that are pinned besides; nil for none.
+	Kept func() ([]string, error)
 	// Archive is a file with the sandbox image (an OCI layout in a tar); "" for none.
 	Archive string
 }
@@ -143,6 +145,11 @@ func (s service) ImageFsInfo(ctx context.Context, r *runtimev1.ImageFsInfoReques
 // pin marks the images that must not be collected.
 func (s *Server) pin(ctx context.Context, images []*runtimev1.Image) {
 	wanted, err := s.wanted(ctx)
+	if err == nil && s.config.Kept != nil {
+		var kept []string
+		kept, err = s.config.Kept()
+		wanted = append(wanted, kept...)
+	}
 	sandbox := s.sandboxImage(ctx)
 	s.note(ctx, err)
 	Pin(images, append(wanted, sandbox), err == nil)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"net"
 	"net/netip"
 	"os"
@@ -31,19 +32,41 @@ type Inherited struct{ files []*os.File }
 // FromEnvironment finds the sockets of LISTEN_FDS (sd_listen_fds(3)); nil without any
 // for this process.
 func FromEnvironment() *Inherited {
-	if pid, err := strconv.Atoi(os.Getenv("LISTEN_PID")); err != nil || pid != os.Getpid() {
-		return nil
-	}
-	n, err := strconv.Atoi(os.Getenv("LISTEN_FDS"))
-	if err != nil || n <= 0 || n > 64 {
-		return nil
-	}
-	in := &Inherited{}
-	for fd := firstInherited; fd < firstInherited+n; fd++ {
-		unix.CloseOnExec(fd) // not for edgecore's children
+	var in *Inherited
+	for fd := range inherited() {
+		if in == nil {
+			in = &Inherited{}
+		}
+		unix.CloseOnExec(fd) // not for what edgecore starts
 		in.files = append(in.files, os.NewFile(uintptr(fd), "inherited "+strconv.Itoa(fd)))
 	}
 	return in
+}
+
+// inherited are the numbers of the sockets.
+func inherited() iter.Seq[int] {
+	return func(yield func(int) bool) {
+		if pid, err := strconv.Atoi(os.Getenv("LISTEN_PID")); err != nil || pid != os.Getpid() {
+			return
+		}
+		n, err := strconv.Atoi(os.Getenv("LISTEN_FDS"))
+		if err != nil || n <= 0 || n > 64 {
+			return
+		}
+		for i := range n {
+			if !yield(firstInherited + i) {
+				return
+			}
+		}
+	}
+}
+
+// PassOn leaves the sockets open for what is executed in the place of this process: it finds them
+// as this one did.
+func PassOn() {
+	for fd := range inherited() {
+		_, _ = unix.FcntlInt(uintptr(fd), unix.F_SETFD, 0)
+	}
 }
 
 // find duplicates the inherited sockets of an address; those that are missing are nil.

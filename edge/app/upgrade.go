@@ -1,0 +1,363 @@
+package app
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"runtime"
+	"runtime/debug"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+	jsonpatch "gopkg.in/evanphx/json-patch.v4"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/klog/v2"
+	"sigs.k8s.io/yaml"
+
+	"github.com/skerry-io/skerry/common/api/v1alpha1"
+	"github.com/skerry-io/skerry/common/version"
+	"github.com/skerry-io/skerry/edge/internal/agents/upgrade"
+	"github.com/skerry-io/skerry/edge/internal/core/artefact"
+	"github.com/skerry-io/skerry/edge/internal/core/edgeapi"
+	"github.com/skerry-io/skerry/edge/internal/core/launch"
+	"github.com/skerry-io/skerry/edge/internal/core/store"
+	"github.com/skerry-io/skerry/edge/internal/kernel/healthcheck"
+	edgeconfig "github.com/skerry-io/skerry/edge/internal/setup/config"
+	"github.com/skerry-io/skerry/edge/internal/site/names"
+)
+
+const (
+	requiredChecks = "/etc/skerry/check/required.d"
+	wantedChecks   = "/etc/skerry/check/wanted.d"
+	packageKeys    = "/usr/share/skerry/keys"
+	ownKeys        = "/etc/skerry/keys.d"
+	artefactsDir   = "artefacts" // in the data directory
+	bundleDir      = "bundle"    // in the data directory
+	trialLog       = "trial.log" // in the directory of skerry-launch
+)
+
+// ConfiguredBy says which file the configuration was read from: changes of it by the cloud are
+// judged with that. Called before Run.
+func (a *App) ConfiguredBy(file string) { a.file = file }
+
+// Switching reports whether Run has ended for another edgecore to be executed: Again does that.
+func (a *App) Switching() bool {
+	a.switching.mu.Lock()
+	defer a.switching.mu.Unlock()
+	return a.switching.on
+}
+
+// Again executes skerry-launch in the place of this process, which has started it. It returns
+// only with an error.
+func (a *App) Again(ctx context.Context) error {
+	started, ok := launch.FromEnvironment()
+	if !ok {
+		return errors.New("this edgecore was not started by skerry-launch")
+	}
+	names.PassOn()
+	klog.FromContext(ctx).Info("Executing skerry-launch", "path", started.Launcher[0])
+	return started.Again()
+}
+
+// noteStopped tells skerry-launch that this process ended as it was told to: in a probation the
+// next start is not counted as a crash.
+func (a *App) noteStopped(ctx context.Context) {
+	d, ok := launched()
+	if !ok {
+		return
+	}
+	state, err := d.Load()
+	if err != nil || state.Former == nil {
+		return
+	}
+	if _, err := d.Save(state.Stop()); err != nil {
+		klog.FromContext(ctx).Error(err, "Failed to record the end of edgecore; the next start counts as one after a crash")
+	}
+}
+
+// launched is the directory of the skerry-launch that has executed this process.
+func launched() (launch.Directory, bool) {
+	started, ok := launch.FromEnvironment()
+	return launch.Directory{Path: started.Dir, Disk: launch.System{}}, ok
+}
+
+// LogTrial has the crash of a trial written to a file besides: its operation reports the end of it.
+func LogTrial(ctx context.Context) {
+	started, ok := launch.FromEnvironment()
+	if !ok || !started.Trial {
+		return
+	}
+	f, err := os.Create(filepath.Join(started.Dir, trialLog))
+	if err == nil {
+		err = errors.Join(debug.SetCrashOutput(f, debug.CrashOptions{}), f.Close())
+	}
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "Failed to open the log of the trial")
+	}
+}
+
+// Overlaid returns edgecore.yaml with the overlay that this process was started with. One that
+// can't be used is left out, unless this is its trial.
+func Overlaid(file string, data []byte) ([]byte, error) {
+	started, ok := launch.FromEnvironment()
+	if !ok || started.Program.Overlay == "" {
+		return data, nil
+	}
+	patch, err := (launch.Directory{Path: started.Dir, Disk: launch.System{}}).ReadOverlay(started.Program.Overlay)
+	var merged []byte
+	if err == nil {
+		merged, err = overlay(file, data, patch)
+	}
+	switch {
+	case err == nil:
+		return merged, nil
+	case started.Trial:
+		return nil, fmt.Errorf("the configuration that is tried can't be used: %w", err)
+	}
+	fmt.Fprintf(os.Stderr, "edgecore: the overlay of the configuration can't be used, and is left out: %v\n", err)
+	return data, nil
+}
+
+// overlay lays a merge patch, as JSON, over edgecore.yaml and checks the result.
+func overlay(file string, data, patch []byte) ([]byte, error) {
+	var fields map[string]any
+	if err := json.Unmarshal(patch, &fields); err != nil {
+		return nil, fmt.Errorf("config.patch is no object: %w", err)
+	}
+	if bad := edgeconfig.NotRemote(fields); len(bad) > 0 {
+		return nil, fmt.Errorf("config.patch: only on the device itself can be changed: %s", strings.Join(bad, ", "))
+	}
+	base, err := yaml.YAMLToJSON(data)
+	if err != nil {
+		return nil, err
+	}
+	merged, err := jsonpatch.MergePatch(base, patch)
+	if err != nil {
+		return nil, fmt.Errorf("config.patch: %w", err)
+	}
+	text, err := yaml.JSONToYAML(merged)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := Configuration(file+" with config.patch", text); err != nil {
+		return nil, err
+	}
+	return text, nil
+}
+
+// ReadBundle puts a bundle of signed programs onto the device and returns the newest version in it
+// for this device. Nothing of it is trusted before the running edgecore has judged it.
+func ReadBundle(cfg *edgeconfig.Config, r io.Reader) (*v1alpha1.UpgradeSpec, error) {
+	dir := filepath.Join(cfg.DataDir, bundleDir)
+	if err := artefact.ReadBundle(r, dir); err != nil {
+		return nil, err
+	}
+	all, err := artefact.Named(dir)
+	if err != nil {
+		return nil, err
+	}
+	var newest *v1alpha1.UpgradeSpec
+	for _, t := range all {
+		if t.Arch == runtime.GOARCH && (newest == nil || launch.Older(newest.Version, t.Version)) {
+			newest = &v1alpha1.UpgradeSpec{Version: t.Version, Digest: t.Digest}
+		}
+	}
+	if newest == nil {
+		return nil, fmt.Errorf("the bundle has no edgecore for %s", runtime.GOARCH)
+	}
+	return newest, nil
+}
+
+// newWorks makes what carries out upgrades, configurations and image pulls.
+func (a *App) newWorks(cloud *rest.Config) (*upgrade.Works, error) {
+	edge, err := kubernetes.NewForConfig(a.api.ClientConfig(edgeapi.Identity{}))
+	if err != nil {
+		return nil, fmt.Errorf("making the client for upgrades: %w", err)
+	}
+	kube, err := kubernetes.NewForConfig(cloud)
+	if err != nil {
+		return nil, fmt.Errorf("making the client for upgrades: %w", err)
+	}
+	started, ok := launch.FromEnvironment()
+	directory := launch.Directory{Path: started.Dir, Disk: launch.System{}}
+	if !ok {
+		directory.Path = filepath.Join(a.config.DataDir, "bin")
+	}
+	images := newImages(a, edge, a.imageService)
+	a.kept = images.list
+	a.works = upgrade.New(upgrade.Config{
+		Started: started, Launched: ok, Directory: directory,
+		Artefacts: artefact.New(artefact.Config{
+			Keys: []string{packageKeys, ownKeys}, Dir: filepath.Join(a.config.DataDir, artefactsDir), Arch: runtime.GOARCH, Now: a.clock.Now,
+			Free: func() (int64, error) { return freeBytes(a.config.DataDir) },
+		}),
+		Cloud:  artefact.Link{Dial: a.dialCloud},
+		Bundle: artefact.Files(filepath.Join(a.config.DataDir, bundleDir)),
+		Device: &device{app: a, edge: edge, cloud: kube, began: time.Now()},
+		Images: images, Checks: siteChecks,
+		Writable: func() error { return executable(directory.Path) },
+		Restart:  a.switching.start,
+		Log:      func() string { return readTail(filepath.Join(directory.Path, trialLog), 4<<10) },
+		Version:  version.Skerry(), Arch: runtime.GOARCH, Now: time.Now, Zone: time.Local,
+	})
+	return a.works, nil
+}
+
+// dialCloud asks the cloud for a stream.
+func (a *App) dialCloud(ctx context.Context, target string) (net.Conn, error) {
+	if a.tunnel == nil {
+		return nil, errors.New("modules.edgeHub is switched off")
+	}
+	return a.tunnel.Open(ctx, target)
+}
+
+func siteChecks(ctx context.Context) ([]v1alpha1.HealthCheck, error) {
+	var all []v1alpha1.HealthCheck
+	for _, dir := range []struct {
+		path     string
+		required bool
+	}{{requiredChecks, true}, {wantedChecks, false}} {
+		results, err := healthcheck.Run(ctx, dir.path)
+		if err != nil {
+			return all, err
+		}
+		for _, r := range results {
+			all = append(all, v1alpha1.HealthCheck{Name: r.Name, Required: dir.required, ExitCode: int32(r.Code)})
+		}
+	}
+	return all, nil
+}
+
+func freeBytes(dir string) (int64, error) {
+	var s unix.Statfs_t
+	if err := unix.Statfs(dir, &s); err != nil {
+		return 0, err
+	}
+	return int64(s.Bavail) * s.Bsize, nil
+}
+
+// executable returns why programs can't be executed from a directory.
+func executable(dir string) error {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	var s unix.Statfs_t
+	if err := unix.Statfs(dir, &s); err != nil {
+		return err
+	}
+	switch {
+	case s.Flags&unix.ST_NOEXEC != 0:
+		return fmt.Errorf("%s is mounted noexec", dir)
+	case s.Flags&unix.ST_RDONLY != 0:
+		return fmt.Errorf("%s is read-only", dir)
+	}
+	return nil
+}
+
+func readTail(file string, most int) string {
+	raw, err := os.ReadFile(file)
+	if err != nil {
+		return ""
+	}
+	return string(raw[max(0, len(raw)-most):])
+}
+
+// device is what upgrades ask of this process.
+type device struct {
+	app         *App
+	edge, cloud kubernetes.Interface
+	began       time.Time
+}
+
+// Linked implements upgrade.Device.
+func (d *device) Linked() bool { return d.app.hub != nil && d.app.hub.Status().Linked }
+
+// Schema implements upgrade.Device.
+func (d *device) Schema() int { return store.Schema }
+
+// ServerVersion implements upgrade.Device.
+func (d *device) ServerVersion(ctx context.Context) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	raw, err := d.cloud.Discovery().RESTClient().Get().AbsPath("/version").Do(ctx).Raw()
+	if err != nil {
+		return "", err
+	}
+	var v struct {
+		GitVersion string `json:"gitVersion"`
+	}
+	if err := json.Unmarshal(raw, &v); err != nil {
+		return "", fmt.Errorf("reading kube-apiserver's version: %w", err)
+	}
+	return v.GitVersion, nil
+}
+
+// Judge implements upgrade.Device.
+func (d *device) Judge(patch []byte) error {
+	file := d.app.file
+	data, err := os.ReadFile(file)
+	if err != nil {
+		return err
+	}
+	_, err = overlay(file, data, patch)
+	return err
+}
+
+// Problems implements upgrade.Device.
+func (d *device) Problems(ctx context.Context) []string {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	if d.app.edged == nil {
+		return nil // a device without a kubelet
+	}
+	node, err := d.edge.CoreV1().Nodes().Get(ctx, d.app.node, metav1.GetOptions{})
+	if err != nil {
+		return []string{"the device's API: " + err.Error()}
+	}
+	var problems []string
+	if !d.ready(node) {
+		problems = append(problems, "the node is not Ready by this process")
+	}
+	pods, err := d.edge.CoreV1().Pods("").List(ctx, metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("spec.nodeName", d.app.node).String()})
+	if err != nil {
+		return append(problems, "the pods of the device: "+err.Error())
+	}
+	for i := range pods.Items {
+		if restarted := restartedBy(&pods.Items[i], d.began); restarted {
+			problems = append(problems, "the containers of pod "+pods.Items[i].Namespace+"/"+pods.Items[i].Name+" were restarted by the switch")
+		}
+	}
+	return problems
+}
+
+// ready reports whether the kubelet of this process has called the node Ready.
+func (d *device) ready(node *corev1.Node) bool {
+	return slices.ContainsFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool {
+		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue && !c.LastHeartbeatTime.Time.Before(d.began.Truncate(time.Second))
+	})
+}
+
+// restartedBy reports whether all containers of a pod that is older than a time were started again
+// for the first time since. One that restarts by itself has done so before.
+func restartedBy(pod *corev1.Pod, since time.Time) bool {
+	if pod.Status.StartTime == nil || !pod.Status.StartTime.Time.Before(since) || len(pod.Status.ContainerStatuses) == 0 {
+		return false
+	}
+	for _, c := range pod.Status.ContainerStatuses {
+		if c.RestartCount != 1 || c.State.Running == nil || c.State.Running.StartedAt.Time.Before(since) {
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,170 @@
+package drain_test
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/skerry-io/skerry/common/api/v1alpha1"
+	"github.com/skerry-io/skerry/edge/internal/agents/drain"
+)
+
+// keptState is an agent's, which outlives the agent.
+type keptState map[string][]byte
+
+func (m keptState) Load() (map[string][]byte, error) { return maps.Clone(m), nil }
+
+func (m keptState) Save(_ context.Context, changes map[string][]byte) error {
+	maps.Copy(m, changes)
+	return nil
+}
+
+// works carries out what do says.
+type works struct {
+	do         func(ctx context.Context, o drain.Operation, report func(drain.Work)) drain.Work
+	overturned string
+}
+
+func (w *works) Check(o *drain.Operation) error {
+	if o.Spec.Upgrade == nil {
+		return errors.New("upgrade is needed")
+	}
+	return nil
+}
+
+func (w *works) Do(ctx context.Context, o drain.Operation, report func(drain.Work)) drain.Work {
+	return w.do(ctx, o, report)
+}
+
+func (w *works) Overturned() (is func(drain.Operation) bool, message, output string) {
+	if w.overturned == "" {
+		return nil, "", ""
+	}
+	return func(o drain.Operation) bool { return o.Name == w.overturned }, "it crashed", "its log"
+}
+
+func (w *works) NoteOverturned() error {
+	w.overturned = ""
+	return nil
+}
+
+// process runs an agent until its end, as a process of edgecore does.
+func process(t *testing.T, kept keptState, w *works, during func(a *drain.Agent)) {
+	t.Helper()
+	a := drain.New(drain.Config{NodeName: "edge1", Boot: "1", Works: w, Store: kept, Rules: drain.DefaultRules()})
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- a.Run(ctx) }()
+	synctest.Wait()
+	during(a)
+	synctest.Wait()
+	cancel()
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}
+
+func request(name string) drain.Operation {
+	return drain.Operation{Name: name, UID: "1", Spec: v1alpha1.NodeOperationSpec{Operation: v1alpha1.OperationUpgrade, Upgrade: &v1alpha1.UpgradeSpec{Version: "v1.4.0"}}}
+}
+
+// What an upgrade reports is on the disk before it goes on, so the next process finds it; one that
+// is over later turns out to have gone back.
+func TestWorkIsKeptBeforeItGoesOn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		kept := keptState{}
+		w := &works{do: func(ctx context.Context, o drain.Operation, report func(drain.Work)) drain.Work {
+			report(drain.Work{Tried: true, Message: "the trial begins"})
+			if !strings.Contains(string(kept["state"]), "the trial begins") {
+				t.Error("the report is not on the disk")
+			}
+			<-ctx.Done() // the process ends here
+			return drain.Work{Ended: drain.Failed}
+		}}
+		process(t, kept, w, func(a *drain.Agent) {
+			if err := a.Request(t.Context(), request("up")); err != nil {
+				t.Fatal(err)
+			}
+		})
+		w.do = func(_ context.Context, o drain.Operation, _ func(drain.Work)) drain.Work {
+			if o.Work == nil || !o.Work.Tried {
+				t.Errorf("the next process knows nothing of the trial: %+v", o.Work)
+			}
+			return drain.Work{Ended: drain.Done, Reason: v1alpha1.OperationConfirmed}
+		}
+		process(t, kept, w, func(a *drain.Agent) {
+			synctest.Wait()
+			if o := a.Status().Operations[0]; o.Stage != drain.Done || o.Reason != v1alpha1.OperationConfirmed {
+				t.Errorf("%+v", o)
+			}
+		})
+		w.overturned = "up"
+		process(t, kept, w, func(a *drain.Agent) {
+			if o := a.Status().Operations[0]; o.Stage != drain.Failed || o.Reason != v1alpha1.OperationRolledBack || o.Output != "its log" {
+				t.Errorf("%+v", o)
+			}
+		})
+	})
+}
+
+// A failed operation begins anew when its retry is raised, and not before; a cancelled download
+// ends.
+func TestWorkIsRetried(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		tries := 0
+		w := &works{do: func(ctx context.Context, o drain.Operation, _ func(drain.Work)) drain.Work {
+			tries++
+			if o.Name == "download" {
+				<-ctx.Done()
+			}
+			return drain.Work{Ended: drain.Failed, Reason: v1alpha1.OperationRolledBack}
+		}}
+		process(t, keptState{}, w, func(a *drain.Agent) {
+			o := request("up")
+			for _, retry := range []int32{0, 0, 1, 1} {
+				o.Spec.Retry = retry
+				if err := a.Request(t.Context(), o); err != nil {
+					t.Fatal(err)
+				}
+				synctest.Wait()
+			}
+			if tries != 2 {
+				t.Errorf("%d tries", tries)
+			}
+			if err := a.Request(t.Context(), request("download")); !errors.Is(err, nil) {
+				t.Fatal(err)
+			}
+			synctest.Wait()
+			if err := a.Cancel(t.Context(), "download"); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(time.Second)
+			if o := a.Status().Operations[1]; o.Stage != drain.Cancelled {
+				t.Errorf("%+v", o)
+			}
+		})
+	})
+}
+
+// An operation that this edgecore does not know is refused by its name, and so is one without its
+// field.
+func TestFleet_03_UnknownOperationIsRefused(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		process(t, keptState{}, &works{}, func(a *drain.Agent) {
+			o := request("levitate")
+			o.Spec.Operation = "Levitate"
+			if err := a.Request(t.Context(), o); !errors.Is(err, drain.ErrInvalid) || !strings.Contains(err.Error(), "Levitate") {
+				t.Errorf("an unknown operation: %v", err)
+			}
+			o = request("empty")
+			o.Spec.Upgrade = nil
+			if err := a.Request(t.Context(), o); !errors.Is(err, drain.ErrInvalid) {
+				t.Errorf("without its field: %v", err)
+			}
+		})
+	})
+}

@@ -1,0 +1,178 @@
+package upgrade
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"k8s.io/klog/v2"
+
+	"github.com/skerry-io/skerry/common/api/v1alpha1"
+	"github.com/skerry-io/skerry/common/protocol"
+	"github.com/skerry-io/skerry/edge/internal/agents/drain"
+	"github.com/skerry-io/skerry/edge/internal/core/artefact"
+	"github.com/skerry-io/skerry/edge/internal/core/launch"
+)
+
+// source is where an operation's artefact comes from.
+func (w *Works) source(o drain.Operation) (from artefact.Source, offline bool) {
+	if o.Request != "" && o.RequestedBy == v1alpha1.RequestedOnDevice {
+		return w.config.Bundle, true
+	}
+	return w.config.Cloud, false
+}
+
+// upgrade brings an operation to its trial.
+func (w *Works) upgrade(ctx context.Context, o drain.Operation, state launch.State, work drain.Work, report func(drain.Work)) drain.Work {
+	spec := *o.Spec.Upgrade
+	from, offline := w.source(o)
+	if !offline && !w.config.Device.Linked() {
+		return w.later(work, "waits for the link")
+	}
+	catalogue, err := w.config.Artefacts.Refresh(ctx, from, offline)
+	if err != nil {
+		return w.refuse(work, err)
+	}
+	target, deltas, err := catalogue.Find(spec.Version, w.config.Arch, spec.Digest)
+	if err != nil {
+		return w.refuse(work, err)
+	}
+	if catalogue.Warning != "" {
+		klog.FromContext(ctx).Info("Using metadata that have expired: an operator brought them", "warning", catalogue.Warning)
+	}
+	work.Upgrade.Digest = target.Digest
+	p := launch.Program{Slot: state.Free(), Version: target.Version, Digest: target.Digest, Overlay: state.Confirmed.Overlay}
+	switch {
+	case state.Confirmed.Digest == target.Digest:
+		return done(work, v1alpha1.OperationUnchanged, "the device runs "+spec.Version+" already")
+	case state.Rejects(p) && o.Spec.Retry == 0:
+		return failed(work, v1alpha1.OperationRejected, "an earlier trial of this program went back; raise retry to try it again")
+	}
+	if err := w.judge(ctx, target, spec, offline); err != nil {
+		return w.refuse(work, err)
+	}
+	target, base := w.choose(target, deltas, state)
+	work.Upgrade.Size, work.Upgrade.Delta = target.Length, target.From != ""
+	if err := w.config.Artefacts.Clean(target); err != nil {
+		return w.later(work, err.Error())
+	}
+	if err := w.config.Artefacts.Room(target); err != nil {
+		return w.refuse(work, err)
+	}
+	if err := w.fetch(ctx, from, target, &work, report); err != nil {
+		return w.refuse(work, err)
+	}
+	path, err := w.config.Artefacts.Unpack(target, base)
+	if err != nil {
+		return w.refuse(work, err)
+	}
+	if wait, next := w.closed(o); wait {
+		work.Message, work.Next = "fetched; waits for its window", next
+		return work
+	}
+	if state, err = w.config.Directory.Save(state.Release(p.Slot)); err != nil {
+		return w.later(work, err.Error())
+	}
+	if err := w.config.Directory.Install(path, p.Slot); err != nil {
+		return w.later(work, err.Error())
+	}
+	return w.arm(ctx, o, state.Forgive(p), p, work, report)
+}
+
+// choose takes the smallest file that makes the program: a delta to the one that runs, or all of
+// it.
+func (w *Works) choose(whole artefact.Target, deltas []artefact.Target, state launch.State) (t artefact.Target, base string) {
+	t = whole
+	for _, d := range deltas {
+		if d.From == state.Confirmed.Digest && state.Confirmed.Slot != launch.Package && d.Length < t.Length {
+			t, base = d, w.config.Directory.Program(state.Confirmed.Slot)
+		}
+	}
+	return t, base
+}
+
+// fetch reports each tenth of the file: a report is a write to the disk.
+func (w *Works) fetch(ctx context.Context, from artefact.Source, t artefact.Target, work *drain.Work, report func(drain.Work)) error {
+	next := int64(0)
+	return w.config.Artefacts.Fetch(ctx, from, t, func(n int64) {
+		if n < next && n < t.Length {
+			return
+		}
+		next = n + t.Length/10 + 1
+		status := *work.Upgrade
+		status.Fetched = n
+		work.Upgrade, work.Message = &status, fmt.Sprintf("fetched %d of %d KiB", n>>10, t.Length>>10)
+		report(*work)
+	})
+}
+
+// refuse ends an operation for reasons that time does not change, and goes on later for others.
+func (w *Works) refuse(work drain.Work, err error) drain.Work {
+	for _, final := range []error{
+		artefact.ErrUntrusted, artefact.ErrExpired, artefact.ErrReplayed, artefact.ErrNoTarget, artefact.ErrNoKeys, artefact.ErrNoRoom, errRefused,
+	} {
+		if errors.Is(err, final) {
+			return failed(work, v1alpha1.OperationRefused, err.Error())
+		}
+	}
+	if errors.Is(err, artefact.ErrWrongHash) || errors.Is(err, artefact.ErrBomb) {
+		return failed(work, v1alpha1.OperationFetching, err.Error())
+	}
+	return w.later(work, err.Error())
+}
+
+var errRefused = errors.New("refused")
+
+// judge looks for the reasons to refuse a version before its first byte is fetched.
+func (w *Works) judge(ctx context.Context, t artefact.Target, spec v1alpha1.UpgradeSpec, offline bool) error {
+	if launch.Older(t.Version, w.config.Version) && !spec.AllowDowngrade {
+		return fmt.Errorf("%w: %s is older than %s, and allowDowngrade is false", errRefused, t.Version, w.config.Version)
+	}
+	if _, common := protocol.Ours().Common(protocol.Stated(t.Protocol, t.ProtocolMin)); t.Protocol != 0 && !common {
+		return fmt.Errorf("%w: %s has no version of the link's protocol in common with this cluster", errRefused, t.Version)
+	}
+	if schema := w.config.Device.Schema(); t.Schema != 0 && t.Schema < schema {
+		return fmt.Errorf("%w: %s reads stored data of schema %d at most, this device's are %d", errRefused, t.Version, t.Schema, schema)
+	}
+	if err := w.config.Writable(); err != nil {
+		return fmt.Errorf("%w: %w", errRefused, err)
+	}
+	if t.Kubernetes == "" || offline {
+		return nil
+	}
+	server, err := w.config.Device.ServerVersion(ctx)
+	if err != nil {
+		return fmt.Errorf("asking for kube-apiserver's version: %w", err)
+	}
+	if why := skew(t.Kubernetes, server); why != "" {
+		return fmt.Errorf("%w: %s", errRefused, why)
+	}
+	return nil
+}
+
+// skew returns why a kubelet can't be used with a kube-apiserver: it may be up to three minor
+// versions older, and not newer (kubernetes.io/releases/version-skew-policy).
+func skew(kubelet, server string) string {
+	k, kOK := minor(kubelet)
+	s, sOK := minor(server)
+	switch {
+	case !kOK || !sOK:
+		return ""
+	case k > s:
+		return fmt.Sprintf("its kubelet %s is newer than kube-apiserver %s: upgrade the cluster first", kubelet, server)
+	case k < s-3:
+		return fmt.Sprintf("its kubelet %s is more than three minor versions older than kube-apiserver %s", kubelet, server)
+	}
+	return ""
+}
+
+func minor(version string) (int, bool) {
+	parts := strings.SplitN(strings.TrimPrefix(version, "v"), ".", 3)
+	if len(parts) < 2 {
+		return 0, false
+	}
+	n, err := strconv.Atoi(strings.TrimRight(parts[1], "+"))
+	return n, err == nil
+}

@@ -1,0 +1,458 @@
+package upgrade_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/skerry-io/skerry/common/api/v1alpha1"
+	"github.com/skerry-io/skerry/edge/artefactrepo"
+	"github.com/skerry-io/skerry/edge/internal/agents/drain"
+	"github.com/skerry-io/skerry/edge/internal/agents/upgrade"
+	"github.com/skerry-io/skerry/edge/internal/core/artefact"
+	"github.com/skerry-io/skerry/edge/internal/core/launch"
+)
+
+// system is a device with a real Store and a real directory of skerry-launch; the rest of edgecore
+// is what its fields say. Each do is a process of its own.
+type system struct {
+	*testing.T
+	repo      *artefactrepo.Repository
+	directory launch.Directory
+	dir       string
+	linked    bool
+	problems  []string
+	checks    []v1alpha1.HealthCheck
+	server    string
+	schema    int
+	writable  error
+	version   string
+	zone      *time.Location
+	images    images
+	reports   []drain.Work
+}
+
+func newSystem(t *testing.T) *system {
+	t.Helper()
+	s := &system{T: t, dir: t.TempDir(), linked: true, server: "v1.37.1", schema: 2, version: "v1.3.0", zone: time.UTC, images: images{there: map[string]bool{}}}
+	s.directory = launch.Directory{Path: filepath.Join(s.dir, "bin"), Disk: launch.System{}}
+	var err error
+	s.repo, err = artefactrepo.New(filepath.Join(s.dir, "repo"))
+	s.check(err)
+	s.repo.Expires = time.Date(2200, 1, 1, 0, 0, 0, 0, time.UTC)
+	return s
+}
+
+func (s *system) check(err error) {
+	s.Helper()
+	if err != nil {
+		s.Fatal(err)
+	}
+}
+
+func (s *system) add(version string, program string, change func(*artefactrepo.Target)) {
+	s.Helper()
+	_, err := s.repo.Add(version, "amd64", []byte(program), change)
+	s.check(err)
+}
+
+// process are the Works of a fresh process, as skerry-launch starts it. restarted tells whether
+// it asked to be executed again.
+func (s *system) process() (w *upgrade.Works, restarted func() bool) {
+	s.Helper()
+	state, err := s.directory.Load()
+	s.check(err)
+	state, program := state.Start(launch.Facts{Boot: "1", Now: time.Now()})
+	if state.Trial != nil {
+		state, err = s.directory.Save(state)
+		s.check(err)
+	}
+	ended := false
+	return upgrade.New(upgrade.Config{
+		Started: launch.Started{Dir: s.directory.Path, Program: program, Trial: state.Trial != nil}, Launched: true, Directory: s.directory,
+		Artefacts: artefact.New(artefact.Config{Keys: []string{s.repo.Dir}, Dir: filepath.Join(s.dir, "artefacts"), Arch: "amd64", Now: time.Now}),
+		Cloud:     artefact.Files(s.repo.Dir), Bundle: artefact.Files(s.repo.Dir), Device: device{s}, Images: &s.images,
+		Checks:   func(context.Context) ([]v1alpha1.HealthCheck, error) { return s.checks, nil },
+		Writable: func() error { return s.writable }, Restart: func() { ended = true }, Log: func() string { return "the end of the log" },
+		Version: s.version, Arch: "amd64", Now: time.Now, Zone: s.zone,
+	}), func() bool { return ended }
+}
+
+// do lets one process go on with an operation until it ends, waits, or asks to be executed again.
+func (s *system) do(o *drain.Operation) (work drain.Work, restarts bool) {
+	s.Helper()
+	w, restarted := s.process()
+	ctx, cancel := context.WithCancel(s.Context())
+	defer cancel()
+	if err := w.Check(o); err != nil {
+		s.Fatal(err)
+	}
+	done := make(chan drain.Work, 1)
+	go func() {
+		done <- w.Do(ctx, *o, func(w drain.Work) {
+			s.reports = append(s.reports, w)
+			o.Work = &w
+		})
+	}()
+	for {
+		synctest.Wait()
+		if restarted() {
+			cancel()
+			<-done
+			return *o.Work, true
+		}
+		select {
+		case work = <-done:
+			o.Work = &work
+			return work, false
+		case <-time.After(time.Second):
+		}
+	}
+}
+
+func operation(spec v1alpha1.NodeOperationSpec) *drain.Operation {
+	return &drain.Operation{Name: "one", UID: "1", Spec: spec, RequestedAt: time.Unix(1, 0)}
+}
+
+func upgradeTo(version string) v1alpha1.NodeOperationSpec {
+	return v1alpha1.NodeOperationSpec{Operation: v1alpha1.OperationUpgrade, Upgrade: &v1alpha1.UpgradeSpec{Version: version}, HealthTimeout: &metav1.Duration{Duration: time.Minute}}
+}
+
+type device struct{ *system }
+
+func (d device) Linked() bool                                  { return d.linked }
+func (d device) Problems(context.Context) []string             { return d.problems }
+func (d device) ServerVersion(context.Context) (string, error) { return d.server, nil }
+func (d device) Schema() int                                   { return d.schema }
+func (d device) Judge(patch []byte) error {
+	if strings.Contains(string(patch), "hooks") {
+		return errors.New("modules.drain.hooks")
+	}
+	return nil
+}
+
+// What the device can't use is refused before a byte is fetched, with the reason.
+func TestRefused(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(*artefactrepo.Target)
+		device func(*system)
+		want   string
+	}{
+		"a kubelet that is newer": {func(t *artefactrepo.Target) { t.Kubernetes = "v1.38.0" }, nil, "newer than kube-apiserver v1.37.1"},
+		"a kubelet of long ago":   {func(t *artefactrepo.Target) { t.Kubernetes = "v1.33.0" }, nil, "three minor versions older"},
+		"no common protocol":      {func(t *artefactrepo.Target) { t.Protocol, t.ProtocolMin = 99, 98 }, nil, "no version of the link's protocol"},
+		"a newer schema here":     {func(t *artefactrepo.Target) { t.Schema = 1 }, nil, "schema 1 at most, this device's are 2"},
+		"a downgrade":             {nil, func(s *system) { s.version = "v2.0.0" }, "allowDowngrade is false"},
+		"noexec":                  {nil, func(s *system) { s.writable = errors.New("/var/lib/skerry/bin is mounted noexec") }, "noexec"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newSystem(t)
+				s.add("v1.4.0", "program", c.change)
+				if c.device != nil {
+					c.device(s)
+				}
+				work, _ := s.do(operation(upgradeTo("v1.4.0")))
+				if work.Ended != drain.Failed || work.Reason != v1alpha1.OperationRefused || !strings.Contains(work.Message, c.want) {
+					t.Errorf("want %q, got %+v", c.want, work)
+				}
+				if parts, _ := filepath.Glob(filepath.Join(s.dir, "artefacts", "*.part")); len(parts) > 0 {
+					t.Errorf("bytes were fetched: %v", parts)
+				}
+			})
+		})
+	}
+}
+
+func TestDowngradeThatIsAllowed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSystem(t)
+		s.version = "v2.0.0"
+		s.add("v1.4.0", "program", nil)
+		spec := upgradeTo("v1.4.0")
+		spec.Upgrade.AllowDowngrade = true
+		if work, restarts := s.do(operation(spec)); !restarts || !work.Tried {
+			t.Errorf("%+v", work)
+		}
+	})
+}
+
+// The device fetches at once and switches in its window, by its own time zone, or by the one that
+// is named. A link that comes late is waited for.
+func TestFleet_22_WindowIsTheDevices(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) { // it is 2000-01-01 00:00 UTC, a Saturday
+		s := newSystem(t)
+		s.zone = time.FixedZone("device", 2*60*60) // 02:00 there
+		s.add("v1.4.0", "program", nil)
+		spec := upgradeTo("v1.4.0")
+		spec.Window = &v1alpha1.OperationWindow{Days: []v1alpha1.Weekday{"Sat"}, Start: "03:00", End: "05:00"}
+		o := operation(spec)
+		s.linked = false
+		if work, restarts := s.do(o); restarts || work.Ended != "" || work.Message != "waits for the link" {
+			t.Fatalf("without a link: %+v", work)
+		}
+		s.linked = true
+		work, restarts := s.do(o)
+		if want := time.Date(2000, 1, 1, 1, 0, 0, 0, time.UTC); restarts || !work.Next.Equal(want) || work.Upgrade.Fetched == 0 {
+			t.Fatalf("before its window: restarts %v, next %v, want %v: %+v", restarts, work.Next, want, work)
+		}
+		time.Sleep(time.Until(work.Next))
+		if _, restarts := s.do(o); !restarts {
+			t.Errorf("in its window: %+v", o.Work)
+		}
+	})
+}
+
+func TestWindow(t *testing.T) {
+	berlin := "Europe/Berlin"
+	at := func(text string) time.Time {
+		t.Helper()
+		v, err := time.Parse(time.RFC3339, text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return v
+	}
+	for _, c := range []struct {
+		window    v1alpha1.OperationWindow
+		now, want string
+	}{
+		{v1alpha1.OperationWindow{Start: "02:00", End: "04:00"}, "2026-11-27T01:00:00Z", "2026-11-27T02:00:00Z"},
+		{v1alpha1.OperationWindow{Start: "02:00", End: "04:00"}, "2026-11-27T03:00:00Z", "2026-11-27T03:00:00Z"},
+		{v1alpha1.OperationWindow{Start: "02:00", End: "04:00"}, "2026-11-27T04:00:00Z", "2026-11-28T02:00:00Z"},
+		{v1alpha1.OperationWindow{Start: "22:00", End: "04:00"}, "2026-11-27T03:00:00Z", "2026-11-27T03:00:00Z"},
+		{v1alpha1.OperationWindow{Start: "22:00", End: "04:00", Days: []v1alpha1.Weekday{"Sat"}}, "2026-11-27T23:00:00Z", "2026-11-28T22:00:00Z"},
+		{v1alpha1.OperationWindow{Start: "22:00", End: "04:00", Days: []v1alpha1.Weekday{"Sat"}}, "2026-11-29T03:00:00Z", "2026-11-29T03:00:00Z"},
+		{v1alpha1.OperationWindow{Start: "02:00", End: "04:00", TimeZone: berlin}, "2026-07-01T00:30:00Z", "2026-07-01T00:30:00Z"},
+		{v1alpha1.OperationWindow{Start: "02:00", End: "04:00", TimeZone: berlin}, "2026-11-27T00:30:00Z", "2026-11-27T01:00:00Z"},
+	} {
+		next, err := upgrade.NextOpen(c.window, time.UTC, at(c.now))
+		if err != nil || !next.Equal(at(c.want)) {
+			t.Errorf("%+v at %s: %v, %v; want %s", c.window, c.now, next, err, c.want)
+		}
+	}
+}
+
+// A trial is confirmed once it is healthy, whichever of its starts that is.
+func TestTrialIsConfirmed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSystem(t)
+		s.add("v1.4.0", "program", nil)
+		o := operation(upgradeTo("v1.4.0"))
+		if _, restarts := s.do(o); !restarts {
+			t.Fatalf("%+v", o.Work)
+		}
+		s.checks = []v1alpha1.HealthCheck{{Name: "wanted", ExitCode: 3}}
+		work, _ := s.do(o)
+		if work.Ended != drain.Done || work.Reason != v1alpha1.OperationConfirmed || work.Upgrade.Starts != 1 || len(work.Checks) != 1 {
+			t.Errorf("%+v", work)
+		}
+		state, err := s.directory.Load()
+		s.check(err)
+		if raw, err := os.ReadFile(s.directory.Program(state.Confirmed.Slot)); string(raw) != "program" {
+			t.Errorf("slot %q has %q, %v", state.Confirmed.Slot, raw, err)
+		}
+		// Its end may have been lost in a crash.
+		o.Work.Ended = ""
+		if work, _ := s.do(o); work.Reason != v1alpha1.OperationConfirmed {
+			t.Errorf("a second time: %+v", work)
+		}
+	})
+}
+
+// Problems are a verdict: the version is rejected until retry is raised.
+func TestTrialGoesBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSystem(t)
+		s.add("v1.4.0", "program", nil)
+		o := operation(upgradeTo("v1.4.0"))
+		s.do(o)
+		s.problems = []string{"the node is not Ready by this process"}
+		if _, restarts := s.do(o); !restarts {
+			t.Fatalf("an unhealthy trial: %+v", o.Work)
+		}
+		s.problems = nil
+		work, _ := s.do(o)
+		if work.Ended != drain.Failed || work.Reason != v1alpha1.OperationRolledBack || !strings.Contains(work.Message, "not Ready") || work.Output != "the end of the log" {
+			t.Errorf("%+v", work)
+		}
+		again := operation(upgradeTo("v1.4.0"))
+		again.Name = "two"
+		if work, _ := s.do(again); work.Reason != v1alpha1.OperationRejected {
+			t.Errorf("another operation: %+v", work)
+		}
+		again.Spec.Retry, again.Work = 1, nil
+		if _, restarts := s.do(again); !restarts {
+			t.Errorf("with a retry: %+v", again.Work)
+		}
+	})
+}
+
+// Without a link the version before judges: it has one, so the version is at fault; or it has none.
+func TestTrialWithoutALink(t *testing.T) {
+	for name, network := range map[string]bool{"the version is at fault": true, "the network is at fault": false} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newSystem(t)
+				s.add("v1.4.0", "program", nil)
+				o := operation(upgradeTo("v1.4.0"))
+				s.do(o)
+				s.linked = false
+				if _, restarts := s.do(o); !restarts {
+					t.Fatalf("a trial without a link: %+v", o.Work)
+				}
+				s.linked = network
+				work, _ := s.do(o)
+				if network != (work.Reason == v1alpha1.OperationRolledBack) {
+					t.Fatalf("%+v", work)
+				}
+				if network {
+					return
+				}
+				if work.Ended != "" || work.Tried || !strings.Contains(work.Message, "network was down") {
+					t.Errorf("it waits: %+v", work)
+				}
+				s.linked = true
+				if _, restarts := s.do(o); !restarts {
+					t.Errorf("with a link again: %+v", o.Work)
+				}
+				if work, _ := s.do(o); work.Reason != v1alpha1.OperationConfirmed {
+					t.Errorf("%+v", work)
+				}
+			})
+		})
+	}
+}
+
+// A confirmed version that crashes three times in its probation has gone back, and its operation
+// learns of it.
+func TestCrashesOverturn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSystem(t)
+		s.add("v1.4.0", "program", nil)
+		o := operation(upgradeTo("v1.4.0"))
+		s.do(o)
+		s.do(o)
+		for range 3 {
+			state, err := s.directory.Load()
+			s.check(err)
+			state, _ = state.Start(launch.Facts{Boot: "1", Now: time.Now()})
+			_, err = s.directory.Save(state)
+			s.check(err)
+		}
+		w, _ := s.process()
+		is, message, output := w.Overturned()
+		other := operation(upgradeTo("v1.4.0"))
+		other.Name = "another"
+		if is == nil || !is(*o) || is(*other) || !strings.Contains(message, "crashed 3 times") || output == "" {
+			t.Fatalf("%v, %q, %q", is, message, output)
+		}
+		s.check(w.NoteOverturned())
+		if is, _, _ := w.Overturned(); is != nil {
+			t.Error("it is told twice")
+		}
+	})
+}
+
+func TestConfigurationIsAnOverlay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSystem(t)
+		configure := func(name, patch string) *drain.Operation {
+			o := operation(v1alpha1.NodeOperationSpec{Operation: v1alpha1.OperationConfig, Config: &v1alpha1.ConfigSpec{Patch: patch}})
+			o.Name = name
+			return o
+		}
+		for _, bad := range []string{"modules: {drain: {hooks: {reboot: x}}}", "a: b: c", "log: {a: 1, a: 2}"} {
+			if work, _ := s.do(configure("bad", bad)); work.Reason != v1alpha1.OperationRefused {
+				t.Errorf("%s: %+v", bad, work)
+			}
+		}
+		o := configure("good", "log: {verbosity: 3}")
+		if _, restarts := s.do(o); !restarts {
+			t.Fatalf("%+v", o.Work)
+		}
+		if work, _ := s.do(o); work.Reason != v1alpha1.OperationConfirmed {
+			t.Fatalf("%+v", work)
+		}
+		state, err := s.directory.Load()
+		s.check(err)
+		if raw, err := s.directory.ReadOverlay(state.Confirmed.Overlay); string(raw) != `{"log":{"verbosity":3}}` {
+			t.Errorf("the overlay is %q, %v", raw, err)
+		}
+		if work, _ := s.do(configure("same", "{log: {verbosity: 3}}")); work.Reason != v1alpha1.OperationUnchanged {
+			t.Errorf("the same: %+v", work)
+		}
+		if _, restarts := s.do(configure("none", "{}")); !restarts {
+			t.Error("{} takes the overlay back")
+		}
+	})
+}
+
+// images is a container runtime.
+type images struct {
+	there  map[string]bool
+	pulls  []string
+	as     []upgrade.Credentials
+	broken map[string]error
+	kept   []string
+}
+
+func (i *images) Credentials(_ context.Context, from v1alpha1.SecretReference) (upgrade.Credentials, error) {
+	if from.Name != "ours" {
+		return nil, upgrade.ErrForeignSecret
+	}
+	return upgrade.Credentials{"registry": {Username: "u", Password: "p"}}, nil
+}
+
+func (i *images) Present(_ context.Context, image string) (bool, error) { return i.there[image], nil }
+
+func (i *images) Pull(_ context.Context, image string, as upgrade.Credentials) error {
+	i.pulls, i.as = append(i.pulls, image), append(i.as, as)
+	if err := i.broken[image]; err != nil {
+		return err
+	}
+	i.there[image] = true
+	return nil
+}
+
+func (i *images) Keep(_ context.Context, image string) error {
+	i.kept = append(i.kept, image)
+	return nil
+}
+
+// Images come one after the other; what is there is not pulled again, and a Secret that no pod here
+// refers to is refused.
+func TestImagesArePulledOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSystem(t)
+		spec := v1alpha1.NodeOperationSpec{Operation: v1alpha1.OperationImagePull, ImagePull: &v1alpha1.ImagePullSpec{
+			Images: []string{"a:1", "b:1"}, PullSecret: &v1alpha1.SecretReference{Namespace: "shop", Name: "foreign"},
+		}}
+		if work, _ := s.do(operation(spec)); work.Reason != v1alpha1.OperationRefused || !strings.Contains(work.Message, "shop/foreign") {
+			t.Errorf("a foreign Secret: %+v", work)
+		}
+		spec.ImagePull.PullSecret.Name = "ours"
+		s.images.broken = map[string]error{"b:1": errors.New("the link is cut")}
+		o := operation(spec)
+		work, _ := s.do(o)
+		if work.Ended != "" || work.Next.IsZero() || work.Images[1].Message != "the link is cut" {
+			t.Errorf("one that can't be pulled: %+v", work)
+		}
+		s.images.broken = nil
+		if work, _ = s.do(o); work.Reason != v1alpha1.OperationPulled {
+			t.Errorf("%+v", work)
+		}
+		if got := fmt.Sprint(s.images.pulls); got != "[a:1 b:1 b:1]" || !slices.Contains(s.images.kept, "a:1") || s.images.as[0]["registry"].Password != "p" {
+			t.Errorf("pulled %s, kept %v, as %v", got, s.images.kept, s.images.as)
+		}
+	})
+}

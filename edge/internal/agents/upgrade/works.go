@@ -1,0 +1,159 @@
+// Package upgrade changes the version and the configuration of this device's edgecore, and pulls
+// images before they are needed: NodeOperations of type Upgrade, Config and ImagePull.
+//
+// It owns the way from an operation to a trial (skerry-launch starts it), the judgement whether a
+// trial is healthy, and the way back. It refuses what the device can't judge: an artefact that no
+// key of the device has signed, a downgrade that was not allowed, a kubelet that is newer than
+// kube-apiserver, a change of a field that only the device's operator may change. It decides
+// nothing about turns: package drain calls it for one operation at a time, from one goroutine.
+//
+// Everything is begun again after a crash: what was fetched is on the disk, and package launch has
+// whether there is a trial, and of which operation.
+package upgrade
+
+import (
+	"context"
+	"errors"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/skerry-io/skerry/common/api/v1alpha1"
+	"github.com/skerry-io/skerry/edge/internal/agents/drain"
+	"github.com/skerry-io/skerry/edge/internal/core/artefact"
+	"github.com/skerry-io/skerry/edge/internal/core/launch"
+)
+
+const (
+	standardTimeout = 10 * time.Minute
+	probation       = 24 * time.Hour
+	pause           = 30 * time.Second // after a fetch that failed, or while there is no link
+	poll            = 500 * time.Millisecond
+)
+
+// Device is what is asked of the rest of edgecore.
+type Device interface {
+	// Linked reports whether there is a session with the cloud, opened by this process.
+	Linked() bool
+	// Problems are the reasons why this process is not healthy, beside the link.
+	Problems(ctx context.Context) []string
+	// ServerVersion is kube-apiserver's.
+	ServerVersion(ctx context.Context) (string, error)
+	// Schema is the newest schema of the store that was written.
+	Schema() int
+	// Judge returns why edgecore.yaml with a patch over it can't be used.
+	Judge(patch []byte) error
+}
+
+// Config is what Works need.
+type Config struct {
+	Started   launch.Started // how this process was started
+	Launched  bool           // it was started by skerry-launch
+	Directory launch.Directory
+	Artefacts *artefact.Store
+	Cloud     artefact.Source
+	Bundle    artefact.Source // what an operator has brought to the device
+	Device    Device
+	Images    Images
+	Checks    func(ctx context.Context) ([]v1alpha1.HealthCheck, error)
+	// Writable returns why programs can't be executed from Directory; nil if they can.
+	Writable func() error
+	// Restart ends this process and executes skerry-launch in its place.
+	Restart func()
+	// Log is the end of the log of the last trial that went back.
+	Log     func() string
+	Version string // of this process
+	Arch    string
+	Now     func() time.Time
+	Zone    *time.Location // the device's own
+}
+
+// Works carries the operations out.
+type Works struct {
+	config Config
+	began  time.Time // of this process
+}
+
+// New returns Works. It reads nothing yet.
+func New(c Config) *Works { return &Works{config: c, began: c.Now()} }
+
+// ID tells an operation's try from all others; the state of package launch has it.
+func ID(o drain.Operation) string {
+	return o.Name + "/" + strconv.FormatInt(o.RequestedAt.UnixNano(), 10) + "/" + strconv.Itoa(int(o.Spec.Retry))
+}
+
+// ErrForeignSecret refuses a Secret that no pod of this device refers to.
+var ErrForeignSecret = errors.New("no pod on this device refers to this Secret for its images")
+
+// Images are the container runtime's, and those that its garbage collection leaves alone.
+type Images interface {
+	// Credentials returns those of a Secret, or ErrForeignSecret.
+	Credentials(ctx context.Context, from v1alpha1.SecretReference) (Credentials, error)
+	// Present reports whether an image is on the device.
+	Present(ctx context.Context, image string) (bool, error)
+	Pull(ctx context.Context, image string, as Credentials) error
+	// Keep has garbage collection leave an image alone. Its error is a reason, for people, why it
+	// does not.
+	Keep(ctx context.Context, image string) error
+}
+
+// Credentials are the user names and passwords of registries.
+type Credentials map[string]Credential
+
+// Credential is what one registry wants.
+type Credential struct{ Username, Password string }
+
+func done(work drain.Work, reason, message string) drain.Work {
+	work.Ended, work.Reason, work.Message, work.Tried = drain.Done, reason, message, false
+	return work
+}
+
+func failed(work drain.Work, reason, message string) drain.Work {
+	work.Ended, work.Reason, work.Message, work.Tried = drain.Failed, reason, message, false
+	return work
+}
+
+// later goes on after a pause.
+func (w *Works) later(work drain.Work, message string) drain.Work {
+	work.Message, work.Next = message, w.config.Now().Add(pause)
+	return work
+}
+
+func head(s string, most int) string {
+	r := []rune(s)
+	return string(r[:min(len(r), most)])
+}
+
+func tail(s string, most int) string {
+	s = strings.ToValidUTF8(s[max(0, len(s)-most):], "")
+	return s
+}
+
+// arm makes a program the one that is tried, and starts it.
+func (w *Works) arm(ctx context.Context, o drain.Operation, state launch.State, p launch.Program, work drain.Work, report func(drain.Work)) drain.Work {
+	if ctx.Err() != nil {
+		return work
+	}
+	work.Tried, work.Message, work.Offline = true, "the trial begins", !w.config.Device.Linked()
+	report(work) // first: no cancellation ends it from here on
+	if ctx.Err() != nil {
+		work.Tried = false
+		return work
+	}
+	if _, err := w.config.Directory.Save(state.Arm(p, ID(o), w.config.Now())); err != nil {
+		work.Tried = false
+		return w.later(work, err.Error())
+	}
+	return w.restart(ctx, work, report)
+}
+
+// restart executes skerry-launch, and waits for that.
+func (w *Works) restart(ctx context.Context, work drain.Work, report func(drain.Work)) drain.Work {
+	if !work.Tried {
+		work.Tried = true
+		report(work)
+	}
+	w.config.Restart()
+	<-ctx.Done()
+	return work
+}
