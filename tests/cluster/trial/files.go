@@ -222,6 +222,9 @@ func set(config doc, path []string, value any) error {
 	return nil
 }
 
+// ArtefactsDir is where replicas of cloudcore have the repository of artefacts.
+const ArtefactsDir = "/var/lib/skerry-artefacts"
+
 // cloudcoreFile is cloudcore.yaml.
 func (t *Trial) cloudcoreFile() ([]byte, error) {
 	tunnel := doc{}
@@ -245,6 +248,7 @@ func (t *Trial) cloudcoreFile() ([]byte, error) {
 
 		"subresources": doc{"listen": ":10006"},
 		"devices":      doc{"listen": ":443"},
+		"artefacts":    doc{"dir": ArtefactsDir}, // need not be there
 	})
 }
 
