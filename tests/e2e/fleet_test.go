@@ -148,7 +148,7 @@ func containers(pods []corev1.Pod) map[string]string {
 // A device with ten pods gets another version: its containers are the same, and the link is away
 // for some seconds.
 func TestFleet_04_UpgradeRestartsNoContainer(t *testing.T) {
-	f := use(t).fleet()
+	f := newSystem(t).fleet()
 	ns := f.Namespace()
 	const pods = 10
 	for i := range pods {
@@ -191,7 +191,7 @@ func ended(o *v1alpha1.NodeOperation) bool { return o.Status.CompletedAt != nil 
 // A configuration changes by an overlay: a hook is refused and named, a port that leads nowhere
 // goes back, a good change stays over a reboot.
 func TestFleet_14_ConfigurationIsTried(t *testing.T) {
-	f := use(t).fleet()
+	f := newSystem(t).fleet()
 	configure := func(name, patch, more string) *v1alpha1.NodeOperation {
 		t.Helper()
 		f.Apply("default", nodeOperation(name, "edge1", "Config", fmt.Sprintf(", config: {patch: %q}%s", patch, more)))
@@ -235,7 +235,7 @@ func (f *fleet) bundle(file string) {
 // A device without a link is upgraded from a file, whose metadata have expired. The cloud sees it
 // later.
 func TestFleet_11_UpgradeFromAFileOffline(t *testing.T) {
-	f := use(t).fleet()
+	f := newSystem(t).fleet()
 	f.repo.Expires = time.Now().Add(-time.Hour)
 	target := f.add("v9.3.0", f.another("v9.3.0"), nil)
 	f.bundle(f.path("edge1", "/var/lib/skerry/bundle.tar"))
@@ -262,7 +262,7 @@ func TestFleet_11_UpgradeFromAFileOffline(t *testing.T) {
 // Images are pulled before they are needed and kept; a Secret that no pod of the device refers to
 // is refused. The device needs no skerry-launch for that.
 func TestFleet_15_ImagesArePulled(t *testing.T) {
-	s := use(t)
+	s := newSystem(t)
 	ns := s.drains()
 	s.Apply(ns, nodeOperation("pull", "edge1", "ImagePull", `, imagePull: {images: ["skerry.local/sample:1"]}`))
 	o := s.waitOperation("pull", "pulled", ended)

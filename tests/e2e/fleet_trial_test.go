@@ -16,7 +16,7 @@ import (
 
 // Each of these versions goes back, the device runs the one before, and its operation says why.
 func TestFleet_06_BadVersionsGoBack(t *testing.T) {
-	f := use(t).fleet()
+	f := newSystem(t).fleet()
 	edgecore := filepath.Join(f.Root, "bin", "edgecore")
 	config, err := os.ReadFile(f.path("edge1", "/etc/skerry/edgecore.yaml"))
 	f.Check(err)
@@ -83,7 +83,7 @@ func (f *fleet) watchdog(target artefactrepo.Target) {
 // The network is down while a version is tried: the one before has no link either, so nothing is
 // held against the version, and it is confirmed once there is a link.
 func TestFleet_07_NetworkDownIsNoVerdict(t *testing.T) {
-	f := use(t).fleet()
+	f := newSystem(t).fleet()
 	target := f.add("v9.2.0", f.another("v9.2.0"), nil)
 	f.upgrade("down", "v9.2.0", ", healthTimeout: 45s")
 	f.WaitFor("the fetch to end", func(context.Context) error {
