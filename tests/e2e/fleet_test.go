@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -66,8 +67,7 @@ func (s *system) fleet() *fleet {
 		for _, host := range options().Replicas() {
 			s.Check(os.RemoveAll(s.path(host, trial.ArtefactsDir)))
 		}
-		s.Check(s.Trial.Start(ctx, "edge1", "edgecore"))
-		s.WaitReady("edge1", true)
+		s.Check(s.Trial.Start(ctx, "edge1", "edgecore")) // the next test waits for it
 	})
 	s.Check(s.Trial.Stop(s.T.Context(), "edge1", "edgecore"))
 	s.Start("edge1", "edgecore")
@@ -100,13 +100,16 @@ func (f *fleet) upgrade(name, version, more string) {
 	f.Apply("default", nodeOperation(name, "edge1", "Upgrade", fmt.Sprintf(", upgrade: {version: %q}%s", version, more)))
 }
 
-// slots is the state of skerry-launch on edge1.
+// slots is the state of skerry-launch on edge1, empty before its first trial.
 func (f *fleet) slots() (s struct {
 	Confirmed, Trial struct{ Slot, Version, Digest string }
 	Rejected         []string
 }) {
 	f.T.Helper()
 	raw, err := os.ReadFile(f.path("edge1", slotsDir+"/state.0"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return s // nothing was ever tried
+	}
 	f.Check(err)
 	f.Check(json.Unmarshal(raw[strings.Index(string(raw), "\n{"):], &s))
 	return s
