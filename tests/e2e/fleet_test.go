@@ -243,6 +243,7 @@ func TestFleet_11_UpgradeFromAFileOffline(t *testing.T) {
 	target := f.add("v9.3.0", f.another("v9.3.0"), nil)
 	f.bundle(f.path("edge1", "/var/lib/skerry/bundle.tar"))
 	f.Cut("edge1")
+	f.waitUnlinked("edge1") // a link that is only silent would be a part of the trial's health
 	out, code, complaint := f.edgecore("edge1", "operation", "upgrade", "/var/lib/skerry/bundle.tar", "-o", "json")
 	if code != 0 {
 		t.Fatalf("code %d: %s", code, complaint)
