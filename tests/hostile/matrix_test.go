@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -19,6 +18,7 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -184,6 +184,20 @@ func things(t *testing.T) (namespace string) {
 	t.Helper()
 	admin := plane.Client()
 	ns := plane.Namespace(t)
+	sweep := func() { // what other tests have left too
+		for _, node := range []string{own, another} {
+			for _, err := range []error{
+				admin.StorageV1().CSINodes().Delete(context.Background(), node, metav1.DeleteOptions{}),
+				admin.CoordinationV1().Leases("kube-node-lease").Delete(context.Background(), node, metav1.DeleteOptions{}),
+			} {
+				if err != nil && !apierrors.IsNotFound(err) {
+					t.Error(err)
+				}
+			}
+		}
+	}
+	sweep()
+	t.Cleanup(sweep)
 	create := metav1.CreateOptions{}
 	for node, name := range map[string]string{own: "mine", another: "theirs"} {
 		client := plane.AddNode(t, node)
@@ -215,17 +229,6 @@ func things(t *testing.T) (namespace string) {
 			return err
 		})
 	}
-	t.Cleanup(func() {
-		for _, node := range []string{own, another} {
-			err := errors.Join(
-				admin.StorageV1().CSINodes().Delete(context.Background(), node, metav1.DeleteOptions{}),
-				admin.CoordinationV1().Leases("kube-node-lease").Delete(context.Background(), node, metav1.DeleteOptions{}),
-			)
-			if err != nil {
-				t.Error(err)
-			}
-		}
-	})
 	node := kubernetes.NewForConfigOrDie(plane.Node(t, own))
 	cluster.Eventually(t, "kube-apiserver knows what the node's pod needs", func(ctx context.Context) error {
 		_, err := node.CoreV1().Secrets(ns).Get(ctx, "mine", metav1.GetOptions{})
