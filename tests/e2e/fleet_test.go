@@ -264,21 +264,17 @@ func TestFleet_11_UpgradeFromAFileOffline(t *testing.T) {
 }
 
 // Images are pulled before they are needed and kept; a Secret that no pod of the device refers to
-// is refused. The device needs no skerry-launch for that.
+// is refused.
 func TestFleet_15_ImagesArePulled(t *testing.T) {
-	s := newSystem(t)
-	ns := s.drains()
-	s.Apply(ns, nodeOperation("pull", "edge1", "ImagePull", `, imagePull: {images: ["skerry.local/sample:1"]}`))
-	o := s.waitOperation("pull", "pulled", ended)
+	f := newSystem(t).fleet()
+	ns := f.Namespace()
+	f.Apply("default", nodeOperation("pull", "edge1", "ImagePull", `, imagePull: {images: ["skerry.local/sample:1"]}`))
+	o := f.waitOperation("pull", "pulled", ended)
 	if i := o.Status.Images; !isDone(v1alpha1.OperationPulled)(o) || len(i) != 1 || !i[0].Pulled || !i[0].Kept {
 		t.Errorf("%+v", o.Status)
 	}
-	s.Apply(ns, nodeOperation("foreign", "edge1", "ImagePull", fmt.Sprintf(`, imagePull: {images: ["skerry.local/sample:1"], pullSecret: {namespace: %s, name: registry}}`, ns)))
-	if o := s.waitOperation("foreign", "refused", ended); !isDone(v1alpha1.OperationRefused)(o) {
-		t.Errorf("%+v", o.Status)
-	}
-	s.Apply(ns, nodeOperation("no-launcher", "edge1", "Upgrade", `, upgrade: {version: v9.0.0}`))
-	if o := s.waitOperation("no-launcher", "refused", ended); !isDone(v1alpha1.OperationRefused)(o) || !strings.Contains(o.Status.Conditions[0].Message, "skerry-launch") {
+	f.Apply("default", nodeOperation("foreign", "edge1", "ImagePull", fmt.Sprintf(`, imagePull: {images: ["skerry.local/sample:1"], pullSecret: {namespace: %s, name: registry}}`, ns)))
+	if o := f.waitOperation("foreign", "refused", ended); !isDone(v1alpha1.OperationRefused)(o) {
 		t.Errorf("%+v", o.Status)
 	}
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 	"github.com/skerry-io/skerry/edge/artefactrepo"
+	"github.com/skerry-io/skerry/tests/cluster/lab"
 	"github.com/skerry-io/skerry/tests/cluster/trial"
 )
 
@@ -20,7 +21,7 @@ func TestFleet_06_BadVersionsGoBack(t *testing.T) {
 	edgecore := filepath.Join(f.Root, "bin", "edgecore")
 	config, err := os.ReadFile(f.path("edge1", "/etc/skerry/edgecore.yaml"))
 	f.Check(err)
-	without := strings.Replace(string(config), "edgeHub:", "edgeHub:\n    servers: [192.0.2.1]", 1)
+	without := strings.ReplaceAll(string(config), lab.Cloud().String(), "192.0.2.1")
 	f.Check(os.WriteFile(f.path("edge1", "/etc/skerry/nolink.yaml"), []byte(without), 0o644))
 	for name, c := range map[string]struct {
 		program []byte
