@@ -336,8 +336,8 @@ func (s *system) waitKubelet(node string) {
 }
 
 // TestEveryday_04: on an island containerd is killed, then edgecore, which hangs at last and is
-// killed by its watchdog: containers go on. An edgecore that is killed while the device shuts down,
-// and starts again, starts no kubelet.
+// killed by its watchdog: containers keep running. An edgecore that is killed while the device
+// shuts down, and starts again, starts no kubelet.
 func TestEveryday_04_KilledAtAnyTime(t *testing.T) {
 	s := newSystem(t)
 	ns := s.Namespace()

@@ -44,9 +44,9 @@ func (s *system) leaseHolder(ctx context.Context, node string) (epoch, instance 
 }
 
 // TestIsland_11_AStaleSessionWritesNothing: the replica that serves the node stands still (SIGSTOP)
-// with events and a status under way, the edge moves over and goes on; then the first wakes up and
-// still believes in its session. It must write nothing for the node any more: the Lease stays the
-// newer session's, and so does the pod's status; every event is there once, as it was reported.
+// with events and a status under way, the edge moves over and continues; then the first wakes up
+// and still believes in its session. It must write nothing for the node any more: the Lease stays
+// the newer session's, and so does the pod's status; every event is there once, as it was reported.
 func TestIsland_11_AStaleSessionWritesNothing(t *testing.T) {
 	s := newSystem(t)
 	s.reportEvents("edge1", true)

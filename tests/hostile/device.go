@@ -95,7 +95,7 @@ func NewDialer(transport link.Transport, secure *tls.Config) (link.Dialer, error
 
 // begin says Hello, and waits for Welcome.
 func (d *Device) begin(ctx context.Context, epoch uint64) error {
-	// It sends no heartbeats, and on a busy machine a test takes minutes: cloudcore bears four
+	// It sends no heartbeats, and on a busy machine a test takes minutes: cloudcore allows four
 	// times this silence.
 	const keepalive = 2 * time.Minute
 	hello := &topicpb.Hello{Protocol: topic.Protocol, Version: "hostile", BootId: "hostile", Epoch: epoch, KeepaliveMillis: keepalive.Milliseconds()}

@@ -62,7 +62,8 @@ func (l *Line) Set(s State) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	// What vanished while the line was silent is missing in the stream: a connection that lived
-	// through it could go on, as TCP would send again, so it simply stands still in the meantime.
+	// through it could continue, as TCP would send again, so it simply stands still in the
+	// meantime.
 	l.state = s
 	close(l.changed)
 	l.changed = make(chan struct{})

@@ -263,7 +263,7 @@ func (s *system) ask(ctx context.Context, host, network, name string) (*dns.Msg,
 }
 
 // Somebody on the way to the name server answers without a question section, and to another
-// question: no client gets such an answer, and edgecore goes on.
+// question: no client gets such an answer, and edgecore keeps running.
 func TestClaims_12_FalseNameServerCostsNothing(t *testing.T) {
 	s := newSystem(t)
 	const node = "edge2"

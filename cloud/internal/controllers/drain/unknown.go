@@ -19,7 +19,7 @@ const (
 	// settle is how long further changes are waited for: operations for a whole fleet come
 	// in waves.
 	settle = 250 * time.Millisecond
-	// retry is how soon what failed is tried again.
+	// retry is the delay after a failure.
 	retry = 10 * time.Second
 )
 

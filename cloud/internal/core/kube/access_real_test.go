@@ -38,7 +38,7 @@ func (r reviews) RoundTrip(q *http.Request) (*http.Response, error) {
 	return r.RoundTripper.RoundTrip(q)
 }
 
-// system is cloudcore's Access at a real kube-apiserver, with the rights of its manifests, beside
+// system is cloudcore's Access at a real kube-apiserver, with the rights of its manifests, next to
 // reviews of an administrator.
 type system struct {
 	plane  *cluster.ControlPlane

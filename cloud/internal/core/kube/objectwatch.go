@@ -272,8 +272,8 @@ func (w *ObjectWatches) follow(ctx context.Context, s *watchedObject) {
 	}
 }
 
-// authoriseOthers has those asked about whom the watch says nothing about: also the first member,
-// when another was picked. The object's lock is held.
+// authoriseOthers has the members reviewed that the watch was not opened as, the first one too if
+// another was picked. The object's lock is held.
 func (w *ObjectWatches) authoriseOthers(ctx context.Context, s *watchedObject) {
 	for m := range s.members {
 		if m != s.opener && m.access == checking && !m.asking {

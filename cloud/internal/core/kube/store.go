@@ -190,8 +190,8 @@ func (s *Store) Replace(all []runtime.Object) error {
 }
 
 // replace makes all the whole of the collection as of a version, unless accept, which is called
-// with the lock held, says no. beside: a watch goes on next to it, and what that brings of versions
-// up to this one is ignored.
+// with the lock held, says no. beside: a watch runs at the same time, and what that brings of
+// versions up to this one is ignored.
 func (s *Store) replace(all []runtime.Object, version uint64, accept func() bool, beside bool) error {
 	fresh := make([]*Object, 0, len(all))
 	keep := make(map[Key]bool, len(all))

@@ -299,8 +299,8 @@ func (d *dependencies) before(r *resourceSync, key kube.Key, o *kube.Object) boo
 
 // ahead sends those of refs that the edge may not have yet. An edge that comes back has the objects
 // that a pod needs that it has started, unless that is newer than all that it holds: so a pod that
-// has changed meanwhile does not bring along everything that it refers to. The comparison, which
-// comes then, finds the errors in that.
+// has changed in the meantime does not bring along everything that it refers to. The comparison,
+// which comes then, finds the errors in that.
 func (d *dependencies) ahead(refs []kube.Ref, started bool) {
 	s := d.session
 	for _, ref := range refs {

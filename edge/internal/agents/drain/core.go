@@ -581,7 +581,7 @@ func (s *State) Force(off bool, now time.Time) {
 // back holds it up no longer.
 const longest = 24 * time.Hour
 
-// work chooses the operation to go on with while the drain waits. One that is tried comes before
+// work chooses the operation to continue with while the drain waits. One that is tried comes before
 // all else: the device is not what it was, and is not known to be healthy.
 func (s *State) work(f Facts, a Action) Action {
 	var chosen *Operation

@@ -58,9 +58,9 @@ type Hooks interface {
 type Works interface {
 	// Check returns why an operation can't be carried out here, whatever its turn.
 	Check(o *Operation) error
-	// Do goes on with an operation until it has ended, or until there is a time to wait for. It may
-	// be begun again at any point; ctx ends where something more urgent has come. report returns
-	// once the disk has it, or ctx has ended.
+	// Do continues with an operation until it has ended, or until there is a time to wait for. It
+	// may be begun again at any point; ctx ends where something more urgent has come. report
+	// returns once the disk has it, or ctx has ended.
 	Do(ctx context.Context, o Operation, report func(Work)) Work
 	// Overturned tells of which operation, carried out before, the version has gone back since, and
 	// why; is is nil if there is none. NoteOverturned forgets it.

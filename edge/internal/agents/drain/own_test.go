@@ -10,7 +10,7 @@ import (
 
 func skip(s *v1alpha1.NodeOperationSpec) { s.Drain = v1alpha1.DrainSkip } // as Agent.Request makes it
 
-// An upgrade asks for no drain, and its end leaves no cordon, also beside a drain.
+// An upgrade asks for no drain, and its end leaves no cordon, also next to a drain.
 func TestUpgradeNeedsNoDrain(t *testing.T) {
 	w := newWorld(t)
 	w.ask("up", v1alpha1.OperationUpgrade, skip)
@@ -26,7 +26,7 @@ func TestUpgradeNeedsNoDrain(t *testing.T) {
 	w.is(v1alpha1.DrainNotRequested, drain.Done)
 }
 
-// A download does not hold up a drain or a reboot: it goes on when these wait.
+// A download does not hold up a drain or a reboot: it continues when these wait.
 func TestDownloadGivesWay(t *testing.T) {
 	w := newWorld(t)
 	w.ask("up", v1alpha1.OperationUpgrade, skip)

@@ -81,12 +81,12 @@ type Operation struct {
 
 // Work is how far an operation is that needs no hook.
 type Work struct {
-	// Ended is Done or Failed, with the Reason; "": it goes on.
+	// Ended is Done or Failed, with the Reason; "": it continues.
 	Ended   Stage  `json:"ended,omitempty"`
 	Reason  string `json:"reason,omitempty"`
 	Message string `json:"message,omitempty"`
 	Output  string `json:"output,omitempty"`
-	// Next is when it goes on; zero: at once.
+	// Next is when it continues; zero: at once.
 	Next time.Time `json:"next,omitzero"`
 	// Tried: the device has switched, or is about to. It is no longer cancelled then.
 	Tried bool `json:"tried,omitempty"`

@@ -72,8 +72,8 @@ func request(name string) drain.Operation {
 	return drain.Operation{Name: name, UID: "1", Spec: v1alpha1.NodeOperationSpec{Operation: v1alpha1.OperationUpgrade, Upgrade: &v1alpha1.UpgradeSpec{Version: "v1.4.0"}}}
 }
 
-// What an upgrade reports is on the disk before it goes on, so the next process finds it; one that
-// is over later turns out to have gone back.
+// What an upgrade reports is on the disk before it continues, so the next process finds it; one
+// that is over later turns out to have gone back.
 func TestWorkIsKeptBeforeItGoesOn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		kept := keptState{}

@@ -33,7 +33,7 @@ const (
 	tryTimeout = 30 * time.Second
 )
 
-// Backend is what is held here, and the way to kube-apiserver; a *metamanager.Manager.
+// Backend is the device's store, and the way to kube-apiserver; a *metamanager.Manager.
 type Backend interface {
 	metamanager.Watcher
 	Write(ctx context.Context, w metamanager.Write) (metamanager.Result, error)

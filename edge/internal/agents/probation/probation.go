@@ -38,8 +38,8 @@ const (
 	// askAgain is the pause between two questions, and applying how long the caller may take.
 	askAgain = 500 * time.Millisecond
 	applying = 15 * time.Second
-	// between lies between two trials: each dials the cloud, and what comes together is tried
-	// together.
+	// between is the pause between two trials: each dials the cloud, and what comes together is
+	// tried together.
 	between = 10 * time.Second
 
 	provenKey  = "proven"

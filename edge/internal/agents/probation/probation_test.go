@@ -122,7 +122,7 @@ func TestClaims_01_WhatTakesTheLinkIsUndoneByTheDevice(t *testing.T) {
 
 // Claims of several agents come while one of them takes the way to the cloud: that one is found,
 // whichever agent it is of, and no other is blamed for it. A claim that its agent has taken out of
-// the kernel meanwhile is not tried.
+// the kernel in the meantime is not tried.
 func TestClaims_01_NoAgentIsBlamedForAnother(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newDevice(t, store{})

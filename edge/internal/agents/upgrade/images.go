@@ -10,7 +10,7 @@ import (
 )
 
 // pull pulls one image after the other. What is on the device is not pulled again, so an operation
-// that was cut goes on where it was.
+// that was cut continues where it was.
 func (w *Works) pull(ctx context.Context, o drain.Operation, report func(drain.Work)) drain.Work {
 	spec := *o.Spec.ImagePull
 	work := drain.Work{}

@@ -108,7 +108,7 @@ func (w *Works) fetch(ctx context.Context, from artefact.Source, t artefact.Targ
 	})
 }
 
-// refuse ends an operation for reasons that time does not change, and goes on later for others.
+// refuse ends an operation for reasons that time does not change, and continues later for others.
 func (w *Works) refuse(work drain.Work, err error) drain.Work {
 	for _, final := range []error{
 		artefact.ErrUntrusted, artefact.ErrExpired, artefact.ErrReplayed, artefact.ErrNoTarget, artefact.ErrNoKeys, artefact.ErrNoRoom, errRefused,

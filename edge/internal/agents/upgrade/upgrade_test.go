@@ -87,7 +87,8 @@ func (s *system) process() (w *upgrade.Works, restarted func() bool) {
 	}), func() bool { return ended }
 }
 
-// do lets one process go on with an operation until it ends, waits, or asks to be executed again.
+// do lets one process continue with an operation until it ends, waits, or asks to be executed
+// again.
 func (s *system) do(o *drain.Operation) (work drain.Work, restarts bool) {
 	s.Helper()
 	w, restarted := s.process()

@@ -35,7 +35,7 @@ const (
 type Device interface {
 	// Linked reports whether there is a session with the cloud, opened by this process.
 	Linked() bool
-	// Problems are the reasons why this process is not healthy, beside the link.
+	// Problems are the reasons why this process is not healthy, apart from the link.
 	Problems(ctx context.Context) []string
 	// ServerVersion is kube-apiserver's.
 	ServerVersion(ctx context.Context) (string, error)
@@ -113,7 +113,7 @@ func failed(work drain.Work, reason, message string) drain.Work {
 	return work
 }
 
-// later goes on after a pause.
+// later continues after a pause.
 func (w *Works) later(work drain.Work, message string) drain.Work {
 	work.Message, work.Next = message, w.config.Now().Add(pause)
 	return work

@@ -13,7 +13,7 @@ import (
 	"github.com/klauspost/compress/zstd"
 )
 
-// maxWindow bounds what unpacking holds in memory beside a dictionary.
+// maxWindow bounds what unpacking holds in memory next to a dictionary.
 const maxWindow = 32 << 20
 
 // Errors of a fetch that are reasons to refuse.

@@ -173,7 +173,7 @@ func TestHub_RefusalThatWontPass_IsToldAndRetriedSlowly(t *testing.T) {
 }
 
 // An edge that has lost its store, and whose clock is behind, learns from the cloud above which
-// epoch to go on.
+// epoch to continue.
 func TestHub_CountsOnAboveTheEpochThatTheCloudKnows(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, nil)

@@ -8,7 +8,7 @@
 //
 // How it works: it is an agent (edge/internal/core/agent) whose Sync decides whether the proxy
 // may run. Kubernetes' proxy has no way to stop, so one that has to make room for a kube-proxy pod
-// ends edgecore, which is started again and stays off then; containers go on.
+// ends edgecore, which is started again and stays off then; containers keep running.
 package services
 
 import (

@@ -288,7 +288,7 @@ func With(results []v1alpha1.OperationSetResult, r Record, exists func(uid strin
 	return out[max(0, len(out)-v1alpha1.MaxOperationSetResults):]
 }
 
-// older is the order of sets: the first of two that want the same goes on.
+// older is the order of sets: the first of two that want the same continues.
 func older(a, b *Set) int {
 	return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), strings.Compare(string(a.UID), string(b.UID)))
 }

@@ -286,7 +286,7 @@ func TestPlan_Waves(t *testing.T) {
 	w.expect("a new node", "a", "wave 3/3 done 21/21 running 0 offline 0 failed 0 refused 0: Complete")
 }
 
-// A failure above the threshold stops it; a raised retry goes on with the node that failed.
+// A failure above the threshold stops it; a raised retry continues with the node that failed.
 func TestPlan_Threshold(t *testing.T) {
 	w := newWorld(t, 20)
 	s := w.set("a", canary)

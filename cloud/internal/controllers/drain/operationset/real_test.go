@@ -505,7 +505,7 @@ func TestFleet_20_PauseAbortAndDelete(t *testing.T) {
 	})
 }
 
-// Scenario 21: of two sets that want the same node and kind, the older goes on; the newer has
+// Scenario 21: of two sets that want the same node and kind, the older continues; the newer has
 // Conflict, and the nodes that the older does not select.
 func TestFleet_21_TwoSets(t *testing.T) {
 	s := newSystem(t, all(3)...)

@@ -173,7 +173,7 @@ func (v *view) over(wave int, now time.Time, c *Changes) string {
 				last = r.At.Time
 			}
 			if since := m.node.since(now); m.done() && m.node.ready() && since.After(last) {
-				last = since // it was NotReady meanwhile
+				last = since // it was NotReady in the meantime
 			}
 		}
 	}

@@ -312,7 +312,7 @@ func (b *Batch) Gone(resource schema.GroupVersionResource, version string) {
 // which none is left. What else no interest matches the cloud takes back.
 func (b *Batch) Drop(ids []uint64) (gone []object.Ref) {
 	v := b.v
-	v.mu.RLock() // uses go on in the meantime
+	v.mu.RLock() // uses continue in the meantime
 	defer v.mu.RUnlock()
 	touched := map[schema.GroupVersionResource]bool{}
 	for _, id := range ids {

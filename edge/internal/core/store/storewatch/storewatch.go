@@ -30,7 +30,7 @@ func New(s *store.Store, linked func() bool) *Module { return &Module{s, linked}
 // Name implements beehive.Module.
 func (*Module) Name() message.Name { return "store" }
 
-// ErrDamaged ends edgecore; systemd starts it again, and containers go on in the meantime.
+// ErrDamaged ends edgecore; systemd starts it again, and containers keep running in the meantime.
 var ErrDamaged = errors.New("the store was found damaged while in use: edgecore starts again to replace it")
 
 // damagePoll is how often a damaged device looks whether this is the moment to start again.
