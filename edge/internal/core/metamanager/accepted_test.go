@@ -12,9 +12,9 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/core/metamanager"
 )
 
-// What kube-apiserver has accepted stays visible on the device while the cloud's watch lags, over a
-// restart and over a session with a replica that has not seen it, and gives way to what the watch
-// brings once it has caught up.
+// Writes that kube-apiserver has accepted stay visible on the device while the cloud's watch lags,
+// over a restart and over a session with a replica that has not seen them, and are replaced by the
+// watched objects once the watch has caught up.
 func TestAcceptedWritesOutliveALaggingWatch(t *testing.T) {
 	newSession := map[string]func(e *edge, c *cloud){
 		"restart": func(e *edge, _ *cloud) { e.restart() },
@@ -37,7 +37,7 @@ func TestAcceptedWritesOutliveALaggingWatch(t *testing.T) {
 				if got := e.pod("a").Status.Message; got != "7" {
 					t.Errorf("without a link: the status is %q, want 7", got)
 				}
-				for range 2 { // the second session learns of it by what is stored alone
+				for range 2 { // the second session learns of it from the store alone
 					c.link()
 					settle()
 					if got := e.pod("a").Status.Message; got != "7" {
@@ -106,8 +106,8 @@ func TestAcceptedWritesOutliveALaggingWatch(t *testing.T) {
 	}
 }
 
-// A cluster that goes back in time gives its versions a second time: what it accepts afterwards is
-// newer than what it had accepted before, whatever their versions say.
+// A restored cluster issues its resource versions a second time: a write accepted after the restore
+// is newer than one accepted before it, whatever their versions are.
 func TestAcceptedWritesOfARestoredCluster(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		e, c := laggingPod(t)
@@ -134,8 +134,8 @@ func TestAcceptedWritesOfARestoredCluster(t *testing.T) {
 	})
 }
 
-// agedPod is a pod whose statuses have come down; what the cloud does from then on does not.
-// restore makes the cloud what it was before them.
+// agedPod is a pod whose statuses have come down; later changes in the cloud are not delivered.
+// restore resets the cloud to the state before the statuses.
 func agedPod(t *testing.T, statuses ...string) (e *edge, c *cloud, restore func()) {
 	t.Helper()
 	c = newCloud(t)
@@ -155,8 +155,8 @@ func agedPod(t *testing.T, statuses ...string) (e *edge, c *cloud, restore func(
 	return e, c, func() { c.restore(backup, at) }
 }
 
-// A backup may be older than what has come down: what the restored cluster accepts is then of a
-// version that the device seems to have, and still goes before what was accepted earlier.
+// A backup may be older than the delivered state: a write that the restored cluster accepts then
+// has a version that the device seems to have already, and still replaces earlier accepted writes.
 func TestAcceptedWritesOfAnOlderBackup(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		e, c, restore := agedPod(t, "1", "2", "3")
@@ -183,8 +183,8 @@ func TestAcceptedWritesOfAnOlderBackup(t *testing.T) {
 	})
 }
 
-// The same where nothing that was accepted earlier waits: what has come down is of a newer version
-// than the write, and older, since the write was sent after it had come.
+// The same with no earlier accepted write pending: the delivered state has a newer version than the
+// write but is older, since the write was sent after its delivery.
 func TestAWriteThatARestoredClusterAccepts(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		e, c, restore := agedPod(t, "1", "2", "3", "4", "5")
@@ -207,9 +207,8 @@ func TestAWriteThatARestoredClusterAccepts(t *testing.T) {
 	})
 }
 
-// What the cloud has taken back does not come again by a replica whose watch lags: the edge says
-// as of which version it knows, also where it holds nothing, and after a restart. A restored
-// cluster counts.
+// A replica whose watch lags does not deliver deleted objects again: the edge reports the version
+// of its state, also for an empty resource and after a restart. A restored cluster counts.
 func TestDeletionsOutliveALaggingWatch(t *testing.T) {
 	for name, leave := range map[string]func(e *edge, c *cloud){
 		"restart":         func(e *edge, _ *cloud) { e.restart() },
@@ -275,7 +274,7 @@ func laggingPod(t *testing.T) (*edge, *cloud) {
 	return e, c
 }
 
-// settle waits until nothing happens any more, in a bubble.
+// settle waits until a synctest bubble is idle.
 func settle() {
 	time.Sleep(time.Second)
 	synctest.Wait()

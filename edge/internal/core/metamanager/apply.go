@@ -20,9 +20,10 @@ import (
 // it is believed.
 const maxMismatches = 1024
 
-// applyState stages what a State says, and notes in digestMismatches what it expects and is not so.
+// applyState stages the changes of a State, and records in digestMismatches the digests that differ
+// from the expected ones.
 func (m *Manager) applyState(b *batch, s *topicpb.State, found digestMismatches, log klog.Logger) {
-	m.applyRefusals(b, s, log) // first: what is taken back because of a refusal comes with it or after it
+	m.applyRefusals(b, s, log) // first: objects withdrawn because of a refusal come with it or after it
 	for _, changes := range s.Changes {
 		resource := view.ResourceOf(changes.Resource)
 		for _, c := range changes.Items {
@@ -62,7 +63,7 @@ func (m *Manager) applyState(b *batch, s *topicpb.State, found digestMismatches,
 			continue
 		}
 		m.dropAccepted(b, i)
-		if b.view.OwnPods(i) { // granted and delivered again: what was retained and did not come again is gone
+		if b.view.OwnPods(i) { // granted and delivered again: retained objects that were not delivered again are gone
 			for _, ref := range b.view.TakeRetained() {
 				b.forget(ref)
 			}
@@ -74,7 +75,7 @@ func (m *Manager) applyState(b *batch, s *topicpb.State, found digestMismatches,
 	}
 }
 
-// applyRefusals stages what the cloud refuses.
+// applyRefusals stages the interests that the cloud refuses.
 func (m *Manager) applyRefusals(b *batch, s *topicpb.State, log klog.Logger) {
 	for _, r := range s.Refused {
 		st := &metav1.Status{}
@@ -87,8 +88,8 @@ func (m *Manager) applyRefusals(b *batch, s *topicpb.State, log klog.Logger) {
 	}
 }
 
-// applyObject stages the newest state of one object. ref names it, or only its resource: then the
-// object says the rest (Interests.unnamed).
+// applyObject stages the newest state of one object. ref names it, or only its resource: then
+// namespace and name are taken from the object (Interests.unnamed).
 func (m *Manager) applyObject(b *batch, ref object.Ref, c *topicpb.Change) error {
 	obj, err := object.DecodeRaw(c.Object)
 	if err != nil {
@@ -108,7 +109,7 @@ func (m *Manager) applyObject(b *batch, ref object.Ref, c *topicpb.Change) error
 		return nil // came again: no change that a client could see
 	}
 	o.UID, o.CloudVersion = uid, version
-	// What the cloud took is in what it sends now, or was undone there.
+	// A write that the cloud accepted is part of the delivered object, or was undone there.
 	b.outbox.Remove(ref, func(e *outbox.Entry) bool {
 		if !e.Accepted {
 			return false
@@ -125,9 +126,9 @@ func (m *Manager) applyObject(b *batch, ref object.Ref, c *topicpb.Change) error
 	return nil
 }
 
-// dropAccepted drops what was accepted in earlier sessions of an interest's objects: its whole
-// set has come now, from a copy that had reached those writes (Digest.Written), so it is as
-// the cloud has it.
+// dropAccepted drops writes to an interest's objects that were accepted in earlier sessions: the
+// whole set has now been delivered from a copy that included those writes (Digest.Written), so it
+// equals the cloud's state.
 func (m *Manager) dropAccepted(b *batch, i *view.Interest) {
 	link, _ := b.view.Link()
 	for _, ref := range m.outbox.Refs() {
@@ -140,10 +141,10 @@ func (m *Manager) dropAccepted(b *batch, i *view.Interest) {
 	}
 }
 
-// wentBack reports whether the cluster has gone back in time since it delivered what is held: a
-// write that was sent after that was accepted as of an older version. What was delivered is then
-// newer by its version alone. Where something else has come down since the write was sent, the
-// versions are all there is: it may have come by a watch that was quicker than the result.
+// wentBack reports whether the cluster has gone back in time since it delivered the cached object:
+// a write sent after that delivery was accepted at an older version. The cached object is then
+// newer by its version alone. If another object was delivered since the write was sent, only the
+// versions can be compared: its watch may have been quicker than the result.
 func (m *Manager) wentBack(have *view.Held, r *topicpb.WriteResult) bool {
 	held := have.Shown.CloudVersion
 	return m.outbox.SentOver(r.Id) == held && object.Older(r.ResourceVersion, held)

@@ -31,15 +31,15 @@ type batch struct {
 	afters []func()
 }
 
-// showing makes what is shown of what is held.
+// showing builds the visible object from the cached one.
 type showing struct {
 	corrector object.Corrector
 	gate      podgate.Gate
 }
 
-// overlay is what is shown of what the cloud delivered: with the writes that wait laid over it,
-// corrected, and withheld from the kubelet where the gate says so. decoded is what was delivered,
-// nil where the caller has only its bytes.
+// overlay returns the visible form of a delivered object: with the pending writes applied,
+// corrected, and withheld from the kubelet if the gate decides so. decoded is the delivered object,
+// nil if the caller has only its bytes.
 func (s showing) overlay(h *view.Held, decoded runtime.Object, entries []*outbox.Entry) *view.Held {
 	delivered := h.Delivered()
 	shown, hidden := outbox.Overlay(delivered, entries)
@@ -52,8 +52,8 @@ func (s showing) overlay(h *view.Held, decoded runtime.Object, entries []*outbox
 	return h.With(shown, hidden).Withhold(s.withholds(shown, decoded, entries))
 }
 
-// withholds returns why the kubelet is not to see an object; "" where it is. A pod that this device
-// ended and of which the cloud is not told waits to run again, whatever the gate's rules say.
+// withholds returns why the kubelet is not to see an object, or "" if it is. A pod that this device
+// ended without reporting it to the cloud waits to run again, regardless of the gate's rules.
 func (s showing) withholds(shown object.Object, decoded runtime.Object, entries []*outbox.Entry) (reason string) {
 	if shown.Resource != view.Pods {
 		return ""
@@ -78,7 +78,7 @@ func (s showing) withholds(shown object.Object, decoded runtime.Object, entries 
 	return s.gate.Withholds(pod)
 }
 
-// decoded is what is shown of an object, nil without one.
+// decoded returns the decoded visible object, the zero value if there is no object.
 func decoded[T runtime.Object](h *view.Held) (none T) {
 	if h == nil {
 		return none
@@ -91,10 +91,10 @@ func decoded[T runtime.Object](h *view.Held) (none T) {
 	return t
 }
 
-// Save adds what goes to the store.
+// Save adds a write to the store.
 func (b *batch) Save(do func(*store.Tx) error) { b.writes = append(b.writes, do) }
 
-// After adds what is done, under the view's lock, once all is on the disk.
+// After adds a function that runs under the view's lock once the batch is on disk.
 func (b *batch) After(do func()) { b.afters = append(b.afters, do) }
 
 // toWrite reports whether there is anything for the disk.
@@ -112,8 +112,8 @@ func (b *batch) write(tx *store.Tx) error {
 	return b.view.Write(tx)
 }
 
-// forget stages that an object is no longer held. Writes that wait for it stay: the relay says what
-// became of them.
+// forget stages that an object is no longer held. Its pending writes stay: the relay reports their
+// outcome.
 func (b *batch) forget(ref object.Ref) {
 	b.outbox.Remove(ref, func(e *outbox.Entry) bool { return e.Accepted })
 	have := b.view.Get(ref)
@@ -127,8 +127,8 @@ func (b *batch) forget(ref object.Ref) {
 	}
 }
 
-// reapply shows an object again after its writes have changed. Its record stays: that is what the
-// cloud delivered.
+// reapply shows an object again after its writes have changed. Its stored record stays: that is the
+// delivered object.
 func (b *batch) reapply(ref object.Ref) {
 	have := b.view.Get(ref)
 	if have == nil {

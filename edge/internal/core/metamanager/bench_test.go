@@ -25,7 +25,7 @@ func offlineEdge(b *testing.B, pods int) *edge {
 	return e
 }
 
-// BenchmarkWrite is writes of one client, one after another, on a disk that costs nothing.
+// BenchmarkWrite measures the sequential writes of one client on a disk without latency.
 func BenchmarkWrite(b *testing.B) {
 	b.Run("status", func(b *testing.B) { // merged into the one that waits
 		e := offlineEdge(b, 1)

@@ -28,12 +28,12 @@ func ref(name, namespace, object_ string) object.Ref {
 }
 
 // cloud behaves as cloudcore and kube-apiserver do, seen from the edge's bus: it keeps objects with
-// resource versions, sends down what the interests ask for, resumes by digests, and takes writes.
-// It is the port of the Manager under test.
+// resource versions, sends the objects of the interests, resumes by digests, and takes writes. It
+// is the port of the Manager under test.
 type cloud struct {
-	prefix string // of versions of what is set from now on
-	guess  bool   // of a resource whose digest differs it sends what is newer than all that the edge holds, and says what it expects
-	names  bool   // is of a release that names each object next to it, whatever an edge says
+	prefix string // of versions issued from now on
+	guess  bool   // of a resource whose digest differs it sends the objects newer than all of the edge's, and the digests that it expects
+	names  bool   // is of a release that names each object next to it, whatever an edge requests
 	t      testing.TB
 
 	toEdge chan message.Message
@@ -47,24 +47,24 @@ type cloud struct {
 	// The session.
 	interests []*topicpb.Interest
 	unnamed   bool // the edge takes names from the objects
-	quiet     bool // says nothing of its own accord
+	quiet     bool // sends only replies
 	expect    map[schema.GroupVersionResource]bool
 	surprised []string              // resources that the edge holds otherwise than expected
-	known     map[object.Ref]string // what the edge has, as uid/version; nil: not compared yet
-	behind    map[object.Ref]*thing // what a watch that lags shows of objects; nil: it does not lag
+	known     map[object.Ref]string // objects of the edge, as uid/version; nil: not compared yet
+	behind    map[object.Ref]*thing // objects as a lagging watch shows them; nil: it does not lag
 	behindAt  uint64                // ... as of this revision
 	digests   []*topicpb.Digest     // that are compared once the watch has caught up
 	sequence  uint64
-	stuck     bool // takes writes, answers none
+	stuck     bool // takes writes, never answers
 	refuse    func(*topicpb.Write) *metav1.Status
 	forbid    func(*topicpb.Interest) *metav1.Status
 	answer    func(*topicpb.APIRequest) *topicpb.APIResponse
 	held      []func() // results that are held back
 	hold      bool
 
-	// What was seen.
+	// Recorded requests.
 	writes      []*topicpb.Write
-	effects     map[string][]string // by object: what each write that took effect says
+	effects     map[string][]string // by object: the result of each effective write
 	compared    []string            // resources whose inventory was asked for
 	sentObjects int
 	acked       uint64 // states that the edge has acknowledged
@@ -155,21 +155,21 @@ func (c *cloud) set(r object.Ref, obj runtime.Object) {
 	c.publish()
 }
 
-// lag stops what goes down from following the objects.
+// lag freezes the delivered state: it no longer follows the objects.
 func (c *cloud) lag() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.behind, c.behindAt = maps.Clone(c.objects), c.revision
 }
 
-// past is what lag takes a copy of.
+// past returns the state that lag copies.
 func (c *cloud) past() (objects map[object.Ref]*thing, at uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return maps.Clone(c.objects), c.revision
 }
 
-// lagSince is a replica that has not seen what has happened since.
+// lagSince behaves as a replica that has not seen later changes.
 func (c *cloud) lagSince(objects map[object.Ref]*thing, at uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -187,10 +187,10 @@ func (c *cloud) catchUp() {
 	c.publish()
 }
 
-// goBack makes the objects what they were when the lag began.
+// goBack resets the objects to their state when the lag began.
 func (c *cloud) goBack() { c.restore(c.behind, c.behindAt) }
 
-// restore makes the objects what they were once; what goes down follows when the lag ends.
+// restore resets the objects to an earlier state; deliveries follow when the lag ends.
 func (c *cloud) restore(objects map[object.Ref]*thing, at uint64) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -25,7 +25,7 @@ type Config struct {
 	// Hub is the module that has the link; default "edgehub".
 	Hub    message.Name
 	Limits Limits
-	// Corrector, when it is not nil, has a say in how objects are shown.
+	// Corrector, if set, changes how objects are presented.
 	Corrector object.Corrector
 	// Gate decides which pods the kubelet is shown.
 	Gate podgate.Gate
@@ -37,7 +37,7 @@ type Config struct {
 	At func(Point)
 }
 
-// Limits bound what a device spends. A zero value is the default.
+// Limits bound the device's resource usage. A zero value is the default.
 type Limits struct {
 	Interests      int           // sets that can be held; default 4,096. At the bound a new one is refused with 429
 	InterestIdle   time.Duration // linked time after which a set without a watch is dropped; default 10 min
@@ -54,7 +54,7 @@ type Limits struct {
 	WatchQueue     int           // events that wait for a slow watcher; default 1,024, then it gets 410
 	Answers        int           // kept tokens; default 1,024, the oldest go first
 	SettleWait     time.Duration // how long a write that passed through waits until it is seen here; default 1 s, then it is answered all the same
-	RequestTimeout time.Duration // for what passes through and has no deadline; default 60 s
+	RequestTimeout time.Duration // for proxied requests without a deadline; default 60 s
 }
 
 func (l Limits) view() view.Limits {
@@ -93,7 +93,7 @@ func (c *Config) setDefaults() {
 	or(&l.RequestTimeout, time.Minute)
 }
 
-// port is what the Manager uses of its *beehive.Port.
+// port is the subset that the Manager uses of its *beehive.Port.
 type port interface {
 	Send(ctx context.Context, to message.Name, m message.Message) error
 	SendSync(ctx context.Context, to message.Name, m message.Message) (message.Message, error)

@@ -12,7 +12,7 @@ import (
 )
 
 // do has the core work out a change and waits until it is on the disk and shown. The function runs
-// in the core; it either stages all that it wants and returns nil, or it stages nothing and returns
+// in the core; it either stages all of its changes and returns nil, or stages no change and returns
 // an error. It may run again when the batch that it was part of failed.
 func (m *Manager) do(ctx context.Context, do func(*batch) error) error {
 	r := &proposal{do: do, done: make(chan error, 1)}
@@ -54,8 +54,8 @@ func (m *Manager) core(ctx context.Context) error {
 	}
 }
 
-// refuse answers what waits after the end. Callers that come later wait for their own contexts; the
-// view has refused them already.
+// refuse fails the queued calls after shutdown. Later callers wait for their own contexts; the view
+// has already refused them.
 func (m *Manager) refuse() {
 	m.view.Close()
 	for {

@@ -6,9 +6,8 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/core/object"
 )
 
-// Recorrect shows objects again that the Corrector would now make something else of, or the Gate.
-// Those that they make the same of are left alone, and those that are not held. It writes nothing
-// to the disk.
+// Recorrect presents objects again for which the Corrector or the Gate would now decide
+// differently. Unchanged and unknown objects are skipped. It does not write to the disk.
 func (m *Manager) Recorrect(ctx context.Context, refs ...object.Ref) error {
 	return m.do(ctx, func(b *batch) error {
 		for _, ref := range refs {

@@ -34,7 +34,7 @@ func (n *note) Correct(o object.Object, decoded runtime.Object) []byte {
 	return raw
 }
 
-// What is corrected is seen at the edge alone: the store and the digests have what was delivered,
+// A correction is visible at the edge only: the store and the digests have the delivered object,
 // and a correction that changes comes as a change of the object.
 func TestACorrectionIsShownAndNothingElse(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
@@ -82,7 +82,7 @@ func TestACorrectionIsShownAndNothingElse(t *testing.T) {
 		}
 		w.Stop()
 
-		// A restart without a link shows what was delivered, as it is corrected now.
+		// A restart without a link shows the delivered object with its current correction.
 		n.text.Store("three")
 		c.cut()
 		e.restart()
@@ -90,7 +90,7 @@ func TestACorrectionIsShownAndNothingElse(t *testing.T) {
 		if err != nil || noted(t, o) != "three" {
 			t.Errorf("after a restart: %q, %v", noted(t, o), err)
 		}
-		// The next session finds the sets equal: nothing of the correction is in the digest.
+		// The next session finds the sets equal: the digest does not include the correction.
 		before := c.sentObjects
 		c.link()
 		settle()

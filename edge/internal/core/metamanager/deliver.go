@@ -13,7 +13,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/core/store"
 )
 
-// takeIn hands over what has come, until ctx ends.
+// takeIn passes received messages to the core until ctx ends.
 func (m *Manager) takeIn(ctx context.Context) error {
 	for {
 		select {
@@ -31,9 +31,9 @@ func (m *Manager) takeIn(ctx context.Context) error {
 	}
 }
 
-// pause waits before what found no room is tried again. What can go on meanwhile goes on: the
-// window of writes would be taken otherwise for as long as the disk is full, and no status of a pod
-// would reach the cloud although there is a link.
+// pause waits before a delivery that found no space is retried. Other work continues: otherwise a
+// full disk would block the window of writes, and no pod status would reach the cloud although
+// there is a link.
 func (m *Manager) pause(ctx context.Context, delay time.Duration) {
 	timer := time.NewTimer(delay)
 	defer timer.Stop()
@@ -52,7 +52,7 @@ func (m *Manager) pause(ctx context.Context, delay time.Duration) {
 	}
 }
 
-// gather waits for more results of events, as long as nothing else waits.
+// gather waits for more results of events, as long as no other message is queued.
 func (in *inbox) gather(ctx context.Context) {
 	if !in.patient() {
 		return
@@ -89,9 +89,9 @@ func (m *Manager) work(ctx context.Context) bool {
 	return false
 }
 
-// deliverResults hands the results to the core without the states. Each takes an entry out of the
-// outbox, and must not wait for a state that finds no room. Where they find none together either,
-// each is tried alone, up to the first that finds none.
+// deliverResults passes the results to the core without the states. Each removes an outbox entry,
+// and must not wait for a state that finds no disk space. If they don't fit together either, each
+// is tried alone, up to the first that fails.
 func (m *Manager) deliverResults(ctx context.Context) {
 	d := m.inbox.waiting()
 	d = d.only(0, len(d.results))
@@ -117,8 +117,8 @@ func (m *Manager) deliverStates(ctx context.Context) {
 	}
 }
 
-// deliver hands what was delivered to the core in one change, takes it out of the inbox and answers
-// the cloud.
+// deliver passes one delivery to the core in one change, takes it out of the inbox and answers the
+// cloud.
 func (m *Manager) deliver(ctx context.Context, d delivery) error {
 	in := m.inbox
 	log := klog.FromContext(ctx)
@@ -126,7 +126,7 @@ func (m *Manager) deliver(ctx context.Context, d delivery) error {
 	err := m.do(ctx, func(b *batch) error {
 		in.mu.Lock()
 		now = d.before.clone()
-		stale := in.session != d.session // what an ended session sent must not change the state that the new one has reported
+		stale := in.session != d.session // messages of an ended session must not change the state that the new session has reported
 		in.mu.Unlock()
 		for _, s := range d.states {
 			if !stale {
@@ -141,7 +141,7 @@ func (m *Manager) deliver(ctx context.Context, d delivery) error {
 				log.Error(err, "The number of dropped events could not be reported")
 			}
 		}
-		b.After(func() { // in the core, so that nothing of a newer session comes between
+		b.After(func() { // in the core, so that no message of a newer session comes between
 			for _, r := range d.results {
 				m.outbox.Finish(r.Id)
 			}
@@ -169,7 +169,7 @@ func (m *Manager) deliver(ctx context.Context, d delivery) error {
 			in.sequence = s.state.Sequence
 		}
 		ack := d.states[n-1].message.Answer(&topicpb.StateAck{Sequence: in.sequence})
-		ack.Header.ParentID = 0 // its sequence says what it acknowledges, and each byte of it counts
+		ack.Header.ParentID = 0 // its sequence tells which message it acknowledges, and each byte of it counts
 		m.sender.PutAck(ack)
 	}
 	in.mu.Unlock()

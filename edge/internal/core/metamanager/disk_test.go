@@ -36,14 +36,15 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// On a full disk a write is refused with a clear error, what is held is still served, what the
-// cloud sends is not acknowledged; when there is room again everything goes on by itself.
+// With a full disk a write is refused with a clear error, cached objects are still served, and
+// messages of the cloud are not acknowledged; when there is space again everything resumes without
+// intervention.
 func TestAFullDiskIsAnErrorThatPasses(t *testing.T) {
 	smalldisk.Run(t, "writes")
 }
 
-// With a full disk a state that finds no room holds up nothing else: results are taken, so the
-// outbox drains and later writes go up, and a write that the cloud has put off is put off once.
+// With a full disk a state that finds no space does not block other messages: results are taken, so
+// the outbox drains and later writes go up, and a write that the cloud has put off is put off once.
 func TestResultsGoOnWithAFullDisk(t *testing.T) {
 	smalldisk.Run(t, "results")
 }

@@ -48,8 +48,8 @@ func TestNothingChangedNothingSent(t *testing.T) {
 	})
 }
 
-// A cloud that has forgotten what an edge holds sends what is newer, and says what the edge
-// should hold then.
+// A cloud that has lost its record of an edge's objects sends newer objects and the digests that it
+// expects of the edge afterwards.
 func TestWhatTheCloudExpects(t *testing.T) {
 	for name, test := range map[string]struct {
 		meanwhile func(*cloud)
@@ -89,8 +89,8 @@ func TestWhatTheCloudExpects(t *testing.T) {
 	}
 }
 
-// What a mistaken cloud calls synced is not: no client is shown a set of which it isn't known that
-// it is whole.
+// A set that a mistaken cloud marks as synced is not synced: no client is shown a set that isn't
+// known to be complete.
 func TestAMistakenCloudSyncsNothing(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		c := newCloud(t)

@@ -30,8 +30,8 @@ type edge struct {
 	stop   func()
 }
 
-// memoryDir is a directory where a sync costs nothing, if there is one: the tests here are of
-// order, those of the store are of disks.
+// memoryDir is a directory without sync latency, if there is one: the tests here are of order,
+// those of the store are of disks.
 func memoryDir(t testing.TB) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("/dev/shm", "skerry-meta-*")
@@ -76,8 +76,8 @@ func (e *edge) start() {
 	<-e.cloud.ready
 }
 
-// restart is a reboot: what the process knew is gone. What the cloud still had to say to
-// it is, too.
+// restart simulates a reboot: the state of the process is lost, and so are the cloud's undelivered
+// messages.
 func (e *edge) restart() {
 	e.t.Helper()
 	e.cloud.mu.Lock()
@@ -148,7 +148,7 @@ func (e *edge) pod(name string) *corev1.Pod {
 	return obj.(*corev1.Pod)
 }
 
-// patchStatus does what a kubelet does when a pod's state has changed.
+// patchStatus acts as a kubelet when a pod's state has changed.
 func (e *edge) patchStatus(name, message string) error {
 	uid := e.pod(name).UID
 	body := fmt.Sprintf(`{"metadata":{"uid":%q},"status":{"message":%q,"conditions":[{"type":"Ready","status":"True","message":%q}]}}`,
@@ -160,7 +160,7 @@ func (e *edge) patchStatus(name, message string) error {
 	return err
 }
 
-// deletePod does what a kubelet does when all containers of a pod have ended.
+// deletePod acts as a kubelet when all containers of a pod have ended.
 func (e *edge) deletePod(name string) error {
 	body := fmt.Appendf(nil, `{"gracePeriodSeconds":0,"preconditions":{"uid":%q}}`, e.pod(name).UID)
 	_, err := e.Write(context.Background(), metamanager.Write{
@@ -203,7 +203,7 @@ func answerRecording(sent *[]string) func(*topicpb.APIRequest) *topicpb.APIRespo
 	}
 }
 
-// eventIn decodes the body of an event's write. What the cloud is to set itself is not in it.
+// eventIn decodes the body of an event's write. Fields that the cloud sets are not in it.
 func eventIn(t testing.TB, body []byte) *corev1.Event {
 	obj, err := object.DecodeRaw(body)
 	e, ok := obj.(*corev1.Event)

@@ -21,7 +21,7 @@ func (m *Manager) endedHere(b *batch, w Write, class storepb.Class, before, afte
 		return nil
 	}
 	if outbox.LocalOf(b.outbox.Pending(w.Ref), now.UID) != nil {
-		return now // what is said of it later stays with its end
+		return now // later reports of it stay with its end
 	}
 	if _, linked := b.view.Link(); linked || !podrestart.ByNode(now) {
 		return nil

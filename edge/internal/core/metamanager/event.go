@@ -102,8 +102,8 @@ func (m *Manager) stageEvent(b *batch, ref object.Ref, e *corev1.Event, report b
 	return shown, nil
 }
 
-// entryOf is an event for the cloud. One that repeats another says so by its verb: the cloud then
-// updates what it has.
+// entryOf returns the outbox entry of an event. A repeated event is marked by its verb: the cloud
+// then updates its Event.
 func entryOf(e *corev1.Event, body []byte) *outbox.Entry {
 	verb := topicpb.Verb_PATCH
 	if e.Count <= 1 && (e.Series == nil || e.Series.Count <= 1) {
@@ -115,7 +115,7 @@ func entryOf(e *corev1.Event, body []byte) *outbox.Entry {
 // trimEvents makes the oldest events give way to the newest.
 func (m *Manager) trimEvents(b *batch, newest object.Ref) {
 	count := m.events.Count()
-	b.view.Sizes(view.Events, count.Add) // what this batch adds and takes
+	b.view.Sizes(view.Events, count.Add) // entries that this batch adds and removes
 	m.events.Trim(count, func(ref object.Ref) int {
 		have := b.view.Get(ref)
 		if ref == newest || have == nil {

@@ -6,7 +6,7 @@ import (
 	"github.com/skerry-io/skerry/beehive/message"
 )
 
-// Port is what the Manager uses of its *beehive.Port.
+// Port is the subset that the Manager uses of its *beehive.Port.
 type Port = port
 
 // Serve is Run with a port of the test's.

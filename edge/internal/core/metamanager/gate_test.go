@@ -30,8 +30,8 @@ func seen(w metamanager.Watch) (events []string) {
 	}
 }
 
-// A withheld pod is absent from what the kubelet lists and watches, from the first answer after a
-// boot on, and nobody else notices. One that is being deleted is never withheld.
+// A withheld pod is absent from the kubelet's lists and watches from the first answer after a boot,
+// and visible to all other clients. A pod that is being deleted is never withheld.
 func TestAWithheldPodIsMissingForTheKubeletAlone(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		var open atomic.Bool
@@ -49,7 +49,7 @@ func TestAWithheldPodIsMissingForTheKubeletAlone(t *testing.T) {
 		c.link()
 		e.holdPods()
 		c.cut()
-		e.restart() // what a kubelet that boots asks first
+		e.restart() // the first list of a kubelet that boots
 
 		kubelet := metamanager.Caller{Kubelet: true}
 		list := func(caller metamanager.Caller) (names []string, version uint64) {
@@ -118,7 +118,7 @@ func TestAWithheldPodIsMissingForTheKubeletAlone(t *testing.T) {
 		seen(other)
 		again(false, []string{"DELETED held"}, []string{"MODIFIED held"})
 
-		// A watch that goes on from before hears of all of it.
+		// A watch resumed from an earlier version gets all events.
 		if diff := cmp.Diff([]string{"ADDED held", "MODIFIED held", "DELETED held"}, seen(watched(version, kubelet))); diff != "" {
 			t.Errorf("a watch from before sees (-want +got):\n%s", diff)
 		}
@@ -138,8 +138,8 @@ func TestAWithheldPodIsMissingForTheKubeletAlone(t *testing.T) {
 	})
 }
 
-// The set of this device's pods is confirmed once in each session, also where the cloud sends
-// nothing because it is right, and never by the store alone.
+// The set of this device's pods is confirmed once in each session, also if the cloud has no changes
+// to send, and never by the store alone.
 func TestClaims_34_PodsAreConfirmedByASession(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		var confirmed atomic.Int32

@@ -17,8 +17,8 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/core/object"
 )
 
-// A kubelet at rest tells every five minutes that its node is as it was. That reaches the cloud,
-// and nothing is written to flash for it.
+// An idle kubelet writes an unchanged node status every five minutes. It reaches the cloud without
+// a write to flash.
 func TestHeartbeatsOfTheNodeAreNotWritten(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		c := newCloud(t)
@@ -57,7 +57,7 @@ func TestHeartbeatsOfTheNodeAreNotWritten(t *testing.T) {
 		c.cut()
 		synctest.Wait()
 		beat("True")
-		beat("False") // joins what is not on the disk, and is
+		beat("False") // merged with the unwritten entry, and written with it
 		beat("False")
 		e.restart()
 		o, err := e.Get(t.Context(), node, metamanager.Caller{Kubelet: true})
@@ -82,9 +82,9 @@ func TestHeartbeatsOfTheNodeAreNotWritten(t *testing.T) {
 	})
 }
 
-// A node that stays without a link for long has heartbeats between its changes, which leave one
-// entry: else its bound is reached some day, and the kubelet's heartbeats are refused from then on.
-// What is under way is not touched, and no change passes one of another kind.
+// Heartbeats between a node's changes during a long time without a link leave one entry: otherwise
+// the outbox's bound is reached some day, and the kubelet's heartbeats are refused from then on.
+// Entries in flight are not changed, and no change overtakes one of another kind.
 func TestHeartbeatsBetweenChangesLeaveOneEntry(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		c := newCloud(t)

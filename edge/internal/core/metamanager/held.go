@@ -23,10 +23,10 @@ type Watcher interface {
 	Watch(ctx context.Context, s object.Selection, options WatchOptions) (Watch, error)
 }
 
-// HeldWatches returns watches of what the device holds of a selection without an interest of its
-// own in it, one after the other until ctx ends or the caller breaks off: the next one when the
-// events of the one before have ended, and none while nothing is held. Each is stopped when its
-// turn is over.
+// HeldWatches returns watches of the cached objects of a selection without creating an interest,
+// one after another until ctx ends or the caller breaks off: the next one when the events of the
+// previous one have ended, and no watch while no object is cached. Each is stopped when its turn is
+// over.
 func HeldWatches(ctx context.Context, from Watcher, s object.Selection) iter.Seq[Watch] {
 	return func(yield func(Watch) bool) {
 		for ctx.Err() == nil {

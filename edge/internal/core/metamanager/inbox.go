@@ -12,10 +12,10 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/core/metamanager/view"
 )
 
-// inbox is what came over the link and waits for the core: states and results, in order. Its bound
-// is the cloud's window of unacknowledged states and our own window of writes. When the disk is
-// full, states wait and are tried again, and the cloud sends no more in the meantime; results that
-// find room are taken all the same.
+// inbox queues the messages received over the link for the core: states and results, in order. Its
+// bound is the cloud's window of unacknowledged states and our own window of writes. When the disk
+// is full, states wait and are tried again, and the cloud sends no more in the meantime; results
+// that find space are taken regardless.
 type inbox struct {
 	wake chan struct{}
 	most int // results that are gathered
@@ -30,9 +30,9 @@ type inbox struct {
 	digestMismatches digestMismatches
 }
 
-// digestMismatches are the resources of which the cloud expected something else than what is held.
-// Each is reported once in a session (reported); until the cloud has compared, and expects
-// something again, what it says is synced is not (open).
+// digestMismatches are the resources for which the cloud expected another digest than that of the
+// cached objects. Each is reported once in a session (reported); until the cloud has compared and
+// sends its digest again, a set that it marks synced is not (open).
 type digestMismatches struct {
 	open, reported map[schema.GroupVersionResource]bool
 }
@@ -55,14 +55,14 @@ type inventoryRequest struct {
 	request *topicpb.InventoryRequest
 }
 
-// delivery is what waits in the inbox at one moment, or the first of it.
+// delivery is the inbox's content at one moment, or its first part.
 type delivery struct {
 	session     uint64
 	states      []stateMessage
 	results     []*topicpb.WriteResult
 	inventories []inventoryRequest
 	before      digestMismatches
-	// part: there was no room for all of it, so nothing is added that can be added later.
+	// part: there was no room for all of it, so optional messages are left for later.
 	part bool
 }
 
@@ -81,8 +81,8 @@ func (d delivery) only(states, results int) delivery {
 	return d
 }
 
-// turn puts the first result behind the others: one that finds no room must not keep them from
-// being tried. One write of an object at most is under way, so their order says nothing.
+// turn moves the first result to the end: one that finds no space must not keep the others from
+// being tried. At most one write of an object is in flight, so the order of results has no meaning.
 func (in *inbox) turn() {
 	in.mu.Lock()
 	defer in.mu.Unlock()
@@ -115,8 +115,8 @@ func (in *inbox) putInventory(msg message.Message, r *topicpb.InventoryRequest) 
 	in.put(func() { in.inventories, in.pressing = append(in.inventories, inventoryRequest{msg, r}), true })
 }
 
-// reset forgets the states of a session that has ended: they were not acknowledged, so they come
-// again. Results are kept: what they say stays true.
+// reset drops the states of an ended session: they were not acknowledged, so they are sent again.
+// Results are kept: they stay valid.
 func (in *inbox) reset() {
 	in.mu.Lock()
 	defer in.mu.Unlock()
@@ -132,7 +132,7 @@ func (in *inbox) patient() bool {
 	return !in.pressing && len(in.results) > 0 && len(in.results) < in.most
 }
 
-// concern reports whether the cloud may be mistaken about what an interest has brought.
+// concern reports whether the cloud may be mistaken about an interest's objects.
 func (s digestMismatches) concern(i *view.Interest) bool {
 	for resource := range s.open {
 		if i.Brings(resource) {
@@ -143,9 +143,9 @@ func (s digestMismatches) concern(i *view.Interest) bool {
 }
 
 // No client waits for the result of an event, and each commit is two syncs of flash: so results of
-// events are batched for a moment. What is lost with the process meanwhile is reported again, for
-// the event goes up again and is found there. Fewer than the window of events are batched, so that
-// the others are under way.
+// events are batched for a moment. Results lost with the process are reported again, since the
+// event is sent again and found there. Fewer than the window of events are batched, so that the
+// others are in flight.
 const (
 	gatherFor  = 10 * time.Millisecond
 	gatherMost = 16

@@ -13,7 +13,7 @@ import (
 )
 
 // Invariants 2 and 3 of docs/dev/ARCHITECTURE.md at the moment between a State's arrival and the
-// disk: nothing of it is acknowledged or shown before it is stored.
+// disk: it is not acknowledged or visible before it is stored.
 func TestClaims_23_StateIsAcknowledgedOnceItIsStored(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		var slow atomic.Bool

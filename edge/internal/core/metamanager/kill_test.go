@@ -29,15 +29,15 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/core/store"
 )
 
-// What the child receives beside its directory.
+// Environment variables of the child.
 const (
 	islandPoint = "META_TEST_POINT" // the metamanager.Point to die at
-	islandCount = "META_TEST_COUNT" // the how many-th time; or, with the point "drain", write nothing and end when nothing waits
+	islandCount = "META_TEST_COUNT" // the number of the occurrence; or, with the point "drain", write no object and end when the outbox is empty
 	islandDrain = "drain"
 )
 
-// ledger is a cloud behind a bus in this process: it writes down, where a kill does not reach,
-// what it accepted, and answers a moment later. Now and then the link goes and comes, and
+// ledger is a cloud behind a bus in this process: it records the writes that it accepted where a
+// kill does not reach, and answers a moment later. Now and then the link drops and returns, and
 // answers are lost.
 type ledger struct {
 	file   *os.File
@@ -115,8 +115,8 @@ func (l *ledger) relink(ctx context.Context) error {
 	return nil
 }
 
-// island is the child: a device's metamanager and store under load, which dies at the point that it
-// is given. It says on standard output what was acknowledged.
+// island is the child: a device's metamanager and store under load, which dies at its configured
+// point. It prints the acknowledged writes.
 func island(dir string) error {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()

@@ -13,8 +13,8 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/core/store"
 )
 
-// load reads the store into the view, the outbox and what else there is. An earlier run of this
-// process may have left what it had.
+// load reads the store into the view, the outbox and the other caches. An earlier run of this
+// process may have left its state in them.
 func (m *Manager) load(ctx context.Context) error {
 	log := klog.FromContext(ctx)
 	var stored *view.Stored

@@ -1,5 +1,5 @@
-// Package metamanager is metamanager: what the device knows of the cluster, and what it still has
-// to send to it.
+// Package metamanager holds the device's copy of cluster state, and the writes and reports for the
+// cloud.
 //
 // It owns the one order in which all of that changes; the packages below it own the parts: view
 // (objects, interests, watches), outbox (the writes that wait), event (the newest events), token
@@ -8,17 +8,17 @@
 // kill every pod.
 //
 // One goroutine, the core, decides every change, a batch at a time: worked out against the view and
-// the outbox, written to the store in one transaction, then shown. So nothing is seen, acknowledged
-// or sent before it is on the disk. Readers share a lock with the core and never wait for the disk.
-// Every exported method may be called by many goroutines at once; before Run is ready and after it
-// has ended they answer 503.
-// It is above 2,500 lines because each of its files is a part of that one transaction, or reads the
-// view of it.
+// the outbox, written to the store in one transaction, then shown. So no change is visible,
+// acknowledged or sent before it is on the disk. Readers share a lock with the core and never wait
+// for the disk. Every exported method may be called by many goroutines at once; before Run is ready
+// and after it has ended they answer 503. It is above 2,500 lines because each of its files is a
+// part of that one transaction, or reads the view of it.
 //
 // How to read it, from the bottom: batch.go and core.go are the transaction, manager.go the state
-// that all share, inbox.go what came over the link. On these stand the way down (deliver.go,
-// apply.go), the way up (write.go, event.go, report.go, send.go), and what only the cloud can
-// answer (proxy.go), and the pods that run again on an island (restart.go). meta.go runs it all.
+// that all share, inbox.go the messages received over the link. On these stand delivery from the
+// cloud (deliver.go, apply.go), writes to the cloud (write.go, event.go, report.go, send.go),
+// requests that only the cloud can answer (proxy.go), and the pods that run again on an island
+// (restart.go). meta.go runs it all.
 package metamanager
 
 import (
@@ -46,7 +46,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/core/store"
 )
 
-// New returns a Manager that holds nothing yet.
+// New returns an empty Manager.
 func New(config Config) *Manager {
 	config.setDefaults()
 	m := &Manager{
@@ -71,7 +71,7 @@ func New(config Config) *Manager {
 	return m
 }
 
-// Topics lists what the module handles.
+// Topics lists the messages that the module handles.
 func (m *Manager) Topics() []message.Key { return m.mux().Keys() }
 
 // Run serves until ctx ends.
@@ -87,8 +87,8 @@ func (m *Manager) run(ctx context.Context, p port) error {
 	m.view.Open()
 	defer m.view.Close()
 
-	// What an open session sent to an earlier run is lost with that run: a new session
-	// sends it again.
+	// Messages of an open session to an earlier run are lost with that run: a new session sends
+	// them again.
 	if err := p.Send(ctx, m.config.Hub, linkstate.Renew.New(message.Resource{}, struct{}{})); err != nil && ctx.Err() == nil {
 		klog.FromContext(ctx).V(2).Info("Failed to request a new session from the hub", "err", err)
 	}
@@ -148,13 +148,13 @@ func (m *Manager) mux() *message.Mux {
 	return mux
 }
 
-// handleUp opens a session: what was under way on an older link is sent again, and the cloud
-// receives what this device wants and has.
+// handleUp opens a session: writes in flight on an older link are sent again, and the cloud
+// receives this device's interests and digests.
 func (m *Manager) handleUp(ctx context.Context, _ message.Message, up linkstate.Link) error {
 	m.inbox.reset()
 	m.putOff.Forget()
 	m.sender.Reset()
-	if err := m.do(ctx, func(b *batch) error { // nothing for the disk: a full one must not keep the link from being used
+	if err := m.do(ctx, func(b *batch) error { // no write to the disk: a full one must not block the link
 		if link, linked := b.view.Link(); linked && up.Epoch < link.Epoch {
 			return nil
 		}
@@ -193,7 +193,7 @@ func (m *Manager) handleDown(ctx context.Context, _ message.Message, down linkst
 	})
 }
 
-// StatusOf tells what a store holds that no Manager runs on.
+// StatusOf returns the status of a store that no Manager uses.
 func StatusOf(s *store.Store) (Status, error) {
 	m := New(Config{Store: s})
 	if err := m.load(context.Background()); err != nil {

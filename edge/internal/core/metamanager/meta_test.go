@@ -61,11 +61,11 @@ func TestAListWaitsForItsSet(t *testing.T) {
 			t.Errorf("List: %v", err)
 		}
 
-		// What is certainly not there is NotFound.
+		// An object that is certainly absent is NotFound.
 		if _, err := e.Get(t.Context(), ref("pods", "default", "b"), metamanager.Caller{Kubelet: true}); !apierrors.IsNotFound(err) {
 			t.Errorf("Get of a pod that is not there: %v", err)
 		}
-		// What is not held passes through on line.
+		// A set that is not cached passes through with a link.
 		if _, _, err := e.List(t.Context(), selection("services"), metamanager.ListOptions{}); !errors.Is(err, metamanager.ErrPassThrough) {
 			t.Errorf("List of what is not held: %v", err)
 		}
@@ -93,7 +93,7 @@ func TestAPatchIsShownAtOnceAndReachesTheCloudOnce(t *testing.T) {
 				t.Errorf("shown: %q, want %d", got, i)
 			}
 		}
-		// Nothing that is not known of: no change, nothing to send.
+		// A patch without any effect: no change, no write.
 		before := e.Version()
 		if err := e.patchStatus("a", "4"); err != nil {
 			t.Fatal(err)

@@ -18,8 +18,8 @@ import (
 )
 
 // A write is sent, accepted, and its result has reached the edge when the link goes down; before
-// the result is applied the client writes again, and that is merged. The result is of what was sent
-// alone: what was merged goes up on the next link.
+// the result is applied the client writes again, and the writes are merged. The result belongs to
+// the sent write only: the merged one is sent on the next link.
 func TestOrder_07_MergedWhileSentGoesUpAgain(t *testing.T) {
 	type write func(e *edge, n int) error
 	for name, test := range map[string]struct {
@@ -88,8 +88,7 @@ func TestOrder_07_MergedWhileSentGoesUpAgain(t *testing.T) {
 	}
 }
 
-// What is written again and again on a device without a link takes no more memory than what is
-// written once.
+// Repeated writes of the same object without a link take no more memory than a single write.
 func TestOrder_13_ManyChangesOfflineTakeNoMoreMemory(t *testing.T) {
 	const pods = 50
 	changes := 100_000
@@ -109,7 +108,7 @@ func TestOrder_13_ManyChangesOfflineTakeNoMoreMemory(t *testing.T) {
 	}
 	write := func(from, to int) {
 		var g errgroup.Group
-		for p := range pods { // beside each other, as a kubelet's workers: one sync serves many
+		for p := range pods { // concurrently, as a kubelet's workers: one sync serves many
 			g.Go(func() error {
 				for i := from + p; i < to; i += pods {
 					if err := e.patchStatus(fmt.Sprint(p), fmt.Sprintf("%08d", i)); err != nil {
@@ -125,7 +124,7 @@ func TestOrder_13_ManyChangesOfflineTakeNoMoreMemory(t *testing.T) {
 	}
 	memory := func() int {
 		runtime.GC()
-		runtime.GC() // what finalizers kept
+		runtime.GC() // objects kept by finalizers
 		var m runtime.MemStats
 		runtime.ReadMemStats(&m)
 		return int(m.HeapAlloc)

@@ -19,8 +19,8 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/core/object"
 )
 
-// Whatever happens, in whatever order: in the end the cloud has what was written last of each
-// object, has never seen an older write take effect after a newer one, and both ends hold the same.
+// Whatever the order of events: in the end the cloud has the last write to each object, has never
+// applied an older write after a newer one, and both ends have the same objects.
 func TestEverythingArrivesInOrder(t *testing.T) {
 	for seed := range uint64(12) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
@@ -40,9 +40,9 @@ func runDisorder(t *testing.T, r *rand.Rand) {
 	c.link()
 	e.holdPods()
 
-	last := map[types.UID]int{}     // what was written last to each pod
+	last := map[types.UID]int{}     // last write to each pod
 	events := map[string]int{}      // the count of each event
-	reports := map[object.Ref]int{} // what was reported last
+	reports := map[object.Ref]int{} // last reports
 	n := 0
 	for range 300 {
 		n++

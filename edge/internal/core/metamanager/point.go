@@ -8,7 +8,7 @@ type Point string
 const (
 	PointStaged   Point = "staged"   // changes are worked out, and not on the disk
 	PointKept     Point = "kept"     // they are on the disk, and their writers have no answer yet
-	PointSent     Point = "sent"     // a message is with the hub, and nothing has come back
-	PointReceived Point = "received" // results and states have come, and nothing of them is on the disk
+	PointSent     Point = "sent"     // a message was passed to the hub and has no answer yet
+	PointReceived Point = "received" // results and states were received, but not written to the disk
 	PointSettled  Point = "settled"  // they are on the disk, and not acknowledged to the cloud
 )

@@ -24,8 +24,8 @@ import (
 )
 
 // Request asks kube-apiserver, through the cloud, as this node or as the account whose token the
-// request bears. Without a link, or when it ends before the answer has come, it returns a 503.
-// Whatever kube-apiserver says is an answer, not an error.
+// request has. Without a link, or if it ends before the answer, it returns a 503. Any answer of
+// kube-apiserver is a response, not an error.
 func (m *Manager) Request(ctx context.Context, r *topicpb.APIRequest) (*topicpb.APIResponse, error) {
 	m.mu.RLock()
 	p := m.port
@@ -96,9 +96,8 @@ func (m *Manager) passThrough(ctx context.Context, w Write) (Result, error) {
 	return Result{Code: int(response.Code), Response: response}, nil
 }
 
-// settle waits, for a moment, until what was written is seen here too where it will be: a client
-// that writes and then reads, as a kubelet does with the mirror of a static pod, finds what it
-// wrote.
+// settle waits briefly until the written object has been delivered, if it will be: a client that
+// reads after its write, as a kubelet does with the mirror of a static pod, finds its object.
 func (m *Manager) settle(ctx context.Context, w Write, r *topicpb.APIResponse) {
 	if r.Code/100 != 2 || (w.Verb != "create" && w.Verb != "update" && w.Verb != "patch") || (w.Subresource != "" && w.Subresource != "status") {
 		return
@@ -138,7 +137,7 @@ func (m *Manager) cloudVersions(w Write) ([]byte, error) {
 		}
 		obj, err := object.DecodeRaw(w.Body)
 		if err != nil {
-			return w.Body, nil // kube-apiserver says what is wrong with it
+			return w.Body, nil // kube-apiserver reports the error
 		}
 		am, err := meta.Accessor(obj)
 		if err != nil {
@@ -189,7 +188,7 @@ func (m *Manager) cloudVersionOfPatch(w Write) ([]byte, error) {
 	}
 	var patch map[string]any
 	if json.Unmarshal(w.Body, &patch) != nil {
-		return w.Body, nil // YAML, as server-side apply may be, or nothing that can be read: kube-apiserver says
+		return w.Body, nil // YAML, as server-side apply may be, or unreadable: kube-apiserver decides
 	}
 	md, _ := patch["metadata"].(map[string]any)
 	named, _ := md["resourceVersion"].(string)

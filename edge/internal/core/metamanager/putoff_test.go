@@ -12,8 +12,9 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/core/metamanager"
 )
 
-// The cloud takes five events and then one each three seconds: the others wait in the outbox, none
-// is lost or reported as refused, pods' statuses go on, and the status names which quota it is.
+// The cloud takes five events and then one each three seconds: the others wait in the outbox, no
+// event is lost or reported as refused, pods' statuses are still sent, and the status names the
+// quota.
 func TestQuotaOfTheCloud(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		c := newCloud(t)

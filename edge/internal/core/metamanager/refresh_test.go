@@ -18,8 +18,8 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/core/metamanager"
 )
 
-// TestIsland_Rule4: what is kept and near its end is asked for as soon as there is a link, before
-// any client asks; the client that asks then gets that, once. What is young stays.
+// TestIsland_Rule4: a kept token near its expiry is renewed as soon as there is a link, before any
+// client asks; the next client gets the renewed token, once. Recent tokens stay.
 func TestIsland_Rule4_TokensAreRenewedAtLinkUp(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		c := newCloud(t)
@@ -87,7 +87,7 @@ func TestIsland_Rule4_TokensAreRenewedAtLinkUp(t *testing.T) {
 		if got := ask("short", 3600); got != "short-2" || issued["short"] != 2 {
 			t.Errorf("a kubelet that comes back: %s, asked %d times", got, issued["short"])
 		}
-		// What was renewed and not asked for serves a link that is gone again.
+		// A renewed token that no client asked for is served after the link is lost.
 		c.cut()
 		time.Sleep(50 * time.Minute)
 		c.link()
@@ -101,8 +101,8 @@ func TestIsland_Rule4_TokensAreRenewedAtLinkUp(t *testing.T) {
 }
 
 // TestEveryday_17: kept tokens of a key that the cluster has replaced are renewed once it refuses
-// one of them, or signs another; the kubelet, which gets none without coming back, comes back each
-// minute, and what it gets then is asked for once.
+// one of them, or signs another; the kubelet, which is not sent tokens unasked, asks each minute,
+// and the token that it gets then is requested once.
 func TestEveryday_17_TokensOfAReplacedKeyAreRenewed(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		c := newCloud(t)

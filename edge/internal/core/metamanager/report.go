@@ -13,9 +13,9 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/core/store/storepb"
 )
 
-// Report tells the cloud what an agent says of an object's state on this node; body is JSON, the
-// node's own entry. When Report returns nil it is on the disk. A report that waits is replaced by a
-// later one of the same object; they survive restarts and reach the cloud in order.
+// Report sends the cloud an agent's report on an object's state on this node; body is JSON, the
+// node's own entry. When Report returns nil it is on the disk. A pending report is replaced by a
+// later one of the same object; reports survive restarts and reach the cloud in order.
 func (m *Manager) Report(ctx context.Context, ref object.Ref, uid types.UID, body []byte) error {
 	return reply.From(m.do(ctx, func(b *batch) error {
 		b.outbox.PutReport(ref, &outbox.Entry{

@@ -4,7 +4,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/core/metamanager/request"
 )
 
-// What clients ask and get; see package request.
+// Requests and results of clients; see package request.
 type (
 	Caller       = request.Caller
 	ListOptions  = request.ListOptions
@@ -15,6 +15,6 @@ type (
 	Result       = request.Result
 )
 
-// ErrPassThrough is returned by Get and List for what is not held here and can be asked of the
-// cloud: send it with Request.
+// ErrPassThrough is returned by Get and List if the objects are not cached but available from the
+// cloud: send the request with Request.
 var ErrPassThrough = request.ErrPassThrough

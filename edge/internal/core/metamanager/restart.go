@@ -18,8 +18,8 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/core/store/storepb"
 )
 
-// restartPoll is how often it is looked whether a pod that waits may run again: the Node's
-// conditions may change at any moment. Nothing is done while none waits.
+// restartPoll is the interval of checks whether a waiting pod may run again: the Node's conditions
+// may change at any moment. It is idle while no pod waits.
 const restartPoll = 2 * time.Second
 
 // restartPods shows pods again that the kubelet has ended without a link, until ctx ends. Once
@@ -29,7 +29,7 @@ func (m *Manager) restartPods(ctx context.Context) error {
 	queue := podrestart.NewQueue()
 	tick := time.NewTicker(restartPoll)
 	defer tick.Stop()
-	m.wakeRestarts() // what waited when the last process ended
+	m.wakeRestarts() // pods that waited when the last process ended
 	for {
 		select {
 		case <-ctx.Done():
@@ -111,7 +111,7 @@ func (m *Manager) releaseEnds(ctx context.Context) (left bool, err error) {
 
 // showAgain drops the end of a pod, which the cloud has not seen, and shows the pod to the kubelet
 // as it was before: as after a boot, the kubelet finds that no container of it is there. It is not
-// Ready until the kubelet says so.
+// Ready until the kubelet reports it.
 func (m *Manager) showAgain(ctx context.Context, pod *corev1.Pod) error {
 	ref := object.Ref{Resource: view.Pods, Namespace: pod.Namespace, Name: pod.Name}
 	shown := false
@@ -126,7 +126,7 @@ func (m *Manager) showAgain(ctx context.Context, pod *corev1.Pod) error {
 		have := b.view.Get(ref)
 		w := Write{Verb: "patch", Ref: ref, Subresource: "status", PatchType: types.StrategicMergePatchType, UID: pod.UID}
 		if _, err := m.stagePatch(b, w, storepb.Class_POD_STATUS, have, podgate.NotReady(time.Now(), "Restarting", "the kubelet ended the pod without a link to the cloud; the device runs it again")); err != nil {
-			m.counters.malformed.Add(1) // the kubelet says it a moment later
+			m.counters.malformed.Add(1) // the kubelet reports it a moment later
 		}
 		m.reportRestart(b, pod)
 		shown = true
@@ -138,7 +138,7 @@ func (m *Manager) showAgain(ctx context.Context, pod *corev1.Pod) error {
 	return err
 }
 
-// reportRestart says by an event of the pod that it runs again: one event, with a count.
+// reportRestart emits an event that the pod runs again: one event, with a count.
 func (m *Manager) reportRestart(b *batch, pod *corev1.Pod) {
 	e := m.ownEvent("RestartedOnDevice", corev1.EventTypeNormal, "The kubelet ended the pod without a link to the cloud ("+podrestart.Reason(pod)+"); the device runs it again")
 	e.Namespace, e.Name = pod.Namespace, fmt.Sprintf("%s.restarted.%s", pod.Name, pod.UID)

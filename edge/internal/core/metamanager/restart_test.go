@@ -28,7 +28,7 @@ const evicted = `{"phase":"Failed","reason":"Evicted","message":"The node was lo
 const succeeded = `{"phase":"Succeeded","conditions":[
 	{"type":"DisruptionTarget","status":"True","reason":"TerminationByKubelet","message":"low"},{"type":"Ready","status":"False"}]}`
 
-// A kubelet is what metamanager sees of one: a watch of its pods, and writes.
+// A kubelet acts as one towards metamanager: a watch of its pods, and writes.
 type kubelet struct {
 	*edge
 	watch metamanager.Watch
@@ -85,7 +85,7 @@ func (k *kubelet) pressure(status corev1.ConditionStatus) {
 	}
 }
 
-// sees compares what the kubelet's watch has brought.
+// sees compares the events of the kubelet's watch.
 func (k *kubelet) sees(when string, want ...string) {
 	k.t.Helper()
 	settle()
@@ -121,7 +121,7 @@ func TestPodsEndedOnAnIslandRunAgain(t *testing.T) {
 		k.pressure(corev1.ConditionTrue)
 		k.status("a", evicted)
 		k.status("b", succeeded)
-		k.status("a", `{"message":"the volumes are gone"}`) // what it says of it later stays with its end
+		k.status("a", `{"message":"the volumes are gone"}`) // later reports of it stay with its end
 		k.sees("of what it has ended", "MODIFIED a", "DELETED a", "DELETED b")
 		if got := k.pod("a").Status; got.Phase != corev1.PodFailed || got.Message != "the volumes are gone" {
 			t.Errorf("others see %s, %q", got.Phase, got.Message)
@@ -211,7 +211,7 @@ func TestAnEndThatTheCloudMayKnowIsFinal(t *testing.T) {
 			k := newIsland(t, c, metamanager.Config{}, "a", "b")
 			k.sees(name, "ADDED a", "ADDED b")
 			c.mu.Lock()
-			c.stuck = true // it takes writes and answers none: they may be there
+			c.stuck = true // it takes writes without answering: they may have taken effect
 			c.mu.Unlock()
 			if back {
 				c.cut()
@@ -253,7 +253,7 @@ func TestAnEndThatTheCloudMayKnowIsFinal(t *testing.T) {
 	})
 }
 
-// While a pod waits the cloud deletes it, or puts another in its place: nothing of the end is left.
+// While a pod waits the cloud deletes it, or replaces it: the record of its end is removed.
 func TestThePodThatWaitsIsDeletedInTheCloud(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		c := newCloud(t)

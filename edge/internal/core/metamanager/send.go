@@ -12,7 +12,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/core/object"
 )
 
-// send says to the hub what waits, one after another, until ctx ends.
+// send passes the pending messages to the hub, one after another, until ctx ends.
 func (m *Manager) send(ctx context.Context, p port) error {
 	for {
 		select {
@@ -33,7 +33,7 @@ func (m *Manager) send(ctx context.Context, p port) error {
 	}
 }
 
-// nextMessage makes the message of what goes first.
+// nextMessage builds the next message.
 func (m *Manager) nextMessage(ctx context.Context) (message.Message, bool) {
 	if !m.Linked() {
 		return message.Message{}, false
@@ -62,13 +62,13 @@ func (m *Manager) nextMessage(ctx context.Context) (message.Message, bool) {
 }
 
 // writtenOver is the newest of kube-apiserver's versions of a write's object that this edge knows,
-// or "". The cloud makes the write on top of that version alone, so that one that was held up in an
-// earlier session's replica can't land on top of what goes through a later session.
+// or "". The cloud makes the write on top of that version alone, so that a write delayed in an
+// earlier session's replica can't overwrite a later session's.
 func (m *Manager) writtenOver(w *outbox.Outgoing) string {
 	if !w.Entry.Laid() {
 		return ""
 	}
-	newest := m.outbox.Newest(w.Ref) // before the view: what leaves the outbox is there by then
+	newest := m.outbox.Newest(w.Ref) // before the view: entries that leave the outbox are in it by then
 	if h := m.view.Lookup(w.Ref); h != nil {
 		newest = max(newest, object.Number(h.Shown.CloudVersion))
 		m.outbox.Sending(w.Entry.ID, h.Shown.CloudVersion)

@@ -44,8 +44,8 @@ func resourceOf(i *topicpb.Interest) schema.GroupVersionResource {
 	return schema.GroupVersionResource{Group: i.Resource.Group, Version: i.Resource.Version, Resource: i.Resource.Resource}
 }
 
-// wanted is what the interests select. Configmaps and secrets that the wanted pods name
-// travel with them.
+// wanted returns the objects that the interests select. ConfigMaps and Secrets of the wanted pods
+// are included.
 func (c *cloud) wanted() map[object.Ref]*thing {
 	all := map[object.Ref]*thing{}
 	deps := false
@@ -90,8 +90,7 @@ func (c *cloud) wanted() map[object.Ref]*thing {
 	return all
 }
 
-// resume compares the digests with what the edge should have and asks for inventories
-// where they differ.
+// resume compares the digests with the expected objects and asks for inventories where they differ.
 func (c *cloud) resume(digests []*topicpb.Digest) {
 	c.digests = digests
 	late := func(d *topicpb.Digest) bool { return c.behind != nil && d.Written > c.behindAt }
@@ -136,11 +135,11 @@ func (c *cloud) resume(digests []*topicpb.Digest) {
 		}
 		c.compared = append(c.compared, g.Resource)
 		c.down(topic.InventoryRequest.New(message.Resource{}, &topicpb.InventoryRequest{Resource: d.Resource}))
-		c.known[object.Ref{Resource: g}] = "asked" // nothing is sent before the inventory came
+		c.known[object.Ref{Resource: g}] = "asked" // send no objects before the inventory
 	}
 }
 
-// publish sends what differs from what the edge has.
+// publish sends the objects that differ from the edge's.
 func (c *cloud) publish() {
 	if !c.up || c.known == nil || c.quiet {
 		return
@@ -183,7 +182,7 @@ func (c *cloud) publish() {
 		}
 		c.sentObjects++
 		ch := &topicpb.Change{Object: raw}
-		if th.prefix != "" { // else the object says it
+		if th.prefix != "" { // else the object has it
 			ch.ResourceVersion = th.travels()
 		}
 		add(r, ch)
@@ -228,7 +227,7 @@ func (c *cloud) publish() {
 	c.down(topic.State.New(message.Resource{}, s))
 }
 
-// write does what relay does, as far as an edge can see it.
+// write acts as relay does, as far as an edge can observe.
 func (c *cloud) write(m message.Message, w *topicpb.Write) {
 	c.writes = append(c.writes, w)
 	if c.stuck {

@@ -32,7 +32,7 @@ type Status struct {
 	Store    store.Stats          `json:"store"`
 	// DamagedStore is where a damaged store was set aside when this process started.
 	DamagedStore string `json:"damagedStore,omitempty"`
-	// Lost names what of it could not be read; what came from the cloud comes again.
+	// Lost names the parts that could not be read; objects of the cloud are delivered again.
 	Lost []string `json:"lost,omitempty"`
 	// Malformed counts objects that could not be read, Failed changes that could not be kept, such
 	// as for want of room.
@@ -43,7 +43,8 @@ type Status struct {
 // Backlog is how many writes wait for the cloud, and how long the oldest has.
 func (m *Manager) Backlog(now time.Time) (int, time.Duration) { return m.outbox.Backlog(now) }
 
-// OutboxStatus is what waits for the cloud, and what the cloud said since the start of the process.
+// OutboxStatus reports the entries pending for the cloud, and the cloud's answers since the process
+// started.
 type OutboxStatus struct {
 	outbox.Status
 	Accepted     uint64     `json:"accepted"`

@@ -18,8 +18,8 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/core/object"
 )
 
-// An edge takes what an object is called from the object, and from beside it where a cloudcore of
-// an older release names it there. From one to the other nothing is sent again.
+// An edge takes an object's name from the object, and from the Change if a cloudcore of an older
+// release names it there. A change of the release does not deliver objects again.
 func TestNamesOfObjects(t *testing.T) {
 	for name, before := range map[string]bool{"an older cloudcore first": true, "a newer one first": false} {
 		t.Run(name, func(t *testing.T) {
@@ -67,7 +67,7 @@ func TestNamesOfObjects(t *testing.T) {
 	}
 }
 
-// held is what an edge has of a resource, by the names under which it is found.
+// held returns an edge's objects of a resource, by the names under which they are found.
 func held(t *testing.T, e *edge, name string) []string {
 	t.Helper()
 	var out []string
@@ -84,7 +84,7 @@ func held(t *testing.T, e *edge, name string) []string {
 	return out
 }
 
-// speaker says to an edge what a test wants.
+// speaker sends an edge the messages of a test.
 type speaker struct {
 	t *testing.T
 	*cloud
@@ -119,7 +119,7 @@ func (s speaker) say(changes ...*topicpb.Change) {
 	synctest.Wait()
 }
 
-// services are those that clients are shown, with what distinguishes them.
+// services returns the visible Services with a distinguishing field.
 func (s speaker) services() map[string]string {
 	items, _, err := s.List(s.t.Context(), selection("services"), metamanager.ListOptions{})
 	if err != nil {
@@ -153,8 +153,8 @@ func saying(t *testing.T, namespace, name, says string) []byte {
 	return raw
 }
 
-// What can't be read, or doesn't say what it is called, costs nothing but itself: what comes with
-// it and after it counts, and so does what was held.
+// Objects that can't be read or have no name are skipped: the objects delivered with and after them
+// count, and so do those cached before.
 func TestWhatCantBeReadIsLeftOut(t *testing.T) {
 	for name, bad := range map[string]*topicpb.Change{
 		"nothing":                   {},
@@ -204,8 +204,8 @@ func TestWhatCantBeReadIsLeftOut(t *testing.T) {
 	}
 }
 
-// Where a name stands makes no difference: what came again, what nobody asked for, and another
-// object of a name that is held are taken as they are with the name beside them.
+// The position of the name makes no difference: repeated objects, unrequested objects, and another
+// object of a cached name are treated as with the name in the Change.
 func TestANameCountsWhereverItStands(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		named, unnamed := newSpeaker(t), newSpeaker(t)

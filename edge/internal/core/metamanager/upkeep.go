@@ -10,7 +10,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/core/store"
 )
 
-// dropIdle drops what no client has watched or read for a while.
+// dropIdle drops interests that no client has watched or read for a while.
 func (m *Manager) dropIdle(ctx context.Context, passed time.Duration) {
 	idle := m.view.Idle(passed)
 	if len(idle) == 0 {
@@ -26,7 +26,7 @@ func (m *Manager) dropIdle(ctx context.Context, passed time.Duration) {
 	}
 }
 
-// upkeep drops interests that no client uses, and writes events down: an idle device has none.
+// upkeep drops interests that no client uses, and writes events down: an idle device does neither.
 func (m *Manager) upkeep(ctx context.Context) error {
 	const period = time.Minute
 	tick := time.NewTicker(period)

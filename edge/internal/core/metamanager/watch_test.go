@@ -14,7 +14,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/core/object"
 )
 
-// collect reads what a watch has to say now.
+// collect reads the pending events of a watch.
 func collect(w metamanager.Watch) (got []string) {
 	for {
 		synctest.Wait()

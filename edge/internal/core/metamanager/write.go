@@ -32,7 +32,7 @@ func (m *Manager) Write(ctx context.Context, w Write) (Result, error) {
 	if w.UID == "" && w.Verb == "patch" && w.PatchType != types.JSONPatchType {
 		w.UID = object.PatchUID(w.Body)
 	}
-	// An account is judged by what it may do, not by what its node may.
+	// An account is authorized by its own permissions, not by its node's.
 	if asNode := w.Caller.BearerToken == ""; asNode {
 		switch {
 		case m.lease.Is(w.Ref) && w.Verb != "deletecollection":
@@ -47,8 +47,8 @@ func (m *Manager) Write(ctx context.Context, w Write) (Result, error) {
 				return m.writeDeletion(ctx, w)
 			}
 		case w.Verb == "create" && w.Ref.Resource == view.Nodes && w.Subresource == "" && !m.Linked():
-			// A kubelet that starts without a link: its Node is known already, so it goes
-			// on with it.
+			// A kubelet that starts without a link: its Node is cached already, so the kubelet uses
+			// it.
 			own := object.Ref{Resource: view.Nodes, Name: m.config.NodeName}
 			if _, err := m.Get(ctx, own, Caller{}); err == nil {
 				return Result{}, apierrors.NewAlreadyExists(view.Nodes.GroupResource(), m.config.NodeName)
@@ -61,7 +61,7 @@ func (m *Manager) Write(ctx context.Context, w Write) (Result, error) {
 	return m.passThrough(ctx, w)
 }
 
-// classOf says to which class of the outbox a patch belongs.
+// classOf returns the outbox class of a patch.
 func (m *Manager) classOf(w Write) storepb.Class {
 	switch {
 	case w.Ref.Resource == view.Pods && w.Subresource == "status":
@@ -72,8 +72,8 @@ func (m *Manager) classOf(w Write) storepb.Class {
 	return storepb.Class_CLASS_UNSPECIFIED
 }
 
-// writePatch applies a patch to what is held and queues it. Patches that wait for one
-// object are merged.
+// writePatch applies a patch to the cached object and queues it. Pending patches of one object are
+// merged.
 func (m *Manager) writePatch(ctx context.Context, w Write, class storepb.Class) (Result, error) {
 	switch w.PatchType {
 	case types.StrategicMergePatchType, types.MergePatchType, types.JSONPatchType:
@@ -117,8 +117,8 @@ func (m *Manager) writePatch(ctx context.Context, w Write, class storepb.Class) 
 	return Result{Code: http.StatusOK, Object: &shown}, nil
 }
 
-// withoutVersion checks the version that a patch names against what is shown and takes it out: what
-// waits in the outbox can't depend on it.
+// withoutVersion checks the version in a patch against the visible object and removes it: a queued
+// patch can't depend on it.
 func withoutVersion(w Write, shown object.Object) ([]byte, error) {
 	if w.PatchType == types.JSONPatchType {
 		return w.Body, nil
@@ -143,8 +143,8 @@ func withoutVersion(w Write, shown object.Object) ([]byte, error) {
 	return body, nil
 }
 
-// stagePatch lays the patch over what is held and stages its entry, merged into the one that waits
-// last where that can be done.
+// stagePatch applies the patch to the cached object and stages its entry, merged into the last
+// pending one if possible.
 func (m *Manager) stagePatch(b *batch, w Write, class storepb.Class, have *view.Held, body []byte) (object.Object, error) {
 	now, err := object.DecodeRaw(have.Shown.Raw)
 	if err != nil {
@@ -162,7 +162,7 @@ func (m *Manager) stagePatch(b *batch, w Write, class storepb.Class, have *view.
 		return object.Object{}, apierrors.NewInternalError(err)
 	}
 	if bytes.Equal(raw, have.Shown.Raw) {
-		return have.Shown, nil // it says what is said already: nothing changes, nothing is sent
+		return have.Shown, nil // no difference: no change, no write
 	}
 	if len(raw) > object.MaxRaw {
 		return object.Object{}, apierrors.NewRequestEntityTooLargeError("the patched object is too large")

@@ -1,7 +1,7 @@
 // Package event is the events of this device: the newest of them, as the edge API shows them, and
 // how one is made.
 //
-// It owns which events are kept, in what order, and their records on the disk. It refuses events
+// It owns the set of kept events, their order, and their records on the disk. It refuses events
 // that kube-apiserver would refuse. One goroutine changes a Buffer; Flush may be called by another.
 package event
 
@@ -20,9 +20,8 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/core/store/storepb"
 )
 
-// Buffer is the newest events of this device. In memory it is always right; on the disk it
-// is some time behind, for it is there to look at after a restart. What must reach the cloud
-// is in the outbox.
+// Buffer is the newest events of this device. It is current in memory and some time behind on the
+// disk, where it serves to be read after a restart. Events for the cloud are in the outbox.
 type Buffer struct {
 	limits Limits // set by New, never changed
 
@@ -30,9 +29,9 @@ type Buffer struct {
 	bytes int                    // of them
 
 	mu sync.Mutex // guards the fields below
-	// dirty is what the disk lacks; nil: it has an event that is gone. Its bound, also where the
-	// disk takes nothing for as long as it is full: the events that there are, and those that the
-	// disk has. One that came and went meanwhile leaves nothing here, and is never on the disk.
+	// dirty has the changes that the disk lacks; nil is a removed event. Its bound, also while the
+	// disk is full: the current events and those on the disk. An event that was added and removed
+	// in between leaves no entry here and is never written.
 	dirty  map[types.NamespacedName]*storepb.Event
 	stored map[types.NamespacedName]struct{} // on the disk, or on their way there
 }
@@ -55,7 +54,7 @@ type Stored struct {
 	Raw     []byte
 }
 
-// Read reads what the store has, the oldest first.
+// Read reads the stored events, the oldest first.
 func Read(tx *store.Tx) (all []Stored, err error) {
 	err = tx.Events(func(namespace, name string, r *storepb.Event) error {
 		all = append(all, Stored{Ref(namespace, name), r.Version, bytes.Clone(r.Raw)})
@@ -74,7 +73,7 @@ func Ref(namespace, name string) object.Ref {
 	return object.Ref{Resource: view.Events, Namespace: namespace, Name: name}
 }
 
-// Forget forgets which events there are, and what of them the disk lacks.
+// Forget clears the events and the record of their unwritten changes.
 func (r *Buffer) Forget() {
 	r.order, r.bytes = nil, 0
 	r.mu.Lock()
@@ -144,8 +143,8 @@ func (c *Count) Add(before, after int) {
 // Count counts the events.
 func (r *Buffer) Count() Count { return Count{len(r.order), r.bytes} }
 
-// Trim offers the events to be removed, the oldest first, while there are more than may be: c is
-// how many there will be. remove returns the size of what it removed, -1 where it removed nothing.
+// Trim offers events for removal, the oldest first, while there are more than the limit allows: c
+// is their future count. remove returns the size of the removed event, -1 if it removed no event.
 func (r *Buffer) Trim(c Count, remove func(object.Ref) int) {
 	for _, k := range r.order {
 		if c.Events <= r.limits.Events && c.Bytes <= r.limits.Bytes {
@@ -157,8 +156,8 @@ func (r *Buffer) Trim(c Count, remove func(object.Ref) int) {
 	}
 }
 
-// Flush writes what has changed since the last time; nothing when nothing has. What the disk does
-// not take is tried again the next time.
+// Flush writes the changes since the last call, if there are any. Changes that could not be written
+// are retried by the next call.
 func (r *Buffer) Flush(ctx context.Context, s *store.Store) error {
 	dirty, fresh := r.take()
 	if len(dirty) == 0 {
@@ -204,7 +203,8 @@ func (r *Buffer) Flush(ctx context.Context, s *store.Store) error {
 	return err
 }
 
-// take takes what the disk lacks; fresh are those of it that the disk has not had yet.
+// take takes the changes that the disk lacks; fresh are the events among them that the disk has not
+// had yet.
 func (r *Buffer) take() (dirty map[types.NamespacedName]*storepb.Event, fresh []types.NamespacedName) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

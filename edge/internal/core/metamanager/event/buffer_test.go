@@ -53,8 +53,8 @@ func stored(t *testing.T, s *store.Store) (names []string) {
 	return names
 }
 
-// While the disk takes nothing, what it lacks is no more than the events that there are and those
-// that it has; when it takes them again it has those that there are.
+// While the disk fails, the unwritten changes are bounded by the current events and those on the
+// disk; when it works again it gets the current events.
 func TestBuffer_isBoundedWhileTheDiskTakesNothing(t *testing.T) {
 	const most = 10
 	s, broken := open(t), open(t)

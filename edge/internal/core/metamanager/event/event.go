@@ -36,7 +36,7 @@ func Created(w request.Write) (*corev1.Event, error) {
 	return e, nil
 }
 
-// Next is the event as a patch or an update makes it of what there is.
+// Next returns the event that a patch or an update makes of the existing one.
 func Next(w request.Write, have object.Object) (*corev1.Event, error) {
 	now, err := object.Decode(have)
 	if err != nil {
@@ -65,7 +65,7 @@ func Own(node string, number uint64, reason, kind, text string) *corev1.Event {
 	return &corev1.Event{
 		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Event"},
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace: metav1.NamespaceDefault, // where events about what has no namespace go, as with client-go's recorder
+			Namespace: metav1.NamespaceDefault, // namespace of events about cluster-scoped objects, as in client-go's recorder
 			Name:      fmt.Sprintf("%s.%x", node, number), UID: uuid.NewUUID(), CreationTimestamp: now,
 		},
 		InvolvedObject: corev1.ObjectReference{Kind: "Node", Name: node, APIVersion: "v1"},

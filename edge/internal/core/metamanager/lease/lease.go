@@ -1,5 +1,5 @@
 // Package lease is the kubelet's Lease, answered on the device: cloudcore renews the real one for
-// as long as the link says that the kubelet lives.
+// as long as the link reports a live kubelet.
 //
 // It owns that one object, which is never stored and never sent. It refuses writes that
 // kube-apiserver would refuse. All methods may be called by many goroutines at once.
@@ -37,11 +37,10 @@ type Lease struct {
 // New returns the Lease of a node, which is not there until a kubelet creates it.
 func New(node string) *Lease { return &Lease{node: node} }
 
-// Resource is what a Lease is an object of.
+// Resource is the resource of a Lease.
 var Resource = schema.GroupVersionResource{Group: "coordination.k8s.io", Version: "v1", Resource: "leases"}
 
-// Is reports whether a reference is to this Lease, or, of one that is to be created, to
-// none by name.
+// Is reports whether a reference is to this Leaseor, for a create, has no name.
 func (l *Lease) Is(ref object.Ref) bool {
 	return ref.Resource == Resource && ref.Namespace == corev1.NamespaceNodeLease && (ref.Name == l.node || ref.Name == "")
 }

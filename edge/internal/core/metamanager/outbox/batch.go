@@ -32,7 +32,7 @@ func (o *Outbox) Stage() *Batch {
 // Writes reports whether there is anything for the disk.
 func (b *Batch) Writes() bool { return len(b.writes) > 0 || b.dropped != b.o.dropped }
 
-// Write writes what the batch changes.
+// Write writes the batch's changes.
 func (b *Batch) Write(tx *store.Tx) error {
 	for _, w := range b.writes {
 		if err := w(tx); err != nil {
@@ -50,7 +50,7 @@ func (b *Batch) Write(tx *store.Tx) error {
 	return tx.SetNumber(store.Entry, b.last)
 }
 
-// Show takes over what the batch staged.
+// Show makes the batch's changes visible.
 func (o *Outbox) Show(b *Batch) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -150,9 +150,9 @@ func (b *Batch) replace(ref object.Ref, e *Entry) {
 	b.save(ref, e)
 }
 
-// Merge puts merged, which says all that last says, in the place of last. What may have been sent
-// is replaced by an entry with a new number: a result that is on its way is of what was sent, and
-// must not take with it what came after.
+// Merge replaces last by merged, which includes last's changes. An entry that may have been sent is
+// replaced by one with a new number: a result in transit belongs to the sent entry, and must not
+// remove the later changes.
 func (b *Batch) Merge(ref object.Ref, last, merged *Entry) {
 	if !last.sent {
 		merged.ID = last.ID
@@ -185,7 +185,7 @@ func (b *Batch) Release(ref object.Ref) {
 	}
 }
 
-// Remove takes the entries out of which the function says so.
+// Remove removes the entries for which the function returns true.
 func (b *Batch) Remove(ref object.Ref, which func(*Entry) bool) (removed int) {
 	if !slices.ContainsFunc(b.Pending(ref), which) {
 		return 0
@@ -219,9 +219,9 @@ func (b *Batch) save(ref object.Ref, e *Entry) {
 	b.writes = append(b.writes, func(tx *store.Tx) error { return tx.PutEntry(id, record) })
 }
 
-// PutEvent stages an event. One that still waits takes the repeat in; one that may have reached
-// the cloud already says so by its verb: the cloud then updates what it has. Where there are too
-// many the oldest go.
+// PutEvent stages an event. A pending entry absorbs the repeat; if the entry may have reached the
+// cloud already, its verb becomes an update of the existing Event. Over the limit the oldest are
+// dropped.
 func (b *Batch) PutEvent(ref object.Ref, e *Entry) {
 	if entries := b.Pending(ref); len(entries) > 0 {
 		last := entries[len(entries)-1]
@@ -267,8 +267,7 @@ func (b *Batch) TakeDropped() uint64 {
 	return n
 }
 
-// PutReport stages what an agent says of an object. It replaces what it said before and
-// still waits.
+// PutReport stages an agent's report on an object. It replaces a pending earlier report.
 func (b *Batch) PutReport(ref object.Ref, e *Entry) {
 	var last *Entry
 	for _, o := range b.Pending(ref) {
@@ -287,11 +286,10 @@ func (b *Batch) PutReport(ref object.Ref, e *Entry) {
 	}
 }
 
-// MergePatch makes one patch of e and the last of an object's writes that are laid over it, if that
-// still waits and is of the same kind; nil: it can't be. Where the last is a heartbeat and e is
-// none, it makes one of both and of the write before them: else each heartbeat between two changes
-// would leave an entry more, for as long as there is no link. dropped is then that heartbeat, to be
-// removed.
+// MergePatch merges e and the last patch applied to an object, if that is still pending and of the
+// same kind; nil: not possible. If the last is a heartbeat and e is not, it merges both and the
+// write before them: otherwise each heartbeat between two changes would leave another entry, for as
+// long as there is no link. dropped is then that heartbeat, to be removed.
 func (b *Batch) MergePatch(delivered object.Object, laid []*Entry, e *Entry) (last, merged, dropped *Entry) {
 	last, merged = b.mergePatch(delivered, laid, e)
 	if merged == nil || merged.Volatile || !last.Volatile {

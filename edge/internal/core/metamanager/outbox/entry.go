@@ -31,8 +31,8 @@ type Entry struct {
 	// ended and that may run again here; see podrestart.
 	Local bool
 
-	// Volatile: never on the disk. A kubelet says every few minutes that nothing has changed: that
-	// is not worth a write to flash.
+	// Volatile: never on the disk. A kubelet writes an unchanged status every few minutes: that is
+	// not worth a write to flash.
 	Volatile bool
 	sent     bool // may have reached the cloud: a create can't be merged into any more without saying so. The outbox alone sets it
 }
@@ -40,8 +40,8 @@ type Entry struct {
 // event reports whether it is an event: events are bounded by themselves and leave room for state.
 func (e *Entry) event() bool { return e.Class == storepb.Class_EVENT }
 
-// Laid reports whether the write is laid over the object that the cloud delivered. What it says of
-// its node, an agent adds to the object in the cloud.
+// Laid reports whether the write is applied to the delivered object. An agent's report is only
+// added to the object in the cloud.
 func (e *Entry) Laid() bool { return e.Class != storepb.Class_EVENT && e.Class != storepb.Class_REPORT }
 
 // LocalOf is the write of an object that stays on the device; nil without one.
@@ -87,9 +87,9 @@ func Outlives(delivered object.Object) bool {
 	return err == nil && len(m.GetFinalizers()) > 0
 }
 
-// Overlay lays the writes that wait over what the cloud delivered; hidden where one deletes it, and
+// Overlay applies the pending writes to the delivered object; hidden is true if one deletes it and
 // no finalizer keeps it. A write with another uid is not for this object, and one that does not
-// apply is left out: the relay will say what is wrong with it.
+// apply is skipped: the relay will report the error.
 func Overlay(delivered object.Object, entries []*Entry) (shown object.Object, hidden bool) {
 	shown = delivered
 	var obj runtime.Object

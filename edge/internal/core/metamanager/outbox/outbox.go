@@ -1,12 +1,13 @@
 // Package outbox is the writes that wait for the cloud, and which of them may go.
 //
-// It owns a queue for each object, in order, of which one write at most is under way; the windows
-// of what is under way; and the bound of the events, of which the oldest give way. It refuses
-// nothing: its user asks how many wait for an object. It writes nothing to the disk by itself: a
-// Batch has what its user's transaction is to write, and is taken over with Show once that is done.
+// It owns a queue for each object, in order, of which at most one write is in flight; the windows
+// of writes in flight; and the bound of the events, of which the oldest are dropped. It does not
+// refuse entries: its user asks how many are pending for an object. It does not write to the disk
+// itself: a Batch has the writes for its user's transaction, and becomes visible with Show once
+// that is committed.
 //
-// One goroutine stages and changes; it reads what it changed without a lock. Status, Written and
-// Newest may be called by any.
+// One goroutine stages and changes; it reads its own changes without a lock. Status, Written and
+// Newest may be called by any goroutine.
 package outbox
 
 import (
@@ -25,7 +26,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/core/store/storepb"
 )
 
-// Limits bound what waits and what is under way.
+// Limits bound the pending entries and those in flight.
 type Limits struct {
 	Events      int // that wait; the oldest go first and are counted
 	EventBytes  int
@@ -37,7 +38,7 @@ type Limits struct {
 type Outbox struct {
 	limits Limits // set by New, never changed
 
-	mu sync.RWMutex // held by all but the goroutine that changes what follows, and by that one to change it
+	mu sync.RWMutex // held by readers, and by the changing goroutine to change the following fields
 	contents
 
 	sentMu   sync.Mutex        // guards the fields below
@@ -87,7 +88,7 @@ func empty() contents {
 	}
 }
 
-// Stored is what the store has of an outbox.
+// Stored is the stored state of an outbox.
 type Stored struct{ contents }
 
 // Read reads it. event is called for each event that waits, the oldest first; its body is
@@ -121,7 +122,7 @@ func Read(tx *store.Tx, event func(ref object.Ref, body []byte)) (*Stored, error
 	return o, err
 }
 
-// Restore forgets what waits and takes what was read. Nothing is under way.
+// Restore replaces the entries by the stored ones. No write is in flight.
 func (o *Outbox) Restore(s *Stored) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -220,15 +221,15 @@ func (o *Outbox) Sending(id uint64, held string) {
 	o.sentOver[id] = held
 }
 
-// SentOver is the version of which its object was held when a write that is under way was sent; ""
-// where none was.
+// SentOver returns the version of the cached object when a write in flight was sent; "" if there
+// was no object.
 func (o *Outbox) SentOver(id uint64) string {
 	o.sentMu.Lock()
 	defer o.sentMu.Unlock()
 	return o.sentOver[id]
 }
 
-// Send hands over what may go, within the windows.
+// Send passes on the entries that may be sent, within the windows.
 func (o *Outbox) Send(put func(object.Ref, *Entry)) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -292,7 +293,7 @@ func (o *Outbox) Written() map[schema.GroupVersionResource]uint64 {
 	return out
 }
 
-// Status is what waits for the cloud.
+// Status reports the entries pending for the cloud.
 type Status struct {
 	Waiting    map[string]int `json:"waiting"` // by class
 	EventBytes int            `json:"eventBytes"`
@@ -318,7 +319,7 @@ func (o *Outbox) Backlog(now time.Time) (count int, age time.Duration) {
 	return count, now.Sub(time.UnixMilli(oldest)).Truncate(time.Second)
 }
 
-// Status counts what waits.
+// Status counts the pending entries.
 func (o *Outbox) Status() Status {
 	o.mu.RLock()
 	defer o.mu.RUnlock()

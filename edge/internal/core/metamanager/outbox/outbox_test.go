@@ -24,7 +24,7 @@ func event() *outbox.Entry {
 	return &outbox.Entry{Class: storepb.Class_EVENT, Body: []byte("event"), Size: 5}
 }
 
-// sent is what goes now.
+// sent returns the entries that are sent now.
 func sent(o *outbox.Outbox) (all []string) {
 	o.Send(func(r object.Ref, e *outbox.Entry) { all = append(all, fmt.Sprint(r.Name, e.ID)) })
 	return all

@@ -11,9 +11,9 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/core/store/storepb"
 )
 
-// Sender is what goes up next. What waits in it is bounded: one acknowledgement, one set of
-// interests, as many inventories as the cloud has asked for, and the window of writes. What is lost
-// with a link is sent again on the next. It may be used by many goroutines at once.
+// Sender queues the messages to send next. It is bounded: one acknowledgement, one set of
+// interests, as many inventories as the cloud has asked for, and the window of writes. Messages
+// lost with a link are sent again on the next. It may be used by many goroutines at once.
 type Sender struct {
 	wake chan struct{}
 
@@ -37,7 +37,7 @@ type Next struct {
 	Write     *Outgoing
 }
 
-// NewSender returns a Sender of which nothing waits.
+// NewSender returns an empty Sender.
 func NewSender() *Sender { return &Sender{wake: make(chan struct{}, 1)} }
 
 func (s *Sender) put(do func()) {
@@ -53,10 +53,10 @@ func (s *Sender) put(do func()) {
 // PutAck sends an acknowledgement, in the place of an earlier one.
 func (s *Sender) PutAck(m message.Message) { s.put(func() { s.ack = &m }) }
 
-// WantInterests sends what the device wants.
+// WantInterests queues the device's interests.
 func (s *Sender) WantInterests() { s.put(func() { s.interests = true }) }
 
-// PutInventory sends what the device holds of a resource.
+// PutInventory queues the inventory of a resource.
 func (s *Sender) PutInventory(m message.Message) {
 	s.put(func() { s.inventories = append(s.inventories, m) })
 }
@@ -66,7 +66,7 @@ func (s *Sender) PutWrite(ref object.Ref, e *Entry) {
 	s.put(func() { s.writes = append(s.writes, Outgoing{ref, e}) })
 }
 
-// Reset forgets what was for a link that has ended.
+// Reset drops the messages for a link that has ended.
 func (s *Sender) Reset() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -76,8 +76,8 @@ func (s *Sender) Reset() {
 // Wake has a value when something was put since the last one was taken.
 func (s *Sender) Wake() <-chan struct{} { return s.wake }
 
-// Take takes what goes first: acknowledgements keep the way down open, interests say what it is
-// for. false: nothing waits.
+// Take returns the next message: acknowledgements keep deliveries flowing, interests define them.
+// false: the queue is empty.
 func (s *Sender) Take() (Next, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -1,18 +1,18 @@
 // Package podgate is the gate between the pods that a device holds and the pods that its kubelet is
 // shown.
 //
-// It owns the order of the rules and what no rule may do: a pod that is being deleted is always
-// shown, since only the kubelet can end it. It refuses to keep state: a rule does that, and has its
-// pods looked at again with Manager.Recorrect when it would answer differently. All other clients
-// of the edge API see a withheld pod as it is.
+// It owns the order of the rules and their limits: a pod that is being deleted is always shown,
+// since only the kubelet can end it. It refuses to keep state: a rule does that, and has its pods
+// looked at again with Manager.Recorrect when it would answer differently. All other clients of the
+// edge API see a withheld pod as it is.
 //
 // To the kubelet a pod that is withheld after it was shown is a pod that was removed: it ends its
 // containers and forgets its UID. A rule that does not mean that never withholds a pod whose
 // containers may run.
 //
 // A Gate is never changed. metamanager's core calls it for each version of a pod that comes from
-// the cloud or the disk, for each change in what waits for the cloud, and for Recorrect; not for a
-// status that is written on the device.
+// the cloud or the disk, for each change of its pending writes, and for Recorrect; not for a status
+// that is written on the device.
 package podgate
 
 import (
@@ -29,7 +29,7 @@ import (
 // not call metamanager.
 type Rule func(pod *corev1.Pod) (reason string)
 
-// Gate is the rules, of which one is enough to withhold a pod. The zero value withholds none.
+// Gate is the list of rules, any of which can withhold a pod. The zero value withholds no pod.
 type Gate []Rule
 
 // Withholds returns the reason of the first rule that withholds the pod; "" where it is shown.
@@ -54,7 +54,7 @@ type Withheld struct {
 }
 
 // NotReady is a strategic merge patch that sets a pod's status to not Ready: the kubelet does not
-// have a withheld pod, and writes none for it.
+// have a withheld pod, and does not write its status.
 func NotReady(now time.Time, reason, message string) []byte {
 	condition := func(kind corev1.PodConditionType) map[string]any {
 		return map[string]any{

@@ -2,10 +2,10 @@
 // this device, and when.
 //
 // A kubelet never starts a pod again whose phase is Failed or Succeeded: a controller in the cloud
-// creates another. Without a link there is none, so a full disk would cost a device its pods until
-// the link is back, and a bare pod for ever. metamanager therefore keeps such an end to itself
-// while there is no link (see docs/dev/decisions/0094), hides the pod from the kubelet until it has
-// forgotten the pod's UID, and shows it again when this package says so.
+// creates another. Without a link no pod is created, so a full disk would cost a device its pods
+// until the link is back, and a bare pod for ever. metamanager therefore does not report such an
+// end while there is no link (see docs/dev/decisions/0094), hides the pod from the kubelet until it
+// has forgotten the pod's UID, and shows it again when this package decides so.
 //
 // It owns the rule by which an end is the node's and not the pod's, the order and the back-off. It
 // refuses to touch anything, to look at a clock and to know of links: all of that is its caller's.
@@ -37,8 +37,8 @@ func Terminal(pod *corev1.Pod) bool {
 }
 
 // ByNode reports whether a pod has ended for a reason of its node: the pod is to run always, and
-// the kubelet evicted or preempted it, ended it for a shutdown or did not admit it. What its own
-// containers or its own deadline decided is its end in Kubernetes, and here too.
+// the kubelet evicted or preempted it, ended it for a shutdown or did not admit it. A pod ended by
+// its own containers or its own deadline stays ended, as in Kubernetes.
 //
 // The kubelet's marks do not always outlast the pod. One whose containers exit with 0 when they are
 // told to is Succeeded without a reason (Kubelet.SyncTerminatingPod); one that ran and is rejected

@@ -12,8 +12,8 @@ import (
 
 const (
 	// firstDelay is how long a pod stays hidden at least. The kubelet forgets a UID in its
-	// housekeeping, every 2 s, once the pod's volumes are unmounted. One that is shown too early is
-	// ended again at once by what the kubelet remembers, and waits twice as long.
+	// housekeeping, every 2 s, once the pod's volumes are unmounted. A pod that is shown too early
+	// is ended again at once, since the kubelet remembers its end, and waits twice as long.
 	firstDelay = 10 * time.Second
 	mostDelay  = 5 * time.Minute // as with containers that crash again and again
 	// resetAfter is how long a pod runs before its next end counts as the first.
@@ -39,7 +39,7 @@ type record struct {
 	again   time.Time // else: since when it runs again
 }
 
-// NewQueue returns a Queue of which nothing is known yet: all pods that wait have ended once.
+// NewQueue returns a Queue without records: all waiting pods have ended once.
 func NewQueue() *Queue { return &Queue{records: map[types.UID]*record{}} }
 
 // Waiting is how a pod is that waits.
@@ -101,7 +101,7 @@ func (q *Queue) Plan(now time.Time, pods []*corev1.Pod, node *corev1.Node) (agai
 	return again, waiting
 }
 
-// observe counts ends that are new and forgets what no longer matters.
+// observe counts new ends and drops obsolete records.
 func (q *Queue) observe(now time.Time, pods []*corev1.Pod) {
 	present := map[types.UID]bool{}
 	for _, pod := range pods {

@@ -19,12 +19,12 @@ import (
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 )
 
-// longestPutOff bounds what the cloud may ask for.
+// longestPutOff bounds the delay that the cloud may ask for.
 const longestPutOff = time.Minute
 
-// Queue is the numbers of writes that were put off. They stay in the outbox, and under way: what
-// waits with them is at most the window of their class. When the time is over that cloudcore named
-// last they are sent again. A new link sends them anyway.
+// Queue has the numbers of deferred writes. They stay in the outbox, and in flight: at most the
+// window of their class waits. They are sent again when the delay that cloudcore named last has
+// passed, or on a new link.
 type Queue struct {
 	timer *time.Timer // when the next are due
 
@@ -106,14 +106,14 @@ func (p *Queue) Status() *Status {
 	return &s
 }
 
-// Forget drops what was put off on a link that has ended: a new one sends all that waits.
+// Forget drops the writes deferred on an ended link: a new one sends all pending writes.
 func (p *Queue) Forget() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.ids = nil
 }
 
-// Due tells when what was put off is due.
+// Due fires when deferred writes are due.
 func (p *Queue) Due() <-chan time.Time { return p.timer.C }
 
 // Take takes all that was put off.

@@ -1,5 +1,5 @@
-// Package ready is the set of what may be sent. It owns the order, refuses nothing, and is used by
-// one goroutine at a time.
+// Package ready is the set of entries that may be sent. It owns their order, accepts every entry,
+// and is used by one goroutine at a time.
 package ready
 
 import (

@@ -1,5 +1,5 @@
-// Package reply makes the Status errors that metamanager answers its clients with, each with the
-// time after which to come back. It keeps nothing.
+// Package reply makes metamanager's Status errors for clients, each with its retry delay. It is
+// stateless.
 package reply
 
 import (
@@ -14,15 +14,15 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/core/store"
 )
 
-// ErrStopped is what a metamanager that does not run answers.
+// ErrStopped is returned while metamanager does not run.
 var ErrStopped = errors.New("metamanager is not running")
 
-// Unavailable is a 503 that says when to come back, in seconds.
+// Unavailable returns a 503 with a retry delay in seconds.
 func Unavailable(why string, retryAfter int32) *apierrors.StatusError {
 	return Status(http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable, why, retryAfter)
 }
 
-// Offline is a 503 for what only the cloud could answer.
+// Offline returns a 503 for a request that only the cloud could answer.
 func Offline(what string) *apierrors.StatusError {
 	return Unavailable(what+": this node has no link to the cloud at the moment", 5)
 }
@@ -32,7 +32,7 @@ func TooMany(why string) *apierrors.StatusError {
 	return Status(http.StatusTooManyRequests, metav1.StatusReasonTooManyRequests, why, 1)
 }
 
-// Status is any failure; retryAfter is in seconds, 0 says nothing of it.
+// Status returns a failure; retryAfter is in seconds, 0 omits it.
 func Status(code int32, reason metav1.StatusReason, why string, retryAfter int32) *apierrors.StatusError {
 	s := metav1.Status{
 		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Status"},
@@ -59,7 +59,7 @@ func Conflict(ref object.Ref, format string, args ...any) *apierrors.StatusError
 	return apierrors.NewConflict(ref.Resource.GroupResource(), ref.Name, fmt.Errorf(format, args...))
 }
 
-// From makes a Status of what a commit returned.
+// From converts a commit's error to a Status.
 func From(err error) error {
 	if err == nil {
 		return nil

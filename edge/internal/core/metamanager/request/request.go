@@ -1,6 +1,6 @@
-// Package request is what clients of the edge API ask metamanager, and what they get: reads,
-// watches and writes, with who asks. It keeps nothing; its values are not changed once they
-// were handed over.
+// Package request has the requests of edge API clients to metamanager and the results: reads,
+// watches and writes, with their caller. It is stateless; its values are not changed once they were
+// passed on.
 package request
 
 import (
@@ -15,35 +15,35 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/core/object"
 )
 
-// ErrPassThrough is the answer to a Get and a List of what is not held here and can be asked of the
-// cloud. It is only ever given while there is a link.
+// ErrPassThrough is returned by a Get or a List whose objects are not cached but available from the
+// cloud. It is only returned while there is a link.
 var ErrPassThrough = errors.New("not held here: ask the cloud")
 
 // Caller is who asks the edge API. The zero value is the device's root, which acts as the node.
 type Caller struct {
 	Kubelet     bool
-	BearerToken string // of a ServiceAccount: what passes through is judged as that account
+	BearerToken string // of a ServiceAccount: proxied requests are authorized as that account
 }
 
-// ListOptions says who lists and how.
+// ListOptions has the caller and the options of a list.
 type ListOptions struct {
 	// FromReflector: any version will do (resourceVersion=0), as reflectors ask: the set is worth
 	// holding. The list waits for it.
 	FromReflector bool
-	// Held asks for what is held of the selection, whatever the sets are that it belongs to; 503
-	// where no set of the resource was ever delivered. It makes no interest: it is for a person who
-	// looks at the device.
+	// Held asks for the cached objects of the selection, regardless of their sets; 503 if no set of
+	// the resource was ever delivered. It creates no interest: it is for a person who inspects the
+	// device.
 	Held   bool
 	Caller Caller
 }
 
-// WatchOptions says from where to watch.
+// WatchOptions sets the start of a watch.
 type WatchOptions struct {
 	// From is the version after which changes are wanted. 0: any; the watch begins with all that is
 	// held, each as Added.
 	From uint64
-	// InitialEvents begins with all that is held, whatever From says, and says with a bookmark
-	// (Event.InitialEnd) where that ends.
+	// InitialEvents begins with all cached objects, regardless of From, and ends them with a
+	// bookmark (Event.InitialEnd).
 	InitialEvents bool
 	// Held: see ListOptions.
 	Held   bool
@@ -56,9 +56,9 @@ type Event struct {
 	// Object is as it is after the change; of Deleted: as it was, with the version of its deletion.
 	// Its bytes are shared: don't change them.
 	Object     object.Object
-	Version    uint64         // of the change; of a Bookmark: of what has been seen
+	Version    uint64         // of the change; of a Bookmark: of the events so far
 	InitialEnd bool           // the Bookmark that ends the initial events
-	Status     *metav1.Status // of Error; nothing comes after it
+	Status     *metav1.Status // of Error; the last event
 }
 
 // Watch is a watch that was opened. The channel is closed when it has ended.
@@ -74,9 +74,9 @@ type Write struct {
 	Subresource string
 	PatchType   types.PatchType
 	ContentType string // of Body
-	Accept      string // for what passes through
+	Accept      string // for proxied requests
 	Body        []byte // the object, the patch, or DeleteOptions, as it came
-	Path        string // of the URL, escaped; with Query, for what passes through
+	Path        string // of the URL, escaped; with Query, for proxied requests
 	Query       url.Values
 	UID         types.UID // precondition, where it is known; else it is taken from Body
 	// FieldManager is known to kube-apiserver only; the objects held carry no managedFields.

@@ -69,8 +69,7 @@ func signed(body []byte) (keyID string, sum [sha256.Size]byte) {
 	return header.KeyID, sum
 }
 
-// ends reports whether an answer names the end of its token: without one nothing says when to ask
-// again.
+// ends reports whether an answer has its token's expiry: without one there is no time to ask again.
 func ends(body []byte) bool {
 	var r authenticationv1.TokenRequest
 	return json.Unmarshal(body, &r) == nil && !r.Status.ExpirationTimestamp.IsZero()

@@ -27,11 +27,10 @@ const (
 	renewals, renewAgain = 3, time.Minute
 )
 
-// Refresh asks for new tokens, each time that linked has a value, in the place of the kept ones
-// that are past or near their end: so that they are young again should the link go before the
-// kubelet comes to ask, which it does about once a minute. It then gets what was asked for here.
-// The same for those of a key that the cloud has replaced, as soon as it is seen to. It ends with
-// ctx.
+// Refresh renews the kept tokens that are past or near their expiry, each time that linked has a
+// value: so they are recent should the link be lost before the kubelet asks, which it does about
+// once a minute. The kubelet then gets the renewed token. The same for tokens of a key that the
+// cloud has replaced, as soon as that is detected. It ends with ctx.
 func (t *Keeper) Refresh(ctx context.Context, linked <-chan struct{}) error {
 	limit := rate.NewLimiter(rate.Every(renewAgain), renewals)
 	for {
@@ -52,7 +51,7 @@ func (t *Keeper) Refresh(ctx context.Context, linked <-chan struct{}) error {
 	}
 }
 
-// refreshAll renews those that are due, and says how many.
+// refreshAll renews the tokens that are due, and returns their number.
 func (t *Keeper) refreshAll(ctx context.Context, now time.Time) (int, error) {
 	type answer struct {
 		key  []byte

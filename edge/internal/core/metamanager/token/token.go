@@ -1,16 +1,15 @@
-// Package token is the tokens of ServiceAccounts that a device keeps: the last answer to
-// each request, sealed, and served while the cloud can't be asked, past its expiry if need
-// be. A pod that starts without a link needs the file, and what runs without the cloud can't
-// be refused by it.
+// Package token keeps tokens of ServiceAccounts on the device: the last answer to each request,
+// sealed, and served while the cloud can't be asked, past its expiry if need be. A pod that starts
+// without a link needs the file, and clients that run without the cloud can't be refused by it.
 //
 // A cluster may replace the key that signs its tokens. Kept tokens of an earlier key are renewed as
-// soon as the cloud has signed one with another, or refused one that is kept. The kubelet would
-// keep what it has been given for most of an hour; so it is given tokens that seem to end sooner,
-// and comes back each minute for the kept one.
+// soon as the cloud has signed one with another, or refused a kept one. The kubelet would keep a
+// token for most of an hour; so it is given tokens that seem to expire sooner, and asks each minute
+// for the kept one.
 //
-// It owns which answers are kept; the store has them. It refuses nothing: requests with a
-// ServiceAccount's own token are the cloud's to judge, each time. All methods may be called by many
-// goroutines at once; what it keeps changes with a Batch of its user's.
+// It owns which answers are kept; the store has them. It does not refuse requests: those with a
+// ServiceAccount's own token are authorized by the cloud, each time. All methods may be called by
+// many goroutines at once; its state changes with a Batch of its user.
 package token
 
 import (
@@ -41,9 +40,9 @@ import (
 
 // Batch is a set of changes that reaches the disk as a whole, or not at all.
 type Batch interface {
-	// Save adds what is written.
+	// Save adds a write to the store.
 	Save(func(*store.Tx) error)
-	// After adds what is done once all is on the disk.
+	// After adds a function to run once the batch is on disk.
 	After(func())
 }
 
@@ -69,10 +68,10 @@ type Keeper struct {
 	keyID   string // of the key that signed the newest token
 }
 
-// Stored is what the store has of the answers, by the key of their request.
+// Stored has the stored answers, by the key of their request.
 type Stored map[string]info
 
-// info is what is known of a kept answer without opening it.
+// info is the unsealed part of a kept answer.
 type info struct {
 	at      int64 // unix milliseconds
 	bound   types.UID
@@ -83,7 +82,7 @@ type info struct {
 	refused time.Time // when that was last taken for a reason to renew it
 }
 
-// New returns a Keeper that keeps nothing yet.
+// New returns an empty Keeper.
 func New(config Config) *Keeper {
 	return &Keeper{config: config, due: make(chan struct{}, 1), answers: Stored{}}
 }
@@ -99,7 +98,7 @@ func Read(tx *store.Tx) (Stored, error) {
 	})
 }
 
-// Restore takes what was read in the place of what there is.
+// Restore replaces the answers by the stored ones.
 func (t *Keeper) Restore(s Stored) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -156,7 +155,7 @@ func (t *Keeper) Write(ctx context.Context, w request.Write) (request.Result, er
 	}
 	result, err := t.config.Ask(ctx, w)
 	if w.Caller.BearerToken != "" {
-		return result, err // what an account may ask for is for the cloud to say, each time
+		return result, err // the cloud decides each time which tokens an account may request
 	}
 	switch {
 	case err == nil && result.Response.Code/100 == 2:
@@ -189,7 +188,7 @@ func resultOf(kept *storepb.Answer) request.Result {
 	return request.Result{Code: int(kept.Code), Response: &topicpb.APIResponse{Code: kept.Code, ContentType: kept.ContentType, Body: kept.Body}}
 }
 
-// passing: failures that say nothing about the request itself.
+// passing reports a failure that is not caused by the request.
 func passing(code int) bool { return code == http.StatusTooManyRequests || code >= 500 }
 
 // keyOf names a request for a token by all that shapes its answer.
@@ -290,8 +289,8 @@ func old(a *storepb.Answer, now time.Time) bool {
 // cause may be another than its key.
 const refusedAgain = 10 * time.Minute
 
-// current is a kept answer that this process has asked for: whoever comes back for it need not ask
-// the cloud. It is none where the token is near its end, or of a key that the cloud has replaced.
+// current returns a kept answer that this process has requested: a repeated request need not ask
+// the cloud. It returns no answer if the token is near its expiry or of a replaced key.
 func (t *Keeper) current(k []byte) (request.Result, bool) {
 	t.mu.Lock()
 	a, ok := t.answers[string(k)]
@@ -307,8 +306,8 @@ func (t *Keeper) current(k []byte) (request.Result, bool) {
 	return resultOf(kept), true
 }
 
-// Judged takes notice of kube-apiserver's answer to a token, "" for none. One that it refuses and
-// that is kept is renewed, and where the new one is of another key, all others are.
+// Judged records kube-apiserver's answer to a token, "" for no token. A refused kept token is
+// renewed, and if the new one has another key, all others are.
 func (t *Keeper) Judged(bearer string, code int32) {
 	if bearer == "" || code != http.StatusUnauthorized {
 		return
@@ -325,7 +324,7 @@ func (t *Keeper) Judged(bearer string, code int32) {
 	}
 }
 
-// renew has Refresh look for what is to be renewed.
+// renew wakes Refresh.
 func (t *Keeper) renew() {
 	select {
 	case t.due <- struct{}{}:

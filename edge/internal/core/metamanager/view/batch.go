@@ -48,13 +48,13 @@ func (v *View) Stage() *Batch {
 	}
 }
 
-// save adds what goes to the store.
+// save adds a write to the store.
 func (b *Batch) save(do func(*store.Tx) error) { b.writes = append(b.writes, do) }
 
 // Writes reports whether there is anything for the disk.
 func (b *Batch) Writes() bool { return len(b.writes)+len(b.gone) > 0 }
 
-// Write writes what the batch changes.
+// Write writes the batch's changes.
 func (b *Batch) Write(tx *store.Tx) error {
 	for _, w := range b.writes {
 		if err := w(tx); err != nil {
@@ -96,7 +96,7 @@ func (b *Batch) Get(ref object.Ref) *Held {
 	return b.v.held(ref)
 }
 
-// Expects reports whether a digest is of what this batch leaves of its resource.
+// Expects reports whether a digest equals that of its resource after this batch.
 func (b *Batch) Expects(p *topicpb.Digest) bool {
 	resource := ResourceOf(p.GetResource())
 	t := b.v.tables[resource]
@@ -157,7 +157,7 @@ func (b *Batch) SaveDeletion(ref object.Ref) {
 }
 
 // Sizes calls do for each object of a resource that this batch sets: the bytes before and after it,
-// -1 where there was or will be none.
+// -1 stands for no object.
 func (b *Batch) Sizes(resource schema.GroupVersionResource, do func(before, after int)) {
 	size := func(h *Held) int {
 		if h == nil {
@@ -242,7 +242,7 @@ func (b *Batch) Synced(id uint64) {
 }
 
 // Refuse stages that kube-apiserver does not let this node have a set. It returns the interest, nil
-// where there is none.
+// if it is unknown.
 func (b *Batch) Refuse(id uint64, why *metav1.Status) *Interest {
 	i := b.stageInterest(id)
 	if i == nil {
@@ -296,7 +296,8 @@ func (b *Batch) TakeRetained() (pods []object.Ref) {
 	return pods
 }
 
-// Gone stages that an object's deletion came down, as of a version of its resource; "" is of none.
+// Gone stages that an object's deletion was delivered, at a version of its resource; "" if it has
+// no version.
 func (b *Batch) Gone(resource schema.GroupVersionResource, version string) {
 	n := object.Number(version)
 	if n == 0 || b.gone[resource] == n || b.gone == nil && b.v.gone[resource] == n {
@@ -308,8 +309,8 @@ func (b *Batch) Gone(resource schema.GroupVersionResource, version string) {
 	b.gone[resource] = n
 }
 
-// Drop stages the end of interests that are still idle, and returns the objects of resources of
-// which none is left. What else no interest matches the cloud takes back.
+// Drop stages the end of interests that are still idle, and returns the objects of resources
+// without any interest left. The cloud withdraws other objects that no interest matches.
 func (b *Batch) Drop(ids []uint64) (gone []object.Ref) {
 	v := b.v
 	v.mu.RLock() // uses continue in the meantime

@@ -18,7 +18,7 @@ type Config struct {
 	InterestsChanged func()
 }
 
-// Limits bound what is held in memory.
+// Limits bound the memory usage.
 type Limits struct {
 	Interests      int           // sets that can be held. At the bound a new one is refused with 429
 	InterestIdle   time.Duration // linked time after which a set without a watch is dropped

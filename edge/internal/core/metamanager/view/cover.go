@@ -12,8 +12,8 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/core/object"
 )
 
-// ownPods is what a kubelet watches. A pod's node never changes, so for the kubelet a pod that is
-// not in this set is gone.
+// ownPods is the selection that a kubelet watches. A pod's node never changes, so for the kubelet a
+// pod that is not in this set is gone.
 func (v *View) ownPods() object.Selection {
 	return object.Selection{Resource: Pods, Fields: fields.OneTermEqualSelector("spec.nodeName", v.config.Node)}
 }
@@ -25,7 +25,7 @@ func (v *View) own(i *Interest) bool {
 	return i.Resource == Pods && i.Namespace == "" && i.labels == "" && i.Fields == v.ownPods().FieldString()
 }
 
-// valid reports whether what is held of the set may be served.
+// valid reports whether the cached set may be served.
 func (v *View) valid(i *Interest) bool { return i.synced && (i.refused == nil || v.own(i)) }
 
 // answerable reports whether the view has all that the selection asks for. Called with the
@@ -107,7 +107,7 @@ func (v *View) table(resource schema.GroupVersionResource) *table {
 	return t
 }
 
-// countUses keeps the index of what pods refer to. Called with the lock held.
+// countUses keeps the index of the objects that pods refer to. Called with the lock held.
 func (v *View) countUses(before, after *Held) {
 	if before != nil {
 		for _, d := range before.uses() {
@@ -174,8 +174,8 @@ func (v *View) someSet(r schema.GroupVersionResource) bool {
 	return false
 }
 
-// snapshot is what a selection may match: by resource, namespace and name alone, for the rest is
-// not worked out under the lock.
+// snapshot returns the objects that a selection may match: by resource, namespace and name alone;
+// the selectors are not evaluated under the lock.
 func (v *View) snapshot(s object.Selection) []*Held {
 	t := v.tables[s.Resource]
 	if t == nil {

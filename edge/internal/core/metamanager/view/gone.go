@@ -10,10 +10,10 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/core/store"
 )
 
-// gone is, by resource, as of which of kube-apiserver's versions the newest deletion was known that
-// came down. What is held does not show it, and a replica of cloudcore whose watch lags may have
-// what was deleted still (docs/dev/decisions/0067). One that is lower than the one before is of a
-// cluster that was restored, and counts. There are as many as resources with interests.
+// gone is, by resource, the kube-apiserver version at which the newest delivered deletion was
+// known. The cached objects don't show it, and a cloudcore replica whose watch lags may still have
+// the deleted object (docs/dev/decisions/0067). A version lower than the one before is that of a
+// restored cluster, and counts. There is one entry for each resource with interests.
 type gone map[schema.GroupVersionResource]uint64
 
 // goneModule is where the store has them, by group, version and resource.
@@ -29,7 +29,7 @@ func (g gone) write(tx *store.Tx) error {
 	return nil
 }
 
-// readGone leaves out what is none: cloudcore compares without it, as it did with an older
+// readGone skips invalid versions: cloudcore compares without them, as it did with an older
 // edgecore.
 func readGone(tx *store.Tx) (gone, error) {
 	all := gone{}

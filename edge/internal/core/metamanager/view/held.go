@@ -31,7 +31,7 @@ type Held struct {
 	more   *more // nil for nearly all: shown as delivered, and it refers to no other
 }
 
-// more is what few objects have.
+// more has the fields that few objects need.
 type more struct {
 	raw    []byte // as delivered; the same bytes as Shown.Raw where no write waits
 	labels object.Labels
@@ -40,8 +40,8 @@ type more struct {
 	withheld string // of a pod: why the kubelet is not shown it; see podgate
 }
 
-// NewHeld returns what the cloud delivered, which is shown as it is; decoded is the same object,
-// nil where it can refer to no other.
+// NewHeld returns a delivered object, shown unchanged; decoded is the same object, nil if it cannot
+// refer to others.
 func NewHeld(delivered object.Object, decoded runtime.Object) *Held {
 	h := &Held{Shown: delivered}
 	if uses := usesOf(decoded); len(uses) > 0 {
@@ -87,10 +87,10 @@ func (h *Held) Withheld() string {
 	return h.more.withheld
 }
 
-// shownTo reports whether a client sees what is visible.
+// shownTo reports whether the object is visible to a client.
 func (h *Held) shownTo(kubelet bool) bool { return !kubelet || h.Withheld() == "" }
 
-// uses is what a pod refers to.
+// uses lists the objects that a pod refers to.
 func (h *Held) uses() []use {
 	if h.more == nil {
 		return nil
@@ -118,7 +118,7 @@ func (h *Held) Delivered() object.Object {
 	return o
 }
 
-// digest sums up what the cloud delivered of one resource; see topicpb.Digest.
+// digest sums up the delivered objects of one resource; see topicpb.Digest.
 type digest struct {
 	count uint64
 	sum   [16]byte
@@ -135,7 +135,7 @@ func (d digest) wire(r schema.GroupVersionResource) *topicpb.Digest {
 	return &topicpb.Digest{Resource: wireResource(r), Count: d.count, Sum: slices.Clone(d.sum[:])}
 }
 
-// is reports whether d is what the cloud says.
+// is reports whether d equals the cloud's digest.
 func (d digest) is(p *topicpb.Digest) bool {
 	return d.count == p.GetCount() && string(d.sum[:]) == string(p.GetSum())
 }

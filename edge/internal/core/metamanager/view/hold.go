@@ -11,17 +11,15 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/core/object"
 )
 
-// pins reports whether a set is to be kept even if no client watches it: what the kubelet
-// watches of the whole node it needs after a reboot without a link, also when it did not run for
-// a while before.
+// pins reports whether a set is to be kept even if no client watches it: the kubelet needs its
+// node-wide watches after a reboot without a link, also if it did not run for a while before.
 func (v *View) pins(s object.Selection, caller request.Caller) bool {
 	name := s.Name()
 	return caller.Kubelet && (name == "" || name == v.config.Node)
 }
 
-// hold makes sure that the selection is wanted and waits until it can be answered. use,
-// where it can, is called with the lock held: for writing, so that it may register what it
-// takes from the view.
+// hold makes sure that the selection is wanted and waits until it can be answered. use, where it
+// can, is called with the lock held: for writing, so that it may register itself with the view.
 func (v *View) hold(ctx context.Context, s object.Selection, caller request.Caller, use func(*Interest) error) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, v.config.Limits.SyncWait, errNotSynced)
 	defer cancel()

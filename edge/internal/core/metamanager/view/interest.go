@@ -21,7 +21,7 @@ type Interest struct {
 	Fields    string
 	id        uint64
 	labels    string
-	deps      bool // what pods refer to
+	deps      bool // objects that pods refer to
 
 	// Guarded by the View's lock; changed by Show alone, but for the last three.
 	pinned  bool
@@ -54,12 +54,12 @@ func (i *Interest) Brings(resource schema.GroupVersionResource) bool {
 	return i.Resource == resource || i.deps && object.Travels(resource)
 }
 
-// Has reports whether an object may be in the set, whatever the selectors say.
+// Has reports whether an object may be in the set, regardless of the selectors.
 func (i *Interest) Has(ref object.Ref) bool {
 	return i.Brings(ref.Resource) && (i.Namespace == "" || i.Namespace == ref.Namespace)
 }
 
-// covers reports whether the selection asks for nothing that is not in the set.
+// covers reports whether the set contains all objects of the selection.
 func (i *Interest) covers(s object.Selection) bool {
 	return !i.deps && i.Resource == s.Resource && (i.Namespace == "" || i.Namespace == s.Namespace) &&
 		(i.labels == "" || i.labels == s.LabelString()) && (i.Fields == "" || i.Fields == s.FieldString())

@@ -14,9 +14,9 @@ import (
 // their buckets first.
 const fewEntries = 64
 
-// Interests is what this device wants and has, for the session with this epoch. written is called
-// under the same lock: by resource, the newest of kube-apiserver's versions of writes that have
-// not come down yet.
+// Interests returns the interests and digests of this device for the session with this epoch.
+// written is called under the same lock: by resource, the newest of kube-apiserver's versions of
+// writes that have not come down yet.
 func (v *View) Interests(written func() map[schema.GroupVersionResource]uint64) (msg *topicpb.Interests, epoch uint64) {
 	v.mu.RLock()
 	defer v.mu.RUnlock()
@@ -37,7 +37,7 @@ func (v *View) Interests(written func() map[schema.GroupVersionResource]uint64) 
 		}
 		d := t.digest.wire(r)
 		d.Newest, d.Written = t.newest(), newest[r]
-		if v.gone[r] > d.Newest { // else what is held is proof of as much
+		if v.gone[r] > d.Newest { // else the cached objects prove as much
 			d.Written = max(d.Written, v.gone[r])
 		}
 		msg.Digests = append(msg.Digests, d)
@@ -45,14 +45,14 @@ func (v *View) Interests(written func() map[schema.GroupVersionResource]uint64) 
 	return msg, v.link.Epoch
 }
 
-// Inventory answers what the cloud asks of a resource.
+// Inventory answers the cloud's request for the objects of a resource.
 func (v *View) Inventory(r *topicpb.InventoryRequest) *topicpb.Inventory {
 	v.mu.RLock()
 	defer v.mu.RUnlock()
 	return v.tables[ResourceOf(r.GetResource())].inventory(r)
 }
 
-// Mismatch is what is held of a resource, for a cloud that expected something else.
+// Mismatch lists the cached objects of a resource for a cloud that expected others.
 func (v *View) Mismatch(resource schema.GroupVersionResource) *topicpb.Inventory {
 	v.mu.RLock()
 	defer v.mu.RUnlock()

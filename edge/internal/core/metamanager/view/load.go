@@ -14,7 +14,7 @@ import (
 // events and of the Lease: at one change a second, 34 years.
 const versionGap = 1 << 30
 
-// Stored is what the store has of a view.
+// Stored is the stored state of a view.
 type Stored struct {
 	version, lastInterest uint64
 	interests             map[uint64]*Interest
@@ -50,9 +50,8 @@ func Read(tx *store.Tx) (*Stored, error) {
 	return s, err
 }
 
-// Restore forgets what the view has and takes what was read. show makes of each object what
-// is shown; nil leaves it out. What Restore returns is to be written; needed: the view can't
-// be used without.
+// Restore replaces the view's state by the stored one. show returns the visible form of each
+// object; nil skips it. The caller must call write; needed: the view can't be used otherwise.
 func (v *View) Restore(s *Stored, show func(object.Object) *Held) (write func(*store.Tx) error, needed bool) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -94,8 +93,8 @@ func (v *View) Restore(s *Stored, show func(object.Object) *Held) (write func(*s
 	}, true
 }
 
-// RestoreEvent takes an event that was read from the store. It returns what it had of the
-// event before.
+// RestoreEvent takes an event that was read from the store. It returns the previous record of the
+// event.
 func (v *View) RestoreEvent(o object.Object) (before *Held) {
 	v.mu.Lock()
 	defer v.mu.Unlock()

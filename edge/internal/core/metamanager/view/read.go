@@ -15,9 +15,8 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/core/object"
 )
 
-// Get returns one object. NotFound is certain: it is only said where the set that the object
-// would be in was delivered. ErrPassThrough: ask the cloud. Anything else that can't be
-// answered here is a 503.
+// Get returns one object. NotFound is certain: it is only returned if the object's set was
+// delivered. ErrPassThrough: ask the cloud. Any other failure is a 503.
 func (v *View) Get(ctx context.Context, ref object.Ref, caller request.Caller) (object.Object, error) {
 	s := object.Selection{Resource: ref.Resource, Namespace: ref.Namespace, Fields: fields.OneTermEqualSelector("metadata.name", ref.Name)}
 	v.mu.RLock()
@@ -26,7 +25,7 @@ func (v *View) Get(ctx context.Context, ref object.Ref, caller request.Caller) (
 		return object.Object{}, reply.From(reply.ErrStopped)
 	}
 	h := v.held(ref)
-	// What is held is current: some interest matches it, or the cloud would have taken it back.
+	// A cached object is current: some interest matches it, or the cloud would have withdrawn it.
 	known := h != nil || v.answerable(s) || (caller.Kubelet && ref.Resource == Pods && v.answerable(v.ownPods()))
 	linked := v.linked
 	v.mu.RUnlock()
@@ -36,7 +35,8 @@ func (v *View) Get(ctx context.Context, ref object.Ref, caller request.Caller) (
 		}
 		return h.Shown, nil
 	}
-	// What the kubelet reads one by one it will need after a reboot without a link, too.
+	// The kubelet will need the objects that it reads one by one after a reboot without a link,
+	// too.
 	if caller.Kubelet && keptForKubelet(ref.Resource) {
 		own := ref.Name == v.config.Node && ref.Namespace == ""
 		if err := v.config.Want(ctx, s, own); err != nil && !linked {
@@ -69,8 +69,8 @@ func (v *View) All(resource schema.GroupVersionResource) []object.Object {
 	return all
 }
 
-// List returns what is selected, in the order of namespace and name, and the version that the list
-// is of. The objects' bytes are shared: don't change them. ErrPassThrough: ask the cloud.
+// List returns the selected objects, ordered by namespace and name, and the version of the list.
+// The objects' bytes are shared: don't change them. ErrPassThrough: ask the cloud.
 func (v *View) List(ctx context.Context, s object.Selection, options request.ListOptions) (items []object.Object, version uint64, err error) {
 	var hs []*Held
 	take := func(*Interest) error { hs, version = v.snapshot(s), v.version; return nil }
@@ -99,7 +99,7 @@ func (v *View) List(ctx context.Context, s object.Selection, options request.Lis
 	return items, version, nil
 }
 
-// takeNow takes from the view what can be answered at once.
+// takeNow takes from the view if the selection can be answered at once.
 func (v *View) takeNow(s object.Selection, take func(*Interest) error) error {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -118,7 +118,7 @@ func (v *View) takeNow(s object.Selection, take func(*Interest) error) error {
 	return reply.Offline("this node does not hold " + s.String())
 }
 
-// takeHeld takes from the view what there is.
+// takeHeld takes the cached objects from the view.
 func (v *View) takeHeld(s object.Selection, take func(*Interest) error) error {
 	v.mu.Lock()
 	defer v.mu.Unlock()

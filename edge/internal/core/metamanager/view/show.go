@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// Show makes a batch that is on the disk visible. with is called under the same lock: what it
-// changes is seen at once with the batch.
+// Show makes a batch that is on the disk visible. with is called under the same lock: its changes
+// become visible together with the batch.
 func (v *View) Show(b *Batch, with func()) {
 	type delivery struct {
 		c        change
@@ -61,14 +61,14 @@ func (v *View) showInterest(id uint64, staged *Interest) {
 		v.interests[id] = staged
 		v.tablesFor(staged)
 		v.config.InterestsChanged()
-	default: // uses and waits have gone on in the meantime: only what is staged is taken over
+	default: // uses and waits have changed since: only the staged fields are taken over
 		have.synced, have.refused, have.pinned = staged.synced, staged.refused, staged.pinned
 		have.wakeAll()
 	}
 }
 
 // Idle lists the interests that no client has watched or read for a while, of which passed is new.
-// Time without a link does not count: what an island holds it keeps.
+// Time without a link does not count: a disconnected node keeps its objects.
 func (v *View) Idle(passed time.Duration) (idle []uint64) {
 	v.mu.Lock()
 	defer v.mu.Unlock()

@@ -11,7 +11,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/core/object"
 )
 
-// ResourceStatus is what is held of one resource.
+// ResourceStatus is the status of one cached resource.
 type ResourceStatus struct {
 	Resource string `json:"resource"`
 	Objects  int    `json:"objects"`
@@ -29,7 +29,7 @@ type InterestStatus struct {
 	Namespace string `json:"namespace,omitempty"`
 }
 
-// Status lists what is held and wanted.
+// Status lists the cached resources and the interests.
 func (v *View) Status() (resources []ResourceStatus, interests []InterestStatus) {
 	v.mu.RLock()
 	defer v.mu.RUnlock()

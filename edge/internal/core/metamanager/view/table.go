@@ -12,7 +12,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/core/object"
 )
 
-// table is what is held of one resource. Guarded by the View's lock.
+// table has the cached objects of one resource. Guarded by the View's lock.
 type table struct {
 	resource schema.GroupVersionResource
 	objects  map[types.NamespacedName]*Held

@@ -22,7 +22,7 @@ type use struct {
 	types.NamespacedName
 }
 
-// usesOf lists what a pod refers to.
+// usesOf lists the objects that a pod refers to.
 func usesOf(obj runtime.Object) []use {
 	pod, ok := obj.(*corev1.Pod)
 	if !ok {

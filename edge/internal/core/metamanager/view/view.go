@@ -1,18 +1,18 @@
-// Package view is what the device holds of the cluster and shows to its clients: the objects, the
-// interests that say which sets of them are held, and the watches.
+// Package view caches the device's part of the cluster for its clients: the objects, the interests
+// that define which sets are cached, and the watches.
 //
 // It owns these in memory, the versions that clients see, and whether a set may be answered from.
 // It refuses to answer from a set that was never wholly delivered: a wrong empty list makes a
-// kubelet kill every pod. It writes nothing to the disk by itself: a Batch has what its user's
-// transaction is to write, and is seen with Show once that is done.
+// kubelet kill every pod. It does not write to the disk itself: a Batch has the writes for its
+// user's transaction, and becomes visible with Show once that is committed.
 //
-// One goroutine stages and shows; it reads what it showed without a lock. Readers share a lock with
-// it and never wait for the disk. All that clients call may be called by many goroutines at once;
-// before Open and after Close they are answered 503.
+// One goroutine stages and shows; it reads the visible state without a lock. Readers share a lock
+// with it and never wait for the disk. All that clients call may be called by many goroutines at
+// once; before Open and after Close they are answered 503.
 //
-// From the bottom: held.go, watcher.go, table.go and interest.go are what there is; cover.go says
-// what may be answered; batch.go and show.go change it; load.go reads it from the store; hold.go,
-// read.go and watch.go answer clients.
+// From the bottom: held.go, watcher.go, table.go and interest.go are the state; cover.go decides
+// which requests may be answered; batch.go and show.go change it; load.go reads it from the store;
+// hold.go, read.go and watch.go answer clients.
 package view
 
 import (
@@ -27,7 +27,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/core/object"
 )
 
-// View is what is held and shown.
+// View is the cache that clients read.
 type View struct {
 	config Config        // set by New, never changed
 	next   atomic.Uint64 // the newest version that was given out, shown or not
@@ -39,7 +39,7 @@ type View struct {
 	tables       map[schema.GroupVersionResource]*table
 	interests    map[uint64]*Interest
 	lastInterest uint64      // the number of the newest
-	uses         map[use]int // what the pods held refer to
+	uses         map[use]int // the objects that cached pods refer to
 	gone         gone
 	link         linkstate.Link
 	linked       bool
@@ -47,7 +47,7 @@ type View struct {
 	retained map[types.NamespacedName]struct{} // pods that stay although the cloud took them back; owned by the goroutine that shows
 }
 
-// New returns a View that holds nothing.
+// New returns an empty View.
 func New(config Config) *View {
 	v := &View{config: config}
 	v.reset()
@@ -118,7 +118,7 @@ func (v *View) Version() uint64 {
 // NextVersion gives out a version.
 func (v *View) NextVersion() uint64 { return v.next.Add(1) }
 
-// Lookup is what is held of an object, shown or not; nil where it is not held.
+// Lookup returns the cached object, visible or not; nil if it is not cached.
 func (v *View) Lookup(ref object.Ref) *Held {
 	v.mu.RLock()
 	defer v.mu.RUnlock()

@@ -13,9 +13,9 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/core/object"
 )
 
-// Watch opens a watch, waiting until what it selects is held. It ends with ctx, with Stop, with the
-// View, or with an Error event: 410 for a watcher that is too slow. A version that is too old, or
-// none of ours, is a 410 at once.
+// Watch opens a watch, waiting until its selection is cached. It ends with ctx, with Stop, with the
+// View, or with an Error event: 410 for a watcher that is too slow. A version that is too old or
+// was not issued here is a 410 at once.
 func (v *View) Watch(ctx context.Context, s object.Selection, options request.WatchOptions) (request.Watch, error) {
 	w := &watcher{selection: s, kubelet: options.Caller.Kubelet, bound: v.config.Limits.WatchQueue, ch: make(chan request.Event, 4), done: make(chan struct{})}
 	var initial []*Held
@@ -67,7 +67,7 @@ func (v *View) Watch(ctx context.Context, s object.Selection, options request.Wa
 	return w, nil
 }
 
-// unwatch ends what opening a watch has begun.
+// unwatch undoes the beginning of a watch.
 func (v *View) unwatch(w *watcher, i *Interest) {
 	v.mu.Lock()
 	defer v.mu.Unlock()

@@ -15,8 +15,8 @@ import (
 type watcher struct {
 	// Set before the watcher is shared, never changed.
 	selection object.Selection
-	kubelet   bool   // it does not see what is withheld from the kubelet
-	forget    func() // takes it out of what is watched
+	kubelet   bool   // does not see objects withheld from the kubelet
+	forget    func() // removes it from the watchers
 	from      uint64 // changes up to this one came with the beginning
 	bound     int
 	ch        chan request.Event
@@ -28,13 +28,13 @@ type watcher struct {
 	queue   []request.Event
 	slack   int // how much of the queue is the beginning's and does not count against the bound
 	pumping bool
-	ended   bool // nothing more is taken
+	ended   bool // takes no more events
 	stopped bool
 }
 
 func (w *watcher) Events() <-chan request.Event { return w.ch }
 
-// begin puts the beginning into the queue, and behind it what came in the meantime.
+// begin queues the initial objects, followed by the changes since.
 func (w *watcher) begin(initial []*Held, missed []change, options request.WatchOptions) error {
 	var events []request.Event
 	slices.SortFunc(initial, func(a, b *Held) int {
@@ -90,8 +90,8 @@ func (w *watcher) deliver(c change) {
 	}
 }
 
-// eventOf is what this watch sees of a change: an object that stops matching is deleted for it, one
-// that begins to is added.
+// eventOf returns the event of a change for this watch: an object that stops matching is deleted
+// for it, one that begins to is added.
 func (w *watcher) eventOf(c change) (request.Event, bool) {
 	before, after := w.matches(c.before), w.matches(c.after)
 	switch {
@@ -185,7 +185,7 @@ func (w *watcher) end(err *apierrors.StatusError) {
 	w.forget()
 }
 
-// Stop ends the watch. What it has not delivered is dropped.
+// Stop ends the watch. Undelivered events are dropped.
 func (w *watcher) Stop() {
 	w.mu.Lock()
 	first := !w.stopped
