@@ -370,7 +370,7 @@ func TestReflector(t *testing.T) {
 	}
 }
 
-// plain is a ListerWatcher that says it can't do a watch list.
+// plain is a ListerWatcher without support for watch lists.
 type plain struct{ *cache.ListWatch }
 
 func (plain) IsWatchListSemanticsUnSupported() bool { return true }

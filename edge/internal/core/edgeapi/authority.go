@@ -16,7 +16,7 @@ import (
 // The certificates of the loopback listener are the device's own and never leave it. Their
 // authority is made once and kept; the two leaves are made at each start. A device's clock may be
 // years off (1970 after a reboot without a link), so all of them are valid from 1970 to far beyond:
-// what ends their validity is that root of the device deletes the authority's file.
+// they are revoked by root deleting the authority's file on the device.
 var (
 	notBefore = time.Unix(0, 0)
 	notAfter  = time.Date(2120, 1, 1, 0, 0, 0, 0, time.UTC)
@@ -28,7 +28,7 @@ func kubernetesNames() []string {
 	return []string{"kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local"}
 }
 
-// podsCertificate is what pods are shown.
+// podsCertificate is the certificate for pods.
 type podsCertificate struct {
 	open      sync.Once
 	authority pki.Authority
@@ -39,9 +39,9 @@ type podsCertificate struct {
 	pair      *tls.Certificate
 }
 
-// openAuthority reads the authority, or makes it where there is none or it can't be read: it
-// signs only what this process makes. One that can't be kept, on a full disk, serves until
-// the process ends.
+// openAuthority reads the authority, or creates it if it is missing or unreadable: it signs only
+// this process's certificates. An authority that can't be stored, on a full disk, is used until the
+// process ends.
 func openAuthority(ctx context.Context, state State) (pki.Authority, error) {
 	if raw, err := state.Load(authorityKey); err == nil && raw != nil {
 		if a, err := pki.ParseAuthority(raw, raw); err == nil {

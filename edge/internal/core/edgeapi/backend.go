@@ -10,9 +10,9 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/core/object"
 )
 
-// Backend is what stands behind the API: a *metamanager.Manager, whose methods say what they
-// promise. Its errors are Kubernetes Status errors, or metamanager.ErrPassThrough from Get and List
-// for what only kube-apiserver can answer.
+// Backend serves the API: a *metamanager.Manager, whose methods document their contract. Its errors
+// are Kubernetes Status errors, or metamanager.ErrPassThrough from Get and List for requests that
+// only kube-apiserver can answer.
 type Backend interface {
 	Get(ctx context.Context, ref object.Ref, caller metamanager.Caller) (object.Object, error)
 	List(ctx context.Context, selection object.Selection, options metamanager.ListOptions) (items []object.Object, version uint64, err error)
@@ -26,22 +26,22 @@ type Backend interface {
 
 var _ Backend = (*metamanager.Manager)(nil)
 
-// State keeps what the API must find again after a restart: a *store.Module.
+// State stores the API's persistent state: a *store.Module.
 type State interface {
-	// Load returns nil where nothing was kept under the key.
+	// Load returns nil if the key is unknown.
 	Load(key string) ([]byte, error)
 	Keep(ctx context.Context, key string, state []byte) error
 	KeepSealed(ctx context.Context, key string, state []byte) error
 }
 
-// The keys of what is kept.
+// Keys of the stored values.
 const (
 	authorityKey = "authority" // sealed: a certificate and its key
 	discoveryKey = "discovery"
 	grantsKey    = "grants"
 )
 
-// forgetful keeps nothing.
+// forgetful is a State without storage.
 type forgetful struct{}
 
 func (forgetful) Load(string) ([]byte, error)                      { return nil, nil }

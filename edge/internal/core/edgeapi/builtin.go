@@ -22,10 +22,10 @@ type builtin struct {
 	verbs      []string
 }
 
-// builtins reads Kubernetes' own resources off the scheme: what has a list there and an object's
-// metadata. What no scheme says, which are in no namespace and which lack a verb, is below; the
-// test compares all of it with Kubernetes' generated client. To read it off that client here, by
-// reflection over methods, makes the linker keep every exported method of edgecore (0071).
+// builtins reads Kubernetes' own resources off the scheme: the types with a list and object
+// metadata. The scheme does not tell which are cluster-scoped and which lack a verb: that is below;
+// the test compares all of it with Kubernetes' generated client. To read it off that client here,
+// by reflection over methods, makes the linker keep every exported method of edgecore (0071).
 var builtins = sync.OnceValue(func() map[schema.GroupVersionResource]builtin {
 	all := map[schema.GroupVersionResource]builtin{}
 	for kind, t := range scheme.Scheme.AllKnownTypes() {
@@ -100,8 +100,8 @@ var shortNames = map[schema.GroupResource][]string{
 	{Group: "storage.k8s.io", Resource: "storageclasses"}:                  {"sc"},
 }
 
-// builtinLists makes discovery documents of the stable versions of Kubernetes' own resources, and
-// of what is held beyond these.
+// builtinLists makes discovery documents of the stable versions of Kubernetes' own resources and of
+// the other cached resources.
 func builtinLists(held []schema.GroupVersionResource) (core, groups *apidiscoveryv2.APIGroupDiscoveryList) {
 	byVersion := map[schema.GroupVersion][]apidiscoveryv2.APIResourceDiscovery{}
 	for resource, b := range builtins() {

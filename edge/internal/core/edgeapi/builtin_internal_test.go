@@ -14,7 +14,7 @@ import (
 
 // Kubernetes' own resources are those of its generated client, which has a method for each: its
 // name is the resource's, its argument tells whether the resource is in a namespace, and the
-// methods of what it returns are the verbs.
+// methods of its result are the verbs.
 func TestBuiltinsAreTheClients(t *testing.T) {
 	want := map[schema.GroupVersionResource]builtin{}
 	for group := range reflect.TypeFor[kubernetes.Interface]().Methods() {

@@ -22,8 +22,8 @@ import (
 // aggregatedJSON is the content type of a whole discovery document (KEP-3352).
 const aggregatedJSON = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
 
-// discovery answers what resources there are. While there is a link kube-apiserver answers, and
-// whole documents that pass by are kept; without a link the answer is made of what is kept, and of
+// discovery serves the discovery documents. While there is a link kube-apiserver answers, and
+// complete documents are kept; without a link the answer is built from the kept ones and
 // Kubernetes' own kinds.
 type discovery struct {
 	backend Backend
@@ -34,7 +34,7 @@ type discovery struct {
 	kept kept
 }
 
-// kept is what kube-apiserver said last. It is stored as JSON.
+// kept has kube-apiserver's last documents. It is stored as JSON.
 type kept struct {
 	Core   *apidiscoveryv2.APIGroupDiscoveryList `json:"core,omitempty"`   // of /api
 	Groups *apidiscoveryv2.APIGroupDiscoveryList `json:"groups,omitempty"` // of /apis
@@ -47,13 +47,13 @@ func newDiscovery(backend Backend, state State) *discovery {
 	return &discovery{backend: backend, state: state}
 }
 
-// documents returns what is kept.
+// documents returns the kept documents.
 func (d *discovery) documents() kept {
 	d.load.Do(func() {
 		raw, err := d.state.Load(discoveryKey)
 		var k kept
 		if err != nil || raw == nil || json.Unmarshal(raw, &k) != nil {
-			return // nothing kept yet, or nothing that can be read: it is only a copy, and replaced by the next one
+			return // not stored yet, or unreadable: it is only a copy, replaced by the next one
 		}
 		d.mu.Lock()
 		d.kept = k
@@ -64,7 +64,7 @@ func (d *discovery) documents() kept {
 	return d.kept
 }
 
-// keep changes what is kept, on disk only where that is something new.
+// keep changes the kept documents, and writes them to the disk only if they differ.
 func (d *discovery) keep(ctx context.Context, change func(*kept)) {
 	before := d.documents()
 	after := before
@@ -100,7 +100,8 @@ func (d *discovery) see(ctx context.Context, path string, answer *topicpb.APIRes
 	})
 }
 
-// kind finds the kind of a resource: among Kubernetes' own, then in what is kept, then by asking.
+// kind finds the kind of a resource: among Kubernetes' own, then in the kept documents, then by
+// asking.
 func (d *discovery) kind(ctx context.Context, resource schema.GroupVersionResource) (string, bool) {
 	if b, ok := builtins()[resource]; ok {
 		return b.kind.Kind, true
@@ -171,8 +172,7 @@ func (d *discovery) lists() (core, groups *apidiscoveryv2.APIGroupDiscoveryList)
 	return core, groups
 }
 
-// legacy answers the paths of discovery as it was before whole documents: nil where there
-// is nothing.
+// legacy answers the discovery paths before aggregated documents: nil for an unknown path.
 func legacy(path string, core, groups *apidiscoveryv2.APIGroupDiscoveryList) any {
 	if path == "/api" {
 		return &metav1.APIVersions{

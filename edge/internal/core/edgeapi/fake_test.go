@@ -34,7 +34,7 @@ var (
 )
 
 // fakeBackend is a metamanager in memory: it holds objects and interests, keeps a history, and
-// answers as the real one's contract says.
+// follows the real one's contract.
 type fakeBackend struct {
 	t *testing.T
 
@@ -158,7 +158,7 @@ func unsynced() error {
 	}}
 }
 
-// elsewhere is the answer for what isn't held.
+// elsewhere is the answer for objects that aren't cached.
 func (b *fakeBackend) elsewhere() error {
 	if b.linked {
 		return metamanager.ErrPassThrough
@@ -166,8 +166,8 @@ func (b *fakeBackend) elsewhere() error {
 	return unsynced()
 }
 
-// reflect answers a reflector's call for what isn't held: as if the interest was made and synced,
-// or refused, or as if there was no link.
+// reflect answers a reflector's call for a set that isn't cached: as if the interest was made and
+// synced, or refused, or as if there was no link.
 func (b *fakeBackend) reflect(s object.Selection) error {
 	switch {
 	case b.covered(s):

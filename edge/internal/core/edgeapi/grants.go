@@ -30,23 +30,23 @@ import (
 )
 
 const (
-	// maxGrants and maxTokens bound what is remembered; at the bound all is forgotten and asked
-	// again as it is needed, which is rare and simple.
+	// maxGrants and maxTokens bound the cached answers; at the bound the cache is cleared and
+	// filled again as needed, which is rare and simple.
 	maxGrants = 4096
 	maxTokens = 1024
-	// maxAudiences bounds what is learnt of the cluster's audiences; kube-apiserver has one, or a
-	// few. At the bound no more are learnt.
+	// maxAudiences bounds the known audiences of the cluster; kube-apiserver has one, or a few. At
+	// the bound no more are learnt.
 	maxAudiences = 16
 	// keysInterval is how often the cluster's keys are asked for at most.
 	keysInterval = time.Minute
 )
 
-// grants remembers what kube-apiserver said about service accounts. With a link it is asked each
-// time a read of what is held begins, with the account's own token, so the token is checked with
-// it. Without one the token must have been accepted before, or be signed by a key of the cluster
-// and be for the API; and it must not have ended (alive). Then the last answer for the account
-// counts, until it is contradicted. What was never asked is refused with a 503: it may be allowed,
-// come back when there is a link.
+// grants caches kube-apiserver's answers on service accounts. With a link it is asked each time a
+// read of cached objects begins, with the account's own token, so the token is checked with it.
+// Without one the token must have been accepted before, or be signed by a key of the cluster and be
+// for the API; and it must not have ended (alive). Then the last answer for the account counts,
+// until it is contradicted. An action without an answer is refused with a 503: it may be allowed
+// once there is a link.
 type grants struct {
 	backend Backend
 	state   State
@@ -59,11 +59,11 @@ type grants struct {
 	own       string // the token that the kubelet was given last; not kept on disk
 }
 
-// keptGrants is stored as JSON. It holds nothing secret.
+// keptGrants is stored as JSON. It has no secrets.
 type keptGrants struct {
 	Keys keySet `json:"keys"`
-	// Audiences are those of the API: what tokens that it accepted were for, where that
-	// was one thing.
+	// Audiences are those of the API: the audiences of tokens that it accepted and that had only
+	// one.
 	Audiences []string `json:"audiences,omitempty"`
 	// Discovery is the issuer's discovery document, as kube-apiserver publishes it.
 	Discovery json.RawMessage `json:"discovery,omitempty"`
@@ -71,7 +71,7 @@ type keptGrants struct {
 	Accounts map[string]map[string]bool `json:"accounts,omitempty"`
 }
 
-// action is what is to be allowed.
+// action is the operation to authorize.
 type action struct {
 	verb      string
 	resource  schema.GroupVersionResource
@@ -107,7 +107,7 @@ func (g *grants) check(ctx context.Context, token string, a action) error {
 		}
 		var known bool
 		if allowed, known = g.known(account, a); !known {
-			return err // no link, and nothing known: come back
+			return err // no link, no cached answer: retry later
 		}
 	}
 	if !allowed {
@@ -133,7 +133,7 @@ func (g *grants) known(account string, a action) (allowed, known bool) {
 	return false, false
 }
 
-// account says whose token it is, without kube-apiserver.
+// account returns the owner of a token, without asking kube-apiserver.
 func (g *grants) account(ctx context.Context, bearer string) (string, error) {
 	j, accepted, err := g.verified(bearer)
 	switch {
@@ -169,11 +169,11 @@ func (g *grants) verified(bearer string) (j token, accepted bool, err error) {
 	return j, accepted, err
 }
 
-// admit says whether a token is one of this cluster, at the door: before anything of the request's
-// body is read, and without asking over the link. What the token is good for is asked later.
-// The kubelet got the tokens of this device's pods over the link before any pod could send one:
-// learn knows their keys. An unknown key is asked for with the kubelet's last token, once in a
-// while, and never with the token that names it.
+// admit checks whether a token is one of this cluster before the request's body is read, and
+// without asking over the link. Its permissions are checked later. The kubelet got the tokens of
+// this device's pods over the link before any pod could send one: learn knows their keys. An
+// unknown key is asked for with the kubelet's last token, once in a while, and never with the token
+// that names it.
 func (g *grants) admit(ctx context.Context, bearer string) error {
 	g.load.Do(g.read)
 	_, _, err := g.verified(bearer)
@@ -192,8 +192,8 @@ func (g *grants) admit(ctx context.Context, bearer string) error {
 	return nil
 }
 
-// learn takes from a token that the kubelet has got from kube-apiserver what tokens of this cluster
-// look like: the keys, and the audience of the API.
+// learn learns the keys of this cluster's tokens and the audience of the API from a token that
+// kube-apiserver gave to the kubelet.
 func (g *grants) learn(ctx context.Context, bearer string) {
 	g.load.Do(g.read)
 	j, err := parseToken(bearer)
@@ -225,7 +225,7 @@ func (k *keptGrants) meant(j token) error {
 		}
 	}
 	switch {
-	case len(j.claims.Audience) == 0: // of before KEP-1205: for the API and nothing else
+	case len(j.claims.Audience) == 0: // before KEP-1205: for the API only
 		return nil
 	case len(k.Audiences) == 0:
 		return unavailable("there is no link, and the cluster's audience is not known without one")
@@ -355,7 +355,7 @@ func (g *grants) read() {
 	raw, err := g.state.Load(grantsKey)
 	var kept keptGrants
 	if err != nil || raw == nil || json.Unmarshal(raw, &kept) != nil {
-		return // nothing kept yet, or nothing that can be read: it is learnt again
+		return // not stored yet, or unreadable: it is learnt again
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()

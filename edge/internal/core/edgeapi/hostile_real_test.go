@@ -110,7 +110,7 @@ func (s *site) secure(host *wire.Host, from, to string, config *tls.Config) (*tl
 	return c, c.HandshakeContext(s.t.Context())
 }
 
-// get asks for what the device holds, over a connection.
+// get reads cached objects of the device over a connection.
 func get(c net.Conn, token string) (int, string, error) {
 	authorization := ""
 	if token != "" {
@@ -131,7 +131,7 @@ func get(c net.Conn, token string) (int, string, error) {
 // TestHostile_10_StalledClientsStarveNoOther: a pod holds 64 requests open whose bodies never come,
 // with the token that it has; a host of the LAN does so with junk tokens and 3 MB announced, with
 // handshakes that it never ends, and at the pods' address, which it routes to the device. Root, the
-// kubelet and another pod are served all the while, and nothing of it crosses the link.
+// kubelet and another pod are served all the while, and none of these requests crosses the link.
 func TestHostile_10_StalledClientsStarveNoOther(t *testing.T) {
 	b := newFakeBackend(t)
 	b.sync(pods)
@@ -172,7 +172,7 @@ func TestHostile_10_StalledClientsStarveNoOther(t *testing.T) {
 		all.Go(func() {
 			for _, at := range []string{podsAt, lanAt} {
 				if c, err := s.dial(s.lan, "192.168.7.3", at); err == nil {
-					_, _ = c.Write([]byte{22, 3, 1}) // a handshake that never goes on
+					_, _ = c.Write([]byte{22, 3, 1}) // a handshake that stalls
 				}
 			}
 		})
@@ -228,7 +228,7 @@ func (s *site) others(server *edgeapi.Server, token string) {
 	}
 }
 
-// healthy asks for what needs no word of kube-apiserver's.
+// healthy sends a request that doesn't need kube-apiserver.
 func (s *site) healthy(c net.Conn, name, token string) {
 	s.t.Helper()
 	fmt.Fprintf(c, "GET /openid/v1/jwks HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer %s\r\n\r\n", token)
@@ -303,7 +303,7 @@ func TestHostile_11_TokensAreJudgedOffline(t *testing.T) {
 	const audience = "https://kubernetes.default.svc"
 	both, fresh, unbound, ofGone := m.token(live, "vault", audience), m.token(live), m.token(nil), m.token(gone)
 	b.setLinked(false)
-	server = edgeapi.New(config) // a restart: nothing is remembered of tokens but what is on disk
+	server = edgeapi.New(config) // a restart: tokens are only known from the disk
 	b.remove(ref(gone))
 	for name, c := range map[string]struct {
 		token string
@@ -419,7 +419,7 @@ func (m *mint) legacy() (token string) {
 	return token
 }
 
-// passOn is what cloudcore does with a request of the device.
+// passOn handles a request of the device as cloudcore does.
 func passOn(ctx context.Context, client *http.Client, server string, q *topicpb.APIRequest) (*topicpb.APIResponse, error) {
 	method := q.GetMethod()
 	if method == "create" { // the fake backend hands on the verb
@@ -443,7 +443,7 @@ func passOn(ctx context.Context, client *http.Client, server string, q *topicpb.
 	return &topicpb.APIResponse{Code: int32(a.StatusCode), ContentType: a.Header.Get("Content-Type"), Body: body}, err
 }
 
-// altered is a token that says that it is another account's.
+// altered returns a token with another account's name.
 func altered(t *testing.T, token string) string {
 	t.Helper()
 	parts := strings.Split(token, ".")

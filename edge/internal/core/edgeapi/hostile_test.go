@@ -90,10 +90,9 @@ func TestPods_HostileClients(t *testing.T) {
 	if n := asked(); n != before {
 		t.Errorf("%d requests whose bodies have not come went over the link", n-before)
 	}
-	// The pod itself is served, when it sends what it announces: its token was known from
-	// the kubelet's.
+	// The pod itself is served if it sends its whole body: its token was known from the kubelet's.
 	b.setLinked(false)
-	for range 20 { // until a slot is free: what has stalled holds a quarter of them
+	for range 20 { // until a slot is free: stalled requests have a quarter of them
 		c := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true, ServerName: "kubernetes"}}} //nolint:gosec // as above
 		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "https://"+at+"/healthz", http.NoBody)
 		if err != nil {

@@ -56,7 +56,7 @@ func writeError(w http.ResponseWriter, r *http.Request, err error) {
 	responsewriters.ErrorNegotiated(statusOf(err), codecs, schema.GroupVersion{Version: "v1"}, w, r)
 }
 
-// statusOf makes a Status of every error, so that none reaches a client as bare text.
+// statusOf converts every error to a Status, so that no client gets bare text.
 func statusOf(err error) error {
 	if status := apierrors.APIStatus(nil); errors.As(err, &status) {
 		if e, ok := status.(error); ok {
@@ -75,8 +75,8 @@ func statusOf(err error) error {
 	return apierrors.NewInternalError(err)
 }
 
-// unavailable is the answer to what can't be answered now: the client is asked to come back, and
-// never gets something wrong.
+// unavailable is the answer to a request that can't be answered now: the client should retry, and
+// never gets a wrong answer.
 func unavailable(message string) *apierrors.StatusError {
 	return &apierrors.StatusError{ErrStatus: metav1.Status{
 		Status:  metav1.StatusFailure,
@@ -95,9 +95,9 @@ type response struct {
 	code   int // once begun
 }
 
-// WriteHeader tells people when to come back as a date. Retry-After may be a date or seconds (RFC
-// 9110, 10.2.3), and kubectl sleeps through seconds, ten times over, before it says anything: a
-// person who asks an offline device for something that isn't there wants to hear so at once.
+// WriteHeader sends interactive clients Retry-After as a date. It may be a date or seconds (RFC
+// 9110, 10.2.3), and kubectl sleeps through seconds ten times before it prints the error: a person
+// who asks an offline device for a missing object wants the error at once.
 func (r *response) WriteHeader(code int) {
 	if h := r.Header(); r.person && !r.begun && code == http.StatusServiceUnavailable {
 		if seconds, err := strconv.Atoi(h.Get("Retry-After")); err == nil {

@@ -13,7 +13,7 @@ import (
 type Identity struct {
 	Kubelet bool   // the kubelet in this process: everything it lists or watches is kept for the next start without a link
 	Device  bool   // root of the device: may read everything that is held, and acts as the node otherwise
-	Token   string // a ServiceAccount of a pod: may do what kube-apiserver lets it do
+	Token   string // a pod's ServiceAccount: has the permissions that kube-apiserver grants it
 }
 
 func (i Identity) caller() metamanager.Caller {
@@ -35,7 +35,7 @@ func identityFrom(ctx context.Context) Identity {
 type Authenticator func(*http.Request) (Identity, error)
 
 // AsDevice authenticates every request as root of the device: for a listener that only root can
-// reach. A client that bears a token is taken for what the token says.
+// reach. A client with a token is authenticated by the token.
 func AsDevice(r *http.Request) (Identity, error) {
 	if token, ok := bearer(r); ok {
 		return Identity{Token: token}, nil

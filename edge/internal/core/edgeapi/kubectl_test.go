@@ -48,7 +48,7 @@ func serve(t *testing.T, b edgeapi.Backend) (kubeconfig, socket string) {
 	return filepath.Join(dir, edgeapi.KubeconfigFile), socket
 }
 
-// kubectl runs the real one in this process, until it ends or seen says that its output is enough.
+// kubectl runs the real one in this process, until it ends or seen returns true for its output.
 func kubectl(t *testing.T, kubeconfig string, seen func(string) bool, args ...string) (stdout, stderr string) {
 	t.Helper()
 	flags := genericclioptions.NewConfigFlags(false)
@@ -94,7 +94,7 @@ func kubectl(t *testing.T, kubeconfig string, seen func(string) bool, args ...st
 
 type fatal string
 
-// output collects what kubectl writes, and calls seen with all of it after each line.
+// output collects kubectl's output, and calls seen with all of it after each line.
 type output struct {
 	seen   func(string) bool
 	enough chan struct{}

@@ -152,7 +152,7 @@ func (s *Server) ByCertificate(r *http.Request) (Identity, error) {
 }
 
 // ByToken authenticates service accounts by their tokens and no other client. The device checks
-// each token by itself first: what is none crosses no link.
+// each token itself first: an invalid one does not cross the link.
 func (s *Server) ByToken(r *http.Request) (Identity, error) {
 	token, ok := bearer(r)
 	if !ok {

@@ -61,7 +61,7 @@ func (*fakeHub) Name() message.Name { return "edgehub" }
 
 func (h *fakeHub) Run(ctx context.Context, port *beehive.Port) error {
 	port.Ready()
-	go func() { // ends with ctx: what goes down must not hold up what comes up
+	go func() { // ends with ctx: messages to the device must not block those from it
 		for {
 			h.mu.Lock()
 			out := h.out
@@ -153,7 +153,7 @@ func (h *fakeHub) set(o object.Object) {
 	h.publish()
 }
 
-// publish sends what the interests select and has not been sent. Called with h.mu held.
+// publish sends the selected objects that have not been sent. Called with h.mu held.
 func (h *fakeHub) publish() {
 	if !h.linked || len(h.interests) == 0 {
 		return
@@ -210,7 +210,7 @@ func device(t *testing.T, dir string, h *fakeHub) (kubernetes.Interface, func())
 	return c, stop
 }
 
-// deviceLost is device, with what a damaged store has lost.
+// deviceLost is device, with the names of the data that a damaged store has lost.
 func deviceLost(t *testing.T, dir string, h *fakeHub) (kubernetes.Interface, []string, func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -256,8 +256,8 @@ func asObject(t *testing.T, p *corev1.Pod) object.Object {
 	return o
 }
 
-// TestWithTheManager does what a kubelet does, on the real metamanager and store: on line, cut off,
-// and after a start without a link.
+// TestWithTheManager acts as a kubelet on the real metamanager and store: on line, cut off, and
+// after a start without a link.
 func TestWithTheManager(t *testing.T) {
 	dir := t.TempDir()
 	h := newFakeHub(t)

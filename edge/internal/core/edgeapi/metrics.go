@@ -7,7 +7,7 @@ import (
 	"k8s.io/apiserver/pkg/endpoints/request"
 )
 
-// Metrics counts what is asked of the API. It is a prometheus.Collector.
+// Metrics counts the API's requests. It is a prometheus.Collector.
 type Metrics struct {
 	requests *prometheus.CounterVec
 	watches  *prometheus.GaugeVec
@@ -42,7 +42,7 @@ func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 	m.overload.Collect(ch)
 }
 
-// begin counts a request; what it returns is called with the answer.
+// begin counts a request; end must be called with the response.
 func (m *Metrics) begin(who Identity, info *request.RequestInfo) (end func(*response)) {
 	client, verb := "edgecore", "other"
 	switch {

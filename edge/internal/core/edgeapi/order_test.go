@@ -24,7 +24,7 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/poll"
 )
 
-// What lies in a page of the store is recognised by what the test has put there.
+// Pages of the store are recognised by the test's data in them.
 const (
 	orderPods   = 40
 	markPod     = "mark-of-a-pod"
@@ -42,7 +42,7 @@ func coreObject(t *testing.T, resource string, obj runtime.Object) object.Object
 	return o
 }
 
-// orderCluster is what the cloud has: pods with a ConfigMap each, services, and the node.
+// orderCluster is the cloud's state: pods with a ConfigMap each, services, and the node.
 func orderCluster(t *testing.T) *fakeHub {
 	t.Helper()
 	h := newFakeHub(t)
@@ -66,8 +66,8 @@ func orderCluster(t *testing.T) *fakeHub {
 	return h
 }
 
-// kubeletNeeds asks what a kubelet asks before it starts pods, and says what it does not get: a
-// set, or the ConfigMap of a pod. An answer with something missing fails the test.
+// kubeletNeeds reads the objects that a kubelet reads before it starts pods, and returns the
+// missing ones: a set, or the ConfigMap of a pod. A partial answer fails the test.
 func kubeletNeeds(t *testing.T, c kubernetes.Interface, what string) (missing []string) {
 	t.Helper()
 	ctx, any := t.Context(), metav1.ListOptions{ResourceVersion: "0"}
@@ -179,7 +179,7 @@ func TestOrder_05_OneFlippedBitCostsOneResource(t *testing.T) {
 	}
 	for kind, pages := range kinds {
 		for _, id := range pages[:min(len(pages), 3)] {
-			// In its header, in its first element, in the middle of what it holds.
+			// In its header, in its first element, in the middle of its data.
 			for _, offset := range []int{10, 24, os.Getpagesize() / 2} {
 				what := fmt.Sprintf("%s %d at %d", kind, id, offset)
 				flipped := bytes.Clone(whole)

@@ -47,8 +47,8 @@ func (s *Server) forward(r *http.Request) (*topicpb.APIResponse, error) {
 	return s.backend.Request(r.Context(), request)
 }
 
-// spend takes a pod's request, whose body has so many bytes, out of what pods may send. They share
-// the link with the statuses of the node, so what they send shares one budget.
+// spend charges a pod's request with a body of so many bytes to the pods' budget. Pods share the
+// link with the statuses of the node, so they share one budget.
 func (s *Server) spend(r *http.Request, body int) error {
 	token := identityFrom(r.Context()).Token
 	if size := body + len(r.URL.EscapedPath()) + len(r.URL.RawQuery) + len(token); token != "" && !s.podBytes.AllowN(time.Now(), size) {
@@ -58,11 +58,12 @@ func (s *Server) spend(r *http.Request, body int) error {
 	return nil
 }
 
-// anyType is what a request without Accept accepts (RFC 9110, 12.5.1). It is said, as the cloud's
-// client would ask for JSON otherwise, which not every path of kube-apiserver has.
+// anyType is the media range of a request without Accept (RFC 9110, 12.5.1). It is sent explicitly,
+// since the cloud's client would ask for JSON otherwise, which not every path of kube-apiserver
+// has.
 const anyType = "*/*"
 
-// apiRequest makes the message that asks for what r asks for. It takes r's body.
+// apiRequest makes the APIRequest for r. It reads r's body.
 func apiRequest(r *http.Request) (*topicpb.APIRequest, error) {
 	request := &topicpb.APIRequest{
 		Method:      r.Method,

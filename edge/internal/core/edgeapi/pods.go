@@ -20,7 +20,7 @@ import (
 )
 
 const (
-	// rootConfigMap is in every namespace; the kubelet projects it into pods beside their token.
+	// rootConfigMap is in every namespace; the kubelet projects it into pods next to their token.
 	rootConfigMap, rootKey = "kube-root-ca.crt", "ca.crt"
 )
 
@@ -32,7 +32,7 @@ func (s *Server) root() (pki.Authority, error) {
 	return p.authority, p.err
 }
 
-// ServePods makes the certificate that pods see hold for these addresses, beside the names of the
+// ServePods adds these addresses to the certificate for pods, which also has the names of the
 // cluster's API. It may be called at any time.
 func (s *Server) ServePods(addresses []netip.Addr) error {
 	a, err := s.root()

@@ -17,7 +17,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/core/edgeapi"
 )
 
-// The kubelet gets the device's authority beside the cluster's, in every way that it reads; no
+// The kubelet gets the device's authority together with the cluster's, in every kind of read; no
 // other client does, and no other object is changed.
 func TestPods_KubeletHandsOutTheAuthority(t *testing.T) {
 	const cluster = "-----BEGIN CERTIFICATE-----\ncluster\n-----END CERTIFICATE-----\n"

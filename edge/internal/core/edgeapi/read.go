@@ -29,10 +29,10 @@ import (
 // neither is ever mistaken for the other.
 const firstVersion = 1_000_000_000_000
 
-// heldWarning goes with an answer that shows what the device holds instead of what the cluster has.
+// heldWarning is sent with an answer from the device's cache instead of the cluster.
 const heldWarning = `299 - "this is what node %s holds, which may be less than the cluster has"`
 
-// read answers get, list and watch: from what is held where that is the truth, else from
+// read answers get, list and watch: from the cache if it is authoritative, else from
 // kube-apiserver.
 func (s *Server) read(w http.ResponseWriter, r *http.Request, info *request.RequestInfo) {
 	if info.Subresource != "" {
@@ -60,14 +60,15 @@ func (s *Server) read(w http.ResponseWriter, r *http.Request, info *request.Requ
 	}
 }
 
-// reading is one get, list or watch. It implements what the API server's own handlers read from.
+// reading is one get, list or watch. It implements the storage interfaces of the API server's
+// handlers.
 type reading struct {
 	ctx      context.Context // of the request
 	server   *Server
 	identity Identity
 	resource schema.GroupVersionResource
 	info     *request.RequestInfo
-	held     bool // answer what is held, whether or not an interest covers it
+	held     bool // answer with cached objects, whether or not an interest covers them
 
 	// The Backend's answer to a get or list, asked for before the handler runs: it may be that the
 	// request has to pass through.
@@ -93,8 +94,8 @@ func (rd *reading) get(w http.ResponseWriter, r *http.Request) error {
 	backend := rd.server.backend
 	serve := handlers.GetResource(rd, rd.scope())
 	if rd.identity.Device {
-		// What is held is what a watch on the device shows too; kube-apiserver's copy has a version
-		// that no watch here can go on from.
+		// A watch on the device sees the cached object too; kube-apiserver's copy has a version
+		// from which no watch here can resume.
 		if items, _, err := backend.List(ctx, rd.named(), metamanager.ListOptions{Held: true}); err == nil && len(items) == 1 {
 			rd.object = items[0]
 			serve(w, r)
@@ -120,9 +121,9 @@ func (rd *reading) get(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// passOrHeld has kube-apiserver answer a service account's get of what no interest covers, with a
-// version that it can write back. Where kube-apiserver can't be asked, the device answers with what
-// it holds, if kube-apiserver let the account have it before.
+// passOrHeld passes a service account's get of an object without an interest to kube-apiserver, so
+// that the answer has a version for writing back. If kube-apiserver can't be asked, the device
+// answers from the cache, provided that kube-apiserver allowed the account this read before.
 func (rd *reading) passOrHeld(w http.ResponseWriter, r *http.Request, serve http.HandlerFunc) error {
 	ctx := r.Context()
 	items, _, err := rd.server.backend.List(ctx, rd.named(), metamanager.ListOptions{Held: true})
@@ -174,8 +175,8 @@ func (rd *reading) list(w http.ResponseWriter, r *http.Request) error {
 		answer, err = rd.server.forward(r)
 	}
 	if rd.identity.Device && (err != nil || answer != nil && (answer.GetCode() == http.StatusForbidden || unreachable(answer))) {
-		// Root of the device sees what kube-apiserver lets the node see; where that is nothing,
-		// what the device holds.
+		// Root of the device sees everything that kube-apiserver allows the node to see; if that is
+		// empty, the cached objects.
 		var heldErr error
 		if rd.items, rd.version, heldErr = backend.List(ctx, selection, metamanager.ListOptions{Held: true}); heldErr == nil {
 			w.Header().Add("Warning", fmt.Sprintf(heldWarning, rd.server.config.NodeName))
@@ -203,14 +204,14 @@ func (rd *reading) watch(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	if version := query.Get("resourceVersion"); rd.identity.Device && version != "" && version != "0" && !rd.server.backend.Covered(selection) {
-		rd.held = true // it goes on from a list of what is held
+		rd.held = true // it resumes from a list of cached objects
 	}
 	handlers.ListResource(rd, rd, rd.scope(), true, watchTimeout)(w, r)
 	return nil
 }
 
-// allow asks whether a service account may read this. The node itself may: what it holds it was
-// given as the node.
+// allow asks whether a service account may read this. The node itself may: the cached objects were
+// delivered to it as the node.
 func (rd *reading) allow(ctx context.Context, verb string) error {
 	if rd.identity.Token == "" {
 		return nil
@@ -238,10 +239,9 @@ func (rd *reading) selection(labelSelector, fieldSelector string) (object.Select
 	return sel, rd.checkFields(sel.Fields)
 }
 
-// checkFields refuses a selector by a field that the edge doesn't know of the kind: it would select
-// nothing, and that would be a wrong empty answer. For kinds without a Go type it knows the two
-// fields that all kinds have; what a CustomResourceDefinition selects by beyond these is
-// kube-apiserver's alone.
+// checkFields refuses a selector by a field that the edge doesn't know of the kind: it would return
+// a wrong empty answer. For kinds without a Go type it knows the two fields that all kinds have;
+// only kube-apiserver knows the other selectable fields of a CustomResourceDefinition.
 func (rd *reading) checkFields(selector fields.Selector) error {
 	if selector.Empty() {
 		return nil
@@ -320,7 +320,7 @@ func (rd *reading) Watch(ctx context.Context, options *metainternalversion.ListO
 		return nil, err
 	}
 	// "Get state and start at any" and "start at most recent" both begin with the state, unless the
-	// client says that it wants none:
+	// client declines it:
 	// https://kubernetes.io/docs/reference/using-api/api-concepts/#semantics-for-watch
 	initial := from == 0
 	if options.SendInitialEvents != nil {

@@ -14,8 +14,8 @@ import (
 )
 
 // A Recorder is the event bridge: an ordinary client-go recorder whose events become events of this
-// node. What happens to them then (kept here, or also reported) is the metamanager's to decide, as
-// for the kubelet's own.
+// node. The metamanager decides whether they are only kept here or also reported, as for the
+// kubelet's own.
 type Recorder struct {
 	record.EventRecorder
 	broadcaster record.EventBroadcaster
@@ -43,8 +43,8 @@ func (s *Server) NewRecorder(ctx context.Context, component string) (*Recorder, 
 	return r, nil
 }
 
-// Close waits until what was recorded before is written, or ctx ends. Nothing recorded
-// later is written.
+// Close waits until the recorded events are written, or ctx ends. Events recorded later are
+// dropped.
 func (r *Recorder) Close(ctx context.Context) error {
 	var err error
 	r.close.Do(func() {

@@ -18,15 +18,15 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// Handler answers requests from outside the process: authenticate says who each comes from, before
-// anything of its body is read. Each Handler has shares of its own: the clients of one listener
-// can't keep those of another waiting.
+// Handler answers requests from outside the process: authenticate identifies the client before the
+// body is read. Each Handler has shares of its own: the clients of one listener can't keep those of
+// another waiting.
 func (s *Server) Handler(authenticate Authenticator) http.Handler {
 	requests, watches := requestShares(s.config.MaxRequests), requestShares(s.config.MaxWatches)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		identity, err := authenticate(r)
 		if err != nil {
-			if r.Body != nil && r.Body != http.NoBody { // what it still wants to send is not waited for
+			if r.Body != nil && r.Body != http.NoBody { // the rest of its body is not waited for
 				w.Header().Set("Connection", "close")
 				_ = http.NewResponseController(w).SetReadDeadline(time.Now())
 			}
@@ -113,7 +113,7 @@ func timeoutOf(r *http.Request) time.Duration {
 	return requestTimeout
 }
 
-// servePath answers what isn't a resource.
+// servePath answers paths that aren't resources.
 func (s *Server) servePath(w http.ResponseWriter, r *http.Request) {
 	path := strings.TrimSuffix(r.URL.Path, "/")
 	switch {

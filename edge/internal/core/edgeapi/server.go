@@ -1,17 +1,16 @@
-// Package edgeapi is the Kubernetes API of the device: what the kubelet, kubectl and everything
-// else on the device see of the cluster.
+// Package edgeapi is the Kubernetes API of the device: the cluster as seen by the kubelet, kubectl
+// and all other clients on the device.
 //
 // It owns HTTP: parsing, content negotiation, watch streams, tables, discovery, authentication, and
-// Status errors with Retry-After. What is held it reads from the Backend and serves exactly as a
-// real API server would, resource versions included; what isn't held passes through to
-// kube-apiserver, while there is a link, as the user that asked. It refuses what it can't answer
-// truly: never an empty list for something that has not been synced, a 503 with Retry-After
-// instead. It keeps no objects. A Server serves any number of requests at once; its parts are made
-// by New and never change, but for discovery and the grants of service accounts, which have their
-// own locks.
+// Status errors with Retry-After. It reads cached objects from the Backend and serves them exactly
+// as a real API server would, resource versions included; other requests pass through to
+// kube-apiserver, while there is a link, as the requesting user. It refuses requests without a true
+// answer: never an empty list for a set that has not been synced, but a 503 with Retry-After. It
+// keeps no objects. A Server serves any number of requests at once; its parts are made by New and
+// never change, but for discovery and the grants of service accounts, which have their own locks.
 //
-// It is above 2,500 lines because HTTP, who may ask for what, and what is answered are one API, of
-// which nothing else uses a part.
+// It is above 2,500 lines because HTTP, authorization and the answers are one API, and no other
+// package uses a part of it.
 package edgeapi
 
 import (
@@ -30,8 +29,8 @@ import (
 type Config struct {
 	NodeName string
 	Backend  Backend
-	// State keeps the certificate authority, what service accounts may do, and discovery documents.
-	// nil keeps nothing over a restart.
+	// State stores the certificate authority, the grants of service accounts, and discovery
+	// documents. With nil they are lost at a restart.
 	State State
 	// DataDir is where the admin's kubeconfig is written for the TLS listener.
 	DataDir string
@@ -39,26 +38,26 @@ type Config struct {
 	// one isn't opened.
 	Socket string
 	Listen string
-	// Pods is the address at which pods are served that were led here; "": none are. The device
-	// need not have it yet. Where it is set, the kubelet gets the authority of the API's
-	// certificates together with the cluster's, in the ConfigMaps kube-root-ca.crt that pods verify
-	// their API server by.
+	// Pods is the address at which redirected pods are served; "" disables it. The device need not
+	// have it yet. Where it is set, the kubelet gets the authority of the API's certificates
+	// together with the cluster's, in the ConfigMaps kube-root-ca.crt that pods verify their API
+	// server by.
 	Pods string
 	// Register writes each create of a Node by the kubelet, in place of the Backend. May be nil.
 	Register func(context.Context, metamanager.Write) (metamanager.Result, error)
-	// Local answers paths below LocalPrefix for root of the device: what edgecore's own commands
-	// ask the running process. May be nil.
+	// Local answers paths below LocalPrefix for root of the device: the requests of edgecore's own
+	// commands to the running process. May be nil.
 	Local http.Handler
 	// DialKubelet connects to the kubelet's server of this device for log, exec, attach and
 	// port-forward of its pods, which root alone may ask for; HTTP/1.1. nil: they are not served.
 	DialKubelet func(ctx context.Context) (net.Conn, error)
-	// MaxRequests and MaxWatches bound what the clients of one listener may have open at once, and
-	// one client (an address) a quarter of that; the excess is asked to come back. 0: the defaults.
+	// MaxRequests and MaxWatches bound the open requests and watches of one listener's clients; one
+	// client (an address) has a quarter of them; the excess is told to retry. 0: the defaults.
 	MaxRequests int
 	MaxWatches  int
 }
 
-// LocalPrefix is what Config.Local answers.
+// LocalPrefix is the path prefix of Config.Local.
 const LocalPrefix = "/skerry/"
 
 const (
@@ -77,17 +76,17 @@ type Server struct {
 	pods      podsCertificate
 	sources   *podSources
 	metrics   *Metrics
-	podBytes  *rate.Limiter // of what pods send over the link
+	podBytes  *rate.Limiter // bytes that pods send over the link
 }
 
-// podBytesRate and podBytesBurst are what pods may send over the link, in bytes a second and in
+// podBytesRate and podBytesBurst limit the pods' traffic over the link, in bytes a second and in
 // bytes at once: two of the largest requests that kube-apiserver takes.
 const (
 	podBytesRate  = 256 << 10
 	podBytesBurst = 2*maxBody + 64<<10
 )
 
-// New makes a Server. It opens nothing and starts nothing.
+// New makes a Server. It opens no listener and starts no goroutine.
 func New(config Config) *Server {
 	if config.State == nil {
 		config.State = forgetful{}

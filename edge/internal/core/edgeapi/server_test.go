@@ -163,7 +163,7 @@ func TestRetryAfter(t *testing.T) {
 	}
 }
 
-// TestPanic: one request that fails takes nothing else with it.
+// TestPanic: a panicking request affects no other request.
 func TestPanic(t *testing.T) {
 	b := newFakeBackend(t)
 	b.apiserver = func(*topicpb.APIRequest) (*topicpb.APIResponse, error) { panic("a mistake") }
@@ -202,7 +202,7 @@ func TestTooManyRequests(t *testing.T) {
 	<-done
 }
 
-// TestListeners: who may come in, and what a second process finds.
+// TestListeners: which clients are accepted, and how a second process fails.
 func TestListeners(t *testing.T) {
 	b := newFakeBackend(t)
 	b.sync(pods)
@@ -274,8 +274,8 @@ func TestSocketLeftBehind(t *testing.T) {
 	}
 }
 
-// TestServiceAccount: a pod's own token, judged by kube-apiserver while there is a link, and by
-// what it said last without one.
+// TestServiceAccount: a pod's own token, authorized by kube-apiserver while there is a link, and by
+// its last answer without one.
 func TestServiceAccount(t *testing.T) {
 	b := newFakeBackend(t)
 	b.sync(pods)
@@ -347,7 +347,7 @@ func TestServiceAccount(t *testing.T) {
 	check("and without a link", list("good"), apierrors.IsForbidden)
 }
 
-// accountToken looks like a ServiceAccount token; its signature is none.
+// accountToken looks like a ServiceAccount token; its signature is invalid.
 func accountToken(name string) string {
 	part := base64.RawURLEncoding.EncodeToString
 	return part([]byte(`{"alg":"RS256","kid":"k"}`)) + "." + part([]byte(`{"sub":"system:serviceaccount:default:`+name+`"}`)) + ".c2ln"
@@ -362,7 +362,7 @@ func accountOf(token string) string {
 	return c.Sub[strings.LastIndex(c.Sub, ":")+1:]
 }
 
-// TestHeld: what root of the device sees of resources that the node may not list.
+// TestHeld: root's view of resources that the node may not list.
 func TestHeld(t *testing.T) {
 	b := newFakeBackend(t)
 	b.sync(pods, "spec.nodeName="+node)
@@ -372,7 +372,7 @@ func TestHeld(t *testing.T) {
 	config := s.ClientConfig(edgeapi.Identity{Device: true})
 	config.WarningHandler = &warnings
 	c := client(t, config)
-	for _, linked := range []bool{true, false} { // kube-apiserver refuses; there is none
+	for _, linked := range []bool{true, false} { // kube-apiserver refuses; there is no kube-apiserver
 		b.setLinked(linked)
 		list, err := c.CoreV1().Pods("").List(t.Context(), metav1.ListOptions{})
 		if err != nil || len(list.Items) != 1 {
@@ -517,8 +517,8 @@ func TestBookmarks(t *testing.T) {
 	})
 }
 
-// FuzzRequest: no request line makes the server panic, answer without a Status where it fails, or
-// list what isn't synced.
+// FuzzRequest: no request line makes the server panic, fail without a Status, or list a set that
+// isn't synced.
 func FuzzRequest(f *testing.F) {
 	for _, seed := range []string{
 		"/api/v1/pods", "/api/v1/namespaces/default/pods/a?resourceVersion=0", "/apis/apps/v1/watch/deployments", "/api/v1/pods?watch=1&timeoutSeconds=1",

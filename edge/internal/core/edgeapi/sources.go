@@ -21,7 +21,7 @@ import (
 )
 
 const (
-	sourcesAge  = time.Second            // how old what is known of pods' addresses may be
+	sourcesAge  = time.Second            // how old the cached pod addresses may be
 	sourcesWait = 3 * time.Second        // a pod that has just started may not have its address in its status yet
 	sourcesPoll = 250 * time.Millisecond // between two looks in the meantime
 )
@@ -53,7 +53,7 @@ func (p *podSources) check(hello *tls.ClientHelloInfo) (*tls.Config, error) {
 	defer cancel()
 	for {
 		if p.allows(ctx, at.Addr().Unmap()) {
-			return nil, nil //nolint:nilnil // no other configuration: as tls.Config wants it said
+			return nil, nil //nolint:nilnil // no other configuration, as tls.Config requires
 		}
 		select {
 		case <-ctx.Done():
@@ -144,8 +144,8 @@ const (
 
 // bounded bounds connections, all together and of each address: above that they are closed at once.
 // The clients of the loopback address are many, and share the whole; root has the socket, and the
-// kubelet no connection at all. Where known is not nil, addresses that it does not know have places
-// of their own: a client is judged by its hello, and one that sends none would keep a pod's place.
+// kubelet no connection at all. If known is not nil, addresses that it does not know have slots of
+// their own: a client is judged by its hello, and one that doesn't send it would keep a pod's slot.
 func bounded(l net.Listener, known func(netip.Addr) bool) net.Listener {
 	shares, strange := connshare.New(maxConns, maxClientConns), connshare.New(maxStrange, maxStrangeConns)
 	return connshare.Listen(l, func(a netip.Addr) (*connshare.Shares, string) {

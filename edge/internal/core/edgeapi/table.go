@@ -12,7 +12,7 @@ import (
 )
 
 // tables makes the tables that kubectl prints, with the columns that kube-apiserver makes, and name
-// and age for kinds that have none of their own here.
+// and age for kinds without columns here.
 type tables struct{ resource schema.GroupResource }
 
 // ConvertToTable implements rest.TableConvertor.

@@ -9,8 +9,8 @@ import (
 	"gopkg.in/go-jose/go-jose.v2/jwt"
 )
 
-// claims is what the edge reads of a ServiceAccount token (KEP-1205), a JSON Web Token (RFC 7519).
-// The subject is system:serviceaccount:NAMESPACE:NAME.
+// claims has the fields that the edge reads of a ServiceAccount token (KEP-1205), a JSON Web Token
+// (RFC 7519). The subject is system:serviceaccount:NAMESPACE:NAME.
 type claims struct {
 	jwt.Claims
 	Kubernetes struct {
@@ -38,8 +38,8 @@ var (
 	errNoKey     = errors.New("the key that signed the token is not known here")
 )
 
-// algorithms are those that Kubernetes signs ServiceAccount tokens with (RFC 7518, 3.1). "none" and
-// those with shared secrets are not among them.
+// algorithms are those that Kubernetes signs ServiceAccount tokens with (RFC 7518, 3.1). Unsigned
+// tokens and shared secrets are not among them.
 var algorithms = []jose.SignatureAlgorithm{jose.RS256, jose.ES256, jose.ES384, jose.ES512}
 
 // parseToken takes a token apart.

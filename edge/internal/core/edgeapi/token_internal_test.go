@@ -154,7 +154,7 @@ func (b *cutOff) Request(_ context.Context, r *topicpb.APIRequest) (*topicpb.API
 	return &topicpb.APIResponse{Code: 200, Body: body}, err
 }
 
-// set puts the pod default/web in the place of what is held.
+// set replaces the cached objects by the pod default/web.
 func (b *cutOff) set(t *testing.T, uid types.UID, deleted *metav1.Time) {
 	t.Helper()
 	pods := schema.GroupVersionResource{Version: "v1", Resource: "pods"}
@@ -174,7 +174,7 @@ func (b *cutOff) List(_ context.Context, s object.Selection, _ metamanager.ListO
 	return nil, 1, nil
 }
 
-// openState is what the API keeps in the store of a device.
+// openState opens the API's State in the store of a device.
 func openState(t *testing.T) State {
 	t.Helper()
 	file, err := store.Open(t.Context(), store.Config{Path: filepath.Join(t.TempDir(), "store.db")})
@@ -230,8 +230,8 @@ func TestTokensWithoutALink(t *testing.T) {
 	}
 }
 
-// Without a link, a token is worth what kube-apiserver would let it be worth: it is for the API,
-// its pod is here, and where it has no pod it has not expired.
+// Without a link, a token is accepted if kube-apiserver would accept it: it is for the API, its pod
+// is here, and where it has no pod it has not expired.
 func TestTokensOffline(t *testing.T) {
 	const api = "https://kubernetes.default.svc.cluster.local"
 	cluster := ecSigner(t, "k")
@@ -264,7 +264,7 @@ func TestTokensOffline(t *testing.T) {
 		"without a pod, expired":               {token(aud(api) + fmt.Sprintf(`"exp":%d,`, past) + unbound), apierrors.IsUnauthorized},
 		"a legacy one, which never expires":    {token(`"kubernetes.io/serviceaccount/namespace":"default"`), apierrors.IsServiceUnavailable},
 		"without a pod, for ever":              {token(aud(api) + unbound), apierrors.IsServiceUnavailable},
-		"a legacy one that says it is a pod's": {token(bound), nil}, // signed by the cluster: it would not sign what is not so
+		"a legacy one that says it is a pod's": {token(bound), nil}, // signed by the cluster: it would not sign a false claim
 	}
 	for name, tc := range offline {
 		t.Run(name, func(t *testing.T) {
@@ -287,7 +287,7 @@ func TestTokensOffline(t *testing.T) {
 			}
 		})
 	}
-	// What kube-apiserver accepts for an audience is learnt again after a restart.
+	// Audiences that kube-apiserver accepts are learnt again after a restart.
 	b.set(t, "uid-web", nil)
 	later := newGrants(b, g.state)
 	if err := later.check(t.Context(), token(aud("vault")+bound), list); !apierrors.IsUnauthorized(err) {

@@ -11,7 +11,7 @@ import (
 	"sync"
 )
 
-// streamBuffer bounds what a stream holds for a reader that is behind; then its writer waits.
+// streamBuffer bounds the bytes buffered for a slow reader of a stream; then its writer waits.
 const streamBuffer = 256 << 10
 
 // RoundTripper answers the requests of clients in this process, as identity: a
@@ -22,7 +22,7 @@ func (s *Server) RoundTripper(identity Identity) http.RoundTripper {
 	return &transport{server: s, identity: identity}
 }
 
-// Host is what to put into the rest.Config of an in-process client. It is never resolved.
+// Host is the rest.Config.Host of an in-process client. It is never resolved.
 const Host = "http://edge.invalid"
 
 type transport struct {

@@ -25,7 +25,7 @@ const (
 	// watchAhead is how many decoded events wait for the writer of a stream. The bound for slow
 	// readers is the Backend's.
 	watchAhead = 8
-	// bookmarkInterval is about kube-apiserver's own. A quiet watch goes on from its last bookmark,
+	// bookmarkInterval is about kube-apiserver's own. A quiet watch resumes from its last bookmark,
 	// even when the history no longer reaches back to its last event.
 	bookmarkInterval = time.Minute
 )
@@ -84,8 +84,8 @@ func (w *watcher) run() {
 				return
 			}
 		case <-tick:
-			// What was the newest a whole interval ago is in the channel by now, if it concerns
-			// this watch at all; the newest of this moment might not be.
+			// The version that was the newest an interval ago is in the channel by now, if it
+			// concerns this watch at all; the newest one now might not be.
 			v := w.settled
 			w.settled = w.version()
 			select {
@@ -147,8 +147,8 @@ func errorEvent(err error) watch.Event {
 	return watch.Event{Type: watch.Error, Object: &s}
 }
 
-// bookmark is an object with nothing but a version: the client has seen everything up to it
-// (KEP-956). The annotation ends the first set (KEP-3157).
+// bookmark is an object with only a version: the client has seen everything up to it (KEP-956). The
+// annotation ends the first set (KEP-3157).
 func bookmark(kind schema.GroupVersionKind, version uint64, initialEnd bool) (runtime.Object, error) {
 	o := newObject(kind)
 	m, err := apimeta.Accessor(o)

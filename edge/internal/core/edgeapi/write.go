@@ -22,15 +22,14 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/core/object"
 )
 
-// write answers create, update, patch, delete and deletecollection. What becomes of each, the
-// Backend decides by its class: it is applied here and waits for the link in the outbox, or it
-// passes through. What a pod writes always passes through: what it names of an object's version it
-// may have read here.
+// write answers create, update, patch, delete and deletecollection. The Backend decides by the
+// class of the write: it is applied here and waits for the link in the outbox, or it passes
+// through. A pod's write always passes through: the resource version in it may have been read here.
 func (s *Server) write(w http.ResponseWriter, r *http.Request, info *request.RequestInfo) {
 	ctx := r.Context()
 	identity := identityFrom(ctx)
 	if identity.Token != "" && info.Verb == "create" || httpstream.IsUpgradeRequest(r) {
-		s.pass(w, r) // the outbox is the node's own; what a pod writes, kube-apiserver judges and answers
+		s.pass(w, r) // the outbox is the node's own; kube-apiserver authorizes and answers a pod's write
 		return
 	}
 	body, err := readBody(r)
@@ -79,8 +78,8 @@ func (s *Server) write(w http.ResponseWriter, r *http.Request, info *request.Req
 	s.writeResult(w, r, resource, result)
 }
 
-// learnToken reads the token that the kubelet is given for a pod of this device. One that was asked
-// for a vault says nothing of the API's audience, and kube-apiserver would not take it.
+// learnToken reads the token that the kubelet is given for a pod of this device. A token requested
+// for a vault does not have the API's audience, and kube-apiserver would not take it.
 func (s *Server) learnToken(ctx context.Context, write metamanager.Write, result metamanager.Result) {
 	if !write.Caller.Kubelet || write.Subresource != "token" || result.Response == nil {
 		return
@@ -122,10 +121,10 @@ func (s *Server) writeResult(w http.ResponseWriter, r *http.Request, resource sc
 	}
 }
 
-// registered turns the refusal of the kubelet's first write without a link into what it would hear
-// with one. A kubelet creates its Node at each start and takes AlreadyExists for "go on with the
-// one there is"; with anything else it tries again and again and does not report its status. The
-// Node that is held is that one.
+// registered replaces the refusal of the kubelet's first write without a link by the answer that it
+// would get with one. A kubelet creates its Node at each start and uses the existing one on
+// AlreadyExists; on any other error it retries and does not report its status. The cached Node is
+// the existing one.
 func (s *Server) registered(r *http.Request, write metamanager.Write, err error) error {
 	ref := write.Ref
 	if !isRegistration(write) || !apierrors.IsServiceUnavailable(err) {
