@@ -24,7 +24,8 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/core/linkstate"
 )
 
-// network is a link.Dialer of which the test says how each dial goes, and notes when they came.
+// network is a link.Dialer of which the test scripts the result of each dial; it records the dial
+// times.
 type network struct {
 	t     testing.TB
 	conns chan link.Conn // the cloud's ends
@@ -169,7 +170,7 @@ func (m *metamanager) Run(ctx context.Context, port *beehive.Port) error {
 	port.Ready()
 	m.port <- port
 	<-ctx.Done()
-	time.Sleep(100 * time.Millisecond) // for what is in the mailbox
+	time.Sleep(100 * time.Millisecond) // for the messages in the mailbox
 	return nil
 }
 
@@ -191,8 +192,8 @@ func (b *bench) cloud() *cloud {
 	return nil
 }
 
-// open takes the next link, opens its session, and takes what metamanager hears of it and the
-// first heartbeat.
+// open takes the next link, opens its session, and takes metamanager's message on it and the first
+// heartbeat.
 func (b *bench) open() *cloud {
 	b.t.Helper()
 	c := b.cloud()

@@ -29,18 +29,19 @@ type Config struct {
 	Servers []string
 	Dialer  link.Dialer
 	Epochs  Epochs
-	// Alive says whether the kubelet renewed its Lease within the lease duration. It must be quick.
+	// Alive reports whether the kubelet renewed its Lease within the lease duration. It must be
+	// quick.
 	Alive func() bool
 	// AliveChanged, when it is not nil, tells that Alive may have changed. Without it Alive is
 	// asked every second.
 	AliveChanged <-chan struct{}
-	// Report is the rest of what heartbeats carry; may be nil. It must be quick.
+	// Report returns the other fields of heartbeats; may be nil. It must be quick.
 	Report func() Report
 	// Wake tells that the network changed (a link came up, a route or address is new): dial at
 	// once. May be nil.
 	Wake <-chan struct{}
 
-	// Trust keeps whom this device trusts; nil: it learns of no change.
+	// Trust stores the trusted certificates of this device; nil: changes are ignored.
 	Trust Trust
 
 	Version string // of edgecore
@@ -50,8 +51,7 @@ type Config struct {
 
 	// Parts serve their kinds for each session themselves, past the bus.
 	Parts map[message.Kind]Part
-	// Routes names the modules that messages from the cloud are for, by kind. What is not
-	// named is for Module.
+	// Routes maps kinds of messages from the cloud to modules. Other kinds go to Module.
 	Routes map[message.Kind]message.Name
 	Module message.Name // default "metamanager"
 
@@ -61,8 +61,8 @@ type Config struct {
 	// BackoffMin and BackoffMax bound the exponential back-off between rounds of dialling:
 	// 1 s and 30 s.
 	BackoffMin, BackoffMax time.Duration
-	// Eager is for how long a network that does not answer at all is tried about every BackoffMin
-	// before the back-off begins to grow: 2 min. Such tries cost the cloud nothing, and the end of
+	// Eager is the time during which a network without any answer is tried about every BackoffMin
+	// before the back-off begins to grow: 2 min. Such attempts don't load the cloud, and the end of
 	// a silent cut is noticed within a second. Where connections are refused, the back-off stays
 	// below four times BackoffMin for as long.
 	Eager time.Duration
@@ -83,8 +83,8 @@ type Config struct {
 	PendingFor time.Duration
 }
 
-// Part serves one kind of message within the sessions, and not over the bus: for what a module that
-// is busy must not hold back, and what must hold back no module.
+// Part serves one kind of message within the sessions, and not over the bus: for messages that a
+// busy module must not delay, and that must not delay a module.
 type Part interface {
 	// Attach is called for each session before its first message. up is the session, and send of
 	// it; send holds its caller back while the link's queue is full. handle is called by the
@@ -95,12 +95,12 @@ type Part interface {
 		handle func(context.Context, message.Message) error, run func(context.Context))
 }
 
-// Trust is whom this device trusts, which the cloud may change over a link that is trusted.
+// Trust has the certificates that this device trusts, which the cloud may change over a trusted
+// link.
 type Trust interface {
 	// TrustSum is of pki.TrustSum.
 	TrustSum() []byte
-	// Renew is called with what the cloud says, and with the certificate by which it has
-	// shown itself.
+	// Renew is called with the cloud's new trust, and the certificate that the cloud has presented.
 	Renew(teller *x509.Certificate, ca, clientCA []byte) error
 }
 

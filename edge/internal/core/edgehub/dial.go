@@ -16,10 +16,10 @@ import (
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 )
 
-// How many tries may be under way at once. One, as a rule. While no server answers, two more that
-// are soon given up and started again, because a try of before the network came back waits for
-// TCP's own back-off (RFC 6298) while a new one sends at once; the first one goes on, for a network
-// that is so slow that the others never come to an end. And one more when the network changed.
+// Limits of concurrent attempts. One, as a rule. While no server answers, two more that are soon
+// given up and restarted, because an attempt from before the network's return waits for TCP's own
+// back-off (RFC 6298) while a new one sends at once; the first one continues, for a network that is
+// so slow that the others never complete. And one more when the network changed.
 const (
 	triesEager = 3
 	triesWoken = 4
@@ -35,7 +35,7 @@ type dialled struct {
 // connect dials until a transport is open, and returns an error only when ctx ends.
 func (h *Hub) connect(ctx context.Context, p *pace) (link.Conn, string, error) {
 	ctx, cancel := context.WithCancel(ctx)
-	defer h.dials.Wait() // in this order: cancel first, so that nothing of a try is left
+	defer h.dials.Wait() // in this order: cancel first, so that no attempt is left
 	defer cancel()
 	results := make(chan dialled)
 	under, long, woken := 0, 0, false
@@ -104,8 +104,8 @@ func (h *Hub) dial(ctx context.Context, d dialled, timeout time.Duration, result
 	}
 }
 
-// open makes a session of a link: it says hello and waits for the welcome. On an error the link
-// has been closed.
+// open makes a session of a link: it sends the hello and waits for the welcome. On an error the
+// link has been closed.
 func (h *Hub) open(ctx context.Context, conn link.Conn, server string) (*session, error) {
 	s, err := h.greet(ctx, conn, server)
 	if err == nil {
@@ -118,14 +118,14 @@ func (h *Hub) open(ctx context.Context, conn link.Conn, server string) (*session
 	case ok:
 		_ = conn.Close(end.Code, end.Reason)
 	default:
-		_ = conn.Close(link.CloseInternal, "edgecore could not say hello") // what went wrong here is for our own log
+		_ = conn.Close(link.CloseInternal, "edgecore could not say hello") // the local error is for our own log
 	}
 	return nil, err
 }
 
-// countOn takes in how a try ended: where the cloud knows of a higher epoch than this edge's, the
-// store has been lost and the clock is behind, and the next session goes on above that. After a
-// restart the cloud reports it again.
+// countOn processes the error of an attempt: if the cloud knows a higher epoch than this edge's,
+// the store has been lost and the clock is behind, and the next session continues above that. After
+// a restart the cloud reports it again.
 func (h *Hub) countOn(err error) {
 	end, ok := errors.AsType[*link.CloseError](err)
 	if !ok || end.Code != link.CloseReplaced || !end.Remote {
@@ -200,7 +200,8 @@ func (h *Hub) greet(ctx context.Context, conn link.Conn, server string) (*sessio
 		s.skew = s.cloudTime.Sub(asked.Round(0).Add(answered.Sub(asked) / 2))
 	}
 	if t := welcome.GetTrust(); t != nil && h.config.Trust != nil {
-		// Of no concern to this link, which stands. What can't be taken comes again with the next.
+		// An error does not concern this link. A trust that can't be taken is sent again with the
+		// next link.
 		if err := h.config.Trust.Renew(conn.Info().Peer, t.GetCa(), t.GetClientCa()); err != nil {
 			klog.FromContext(ctx).Error(err, "Failed to take over the trusted authorities that the cloud sent", "server", server)
 		} else {

@@ -8,8 +8,7 @@ import (
 	"testing"
 )
 
-// What a failed handshake means is said in words that name what to set, by whichever transport it
-// failed.
+// A failed handshake is reported with the settings to check, on either transport.
 func TestClaims_41_CertificateThatDoesNotHoldNamesWhatToSet(t *testing.T) {
 	for name, tc := range map[string]struct {
 		err  error

@@ -47,7 +47,7 @@ func TestHub_Heartbeats(t *testing.T) {
 	})
 }
 
-// What a heartbeat reports of an idle device takes no byte.
+// The report of an idle device takes no byte in a heartbeat.
 func TestHub_Heartbeats_Report(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var mu sync.Mutex
@@ -92,7 +92,7 @@ func TestHub_ToldThatAlivenessChanged_LooksAtOnceAndOnlyThen(t *testing.T) {
 		if h := c.heartbeat(); !h.GetKubeletAlive() || time.Since(start) != 2*time.Second {
 			t.Errorf("%v after %v", h, time.Since(start))
 		}
-		changed <- struct{}{} // nothing new: the next heartbeat comes when it is due
+		changed <- struct{}{} // no change: the next heartbeat is sent when it is due
 		if c.heartbeat(); time.Since(start) != 10*time.Second {
 			t.Errorf("the next came after %v", time.Since(start))
 		}

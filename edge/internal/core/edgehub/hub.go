@@ -1,11 +1,12 @@
 // Package edgehub is the edge's end of the link: it dials the cloud, keeps the link alive, and
 // carries messages between the link and the bus.
 //
-// It owns when to dial which server, the session with the cloud, and the requests that wait for the
-// cloud's answer. It keeps no message: what can't be sent is dropped and counted, because its
-// sender keeps what must not be lost. It does not know what the messages mean. The module is one
-// goroutine that dials and reads, one that takes messages from the bus, one that sends heartbeats
-// while a session is open; Status, Describe and Collect may be called by any.
+// It owns the choice of the server and the time to dial, the session with the cloud, and the
+// requests that wait for the cloud's answer. It keeps no message: one that can't be sent is dropped
+// and counted, because its sender keeps the messages that must not be lost. It does not interpret
+// the messages. The module is one goroutine that dials and reads, one that takes messages from the
+// bus, one that sends heartbeats while a session is open; Status, Describe and Collect may be
+// called by any goroutine.
 package edgehub
 
 import (
@@ -34,12 +35,12 @@ type Status struct {
 	Instance  string         `json:"instance,omitempty"` // the replica of cloudcore, by its own name
 	Version   string         `json:"version,omitempty"`  // of cloudcore
 	Epoch     uint64         `json:"epoch,omitempty"`
-	Since     time.Time      `json:"since,omitzero"` // of the link, or of its loss; zero if there was none yet
-	// LastContact is when something last came from the cloud, an acknowledgement of the transport
-	// included; zero if nothing did yet.
+	Since     time.Time      `json:"since,omitzero"` // of the link, or of its loss; zero before the first link
+	// LastContact is the time of the cloud's last message or acknowledgement of the transport; zero
+	// before the first.
 	LastContact time.Time `json:"lastContact,omitzero"`
 	LastError   string    `json:"lastError,omitempty"` // why the last try or link ended; "" while linked
-	Problem     string    `json:"problem,omitempty"`   // what is to be done, where dialling again can't help by itself
+	Problem     string    `json:"problem,omitempty"`   // the action needed, if dialling again can't help by itself
 	Attempts    int       `json:"attempts"`            // since the last link
 	NextTry     time.Time `json:"nextTry,omitzero"`
 	// ClockSkew is how far the cloud's clock was ahead of ours at the last welcome.

@@ -160,7 +160,8 @@ func TestHub_WithoutALink_RefusesAndDrops(t *testing.T) {
 		}
 		b.network.set(nil)
 		c := b.open()
-		// What belongs to an earlier session is not for this one; what belongs to none is.
+		// Messages of an earlier session are dropped in this one; messages without a session are
+		// sent.
 		stale := topic.StateAck.New(message.Resource{}, &topicpb.StateAck{Sequence: 9})
 		stale.Header.Session = 10
 		b.send(stale)
@@ -271,7 +272,7 @@ func TestHub_Stops(t *testing.T) {
 				start := time.Now()
 				last := make(chan message.Message, 1)
 				go func() {
-					m, _ := b.port.Receive(context.Background()) // nothing, where there was no link
+					m, _ := b.port.Receive(context.Background()) // no message without a link
 					last <- m
 				}()
 				synctest.Wait()

@@ -94,8 +94,9 @@ func TestHub_WhereTheTransportAcknowledges_AsksSeldom(t *testing.T) {
 	})
 }
 
-// Silence counts from the last heartbeat that arrived. What else was acknowledged after it does not
-// put the end off: by then cloudcore may not have renewed the Lease for twice as long.
+// Silence counts from the last heartbeat that arrived. Later acknowledgements of other messages
+// don't delay the end of the link: by then cloudcore may not have renewed the Lease for twice as
+// long.
 func TestHub_WhereTheTransportAcknowledges_CountsFromTheLastHeartbeat(t *testing.T) {
 	for name, test := range map[string]struct {
 		signs []time.Duration // acknowledgements after a heartbeat at 0 that arrived
@@ -204,7 +205,7 @@ func newCounted(t *testing.T) *counted {
 	return c
 }
 
-// total is what has passed both ways, with IP's and Ethernet's headers.
+// total returns the bytes in both directions, with IP's and Ethernet's headers.
 func (c *counted) total(t *testing.T) uint64 {
 	t.Helper()
 	l, err := c.device.Netlink().LinkByName("up")
@@ -215,9 +216,9 @@ func (c *counted) total(t *testing.T) uint64 {
 	return s.RxBytes + s.TxBytes
 }
 
-// TestIsland_IdleBytes counts what passes a cable: heartbeats of an idle link, beside the floor of
-// one TLS record of one byte and its TCP acknowledgement each interval. The interval is a second
-// here instead of ten, and the bytes of one are the same.
+// TestIsland_IdleBytes counts the bytes on a cable: heartbeats of an idle link, compared with the
+// floor of one TLS record of one byte and its TCP acknowledgement each interval. The interval is a
+// second here instead of ten, and the bytes of one are the same.
 func TestIsland_IdleBytes(t *testing.T) {
 	const rounds, beats, every, allowed = 4, 6, time.Second, 1.3
 	site := linktest.NewSite(t)

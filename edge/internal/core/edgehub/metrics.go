@@ -10,7 +10,7 @@ import (
 	"github.com/skerry-io/skerry/common/link"
 )
 
-// metrics belongs to one Hub; nothing is registered with any global registry.
+// metrics belongs to one Hub; it is not registered with a global registry.
 type metrics struct {
 	tries    prometheus.Counter
 	connects *prometheus.CounterVec

@@ -13,12 +13,12 @@ import (
 	"github.com/skerry-io/skerry/common/link"
 )
 
-// While a machine refuses connections and the trouble has not lasted for long, the back-off is
-// bounded by nearBackoffs BackoffMin: half of it is the mean of such waits, so that with the
-// defaults a device comes every 2 s. For as long as the node's Lease may still hold it is bounded
-// by soonBackoffs where no process listens (ECONNREFUSED): as many tries as where nothing is heard
-// at all, and none of them costs a cloudcore anything. What is reset or ended may have been
-// accepted by one that has more handshakes than it can do, and more tries would only add to them.
+// While a machine refuses connections and the failures began recently, the back-off is bounded by
+// nearBackoffs BackoffMin: the mean wait is half of it, so that with the defaults a device comes
+// every 2 s. For as long as the node's Lease may still hold it is bounded by soonBackoffs if no
+// process listens (ECONNREFUSED): as many attempts as without any answer, and none of them loads a
+// cloudcore. A connection that is reset or closed may have been accepted by an overloaded
+// cloudcore, and more attempts would only add to its handshakes.
 const (
 	soonBackoffs = 2
 	soon         = 30 * time.Second
@@ -30,7 +30,7 @@ const (
 // one after another each try is another's luck. The back-off is between them.
 const versionTries = 10
 
-// pace decides whom to dial next and when. It knows no clock and starts nothing; owned by the
+// pace decides which server to dial next and when. It has no clock and no goroutine; owned by the
 // goroutine that dials.
 type pace struct {
 	config  Config
@@ -38,7 +38,7 @@ type pace struct {
 	servers []string
 
 	next       int                  // index of the server whose turn it is
-	holds      map[string]time.Time // servers that said when to come back, or that won't have us
+	holds      map[string]time.Time // servers that asked for a delay, or that refuse us
 	notBefore  time.Time            // for all of them
 	tried      map[string]bool      // servers that failed in this round
 	rounds     int                  // that failed, and let the back-off grow
@@ -48,7 +48,7 @@ type pace struct {
 	portClosed bool                 // and no process listened there
 	last       time.Time            // when a try was last started
 	replaced   int                  // how often in a row another session of this node was preferred
-	versions   map[string]int       // how often in a row a server's address led to another protocol
+	versions   map[string]int       // how often in a row a server's address was reached by another protocol
 }
 
 func newPace(config Config, random func() float64, now time.Time) *pace {
@@ -89,10 +89,10 @@ func (p *pace) started(server string, now time.Time) {
 	}
 }
 
-// eager says whether to hurry: no server answered, and that has not lasted long yet.
+// eager reports whether to hurry: no server answered, and for a short time only.
 func (p *pace) eager(now time.Time) bool { return p.silent && p.early(now) }
 
-// early says whether the trouble has not lasted long yet.
+// early reports whether the failures began recently.
 func (p *pace) early(now time.Time) bool { return now.Sub(p.since) < p.config.Eager }
 
 // failed notes that a try at server ended without a session, or with one that did not last.
@@ -116,14 +116,14 @@ func (p *pace) failed(server string, now time.Time, err error) {
 	}
 }
 
-// untried says whether a server has not failed in this round and may be dialled now.
+// untried reports whether a server has not failed in this round and may be dialled now.
 func (p *pace) untried(now time.Time) bool {
 	return slices.ContainsFunc(p.servers, func(s string) bool { return !p.tried[s] && !p.holds[s].After(now) })
 }
 
 // ceiling is the longest back-off of this round. Where connections are refused it stays low at
-// first: a load balancer goes on leading some dials to a replica that died, and the next one may
-// come to a replica that lives. In that time the node's Lease must not run out.
+// first: a load balancer still sends some connections to a dead replica, and the next one may reach
+// a live one. In that time the node's Lease must not run out.
 func (p *pace) ceiling(now time.Time) time.Duration {
 	most := p.config.BackoffMax
 	if p.near && p.early(now) {
@@ -160,12 +160,12 @@ func (p *pace) ended(server string, now time.Time, lasted time.Duration, err err
 // renewed notes that we ended a session ourselves because a new one is wanted.
 func (p *pace) renewed(now time.Time) { p.notBefore = now }
 
-// taken says that another device seems to use this node's name: time after time its session is
-// preferred to ours. Once alone may be our own earlier session, of which the cloud does not know
-// yet that it ended.
+// taken reports whether another device seems to use this node's name: its session repeatedly
+// replaces ours. A single time may be our own earlier session whose end the cloud has not noticed
+// yet.
 func (p *pace) taken() bool { return p.replaced >= 2 }
 
-// hold avoids a server that said when to come back, or that refuses us until an administrator acts.
+// hold avoids a server that asked for a delay, or that refuses us until an administrator acts.
 func (p *pace) hold(server string, now time.Time, err error) {
 	end, ok := errors.AsType[*link.CloseError](err)
 	if !ok || end.Code != link.CloseVersion {
@@ -184,8 +184,8 @@ func (p *pace) hold(server string, now time.Time, err error) {
 	}
 }
 
-// wake forgets the back-off: the network changed. What a server asked for holds: to wait, or not to
-// come back before an administrator acts.
+// wake resets the back-off: the network changed. A server's request remains in force: to wait, or
+// not to dial before an administrator acts.
 func (p *pace) wake(now time.Time) {
 	const least = 250 * time.Millisecond // an interface that flaps shall not make us spin
 	p.notBefore = now
@@ -222,8 +222,7 @@ func numberAfter(reason, word string) (uint64, bool) {
 	return n, err == nil
 }
 
-// silence says whether err is what a cut network looks like: no server answered, or there was no
-// way to ask.
+// silence reports whether err looks like a cut network: no server answered, or there was no route.
 func silence(err error) bool {
 	if end, ok := errors.AsType[*link.CloseError](err); ok && end.Remote {
 		return false

@@ -24,7 +24,7 @@ func testPace(random float64, servers ...string) *pace {
 
 var epochZero = time.Unix(1_000_000, 0)
 
-// at says how long after now the next try is.
+// after returns the delay from now to the next attempt.
 func (p *pace) after(now time.Time) time.Duration {
 	_, at := p.pick()
 	return max(0, at.Sub(now))
@@ -53,7 +53,7 @@ func TestPace_BacksOffWithFullJitter(t *testing.T) {
 	}
 }
 
-// A load balancer goes on leading dials to a replica that died: one of the next may find another.
+// A load balancer still sends connections to a dead replica: one of the next may reach another.
 func TestPace_StaysNearWhereConnectionsAreRefused(t *testing.T) {
 	dialling := func(err error) error { return fmt.Errorf("dialling websocket a:1: %w", err) }
 	reset := &net.OpError{Op: "read", Err: os.NewSyscallError("read", syscall.ECONNRESET)}
@@ -100,7 +100,7 @@ func TestPace_StaysNearWhereConnectionsAreRefused(t *testing.T) {
 				if got, want := longest(p.config.Eager), of(c.ceiling); got != want {
 					t.Errorf("random %v: in the first %v the longest wait is %v, want %v", random, p.config.Eager, got, want)
 				}
-				// What has lasted for so long is no replica among others.
+				// A refusal for so long is not a single dead replica.
 				if got, want := try(), of(p.config.BackoffMax); got != want {
 					t.Errorf("random %v: after %v the wait is %v, want %v", random, p.config.Eager, got, want)
 				}
@@ -267,9 +267,9 @@ func TestPace_EndOfASession(t *testing.T) {
 	}
 }
 
-// A replica that ends a session so that another one gets it, or that is full and knows one that is
-// not, says CloseShutdown: another address is dialled at once, and where there is one for all
-// replicas that one is, soon.
+// A replica that ends a session so that another one gets it, or that is full while another is not,
+// sends CloseShutdown: another address is dialled at once, and a single address for all replicas is
+// dialled again soon.
 func TestPace_AnotherReplicaHasRoom(t *testing.T) {
 	leave := &link.CloseError{Code: link.CloseShutdown, Remote: true}
 	for _, random := range []float64{0, 0.5, 0.999} {
@@ -282,7 +282,7 @@ func TestPace_AnotherReplicaHasRoom(t *testing.T) {
 			t.Errorf("after a session with %s: %s at %v", first, second, at)
 		}
 		p.started(second, epochZero)
-		p.failed(second, epochZero, leave) // full, it says
+		p.failed(second, epochZero, leave) // reports that it is full
 		if third, at := p.pick(); third == first || third == second || at.After(epochZero) {
 			t.Errorf("after %s and %s: %s at %v", first, second, third, at)
 		}
@@ -308,7 +308,7 @@ func TestPace_KnowsANameThatIsTaken(t *testing.T) {
 	if p.taken() {
 		t.Error("once may be our own earlier session")
 	}
-	p.failed("a:1", epochZero, errNoRoute) // says nothing about it
+	p.failed("a:1", epochZero, errNoRoute) // no information
 	p.ended("a:1", epochZero, time.Second, replaced)
 	if !p.taken() {
 		t.Error("twice in a row is another device")

@@ -20,7 +20,7 @@ var ErrNoLink = linkstate.ErrNoLink
 // ErrBusy is the answer to a request while too many wait for the cloud.
 var ErrBusy = errors.New("too many requests wait for the cloud")
 
-// Port is what a Hub needs of beehive.Port.
+// Port is the subset of beehive.Port that a Hub uses.
 type Port interface {
 	Send(ctx context.Context, to message.Name, m message.Message) error
 	SendToGroup(ctx context.Context, to message.Group, m message.Message) error
@@ -32,8 +32,8 @@ type Port interface {
 
 var _ Port = (*beehive.Port)(nil)
 
-// setState says to the agents whether there is a session. The bus keeps it for those that
-// start later.
+// setState tells the agents whether there is a session. The bus keeps it for those that start
+// later.
 func setState(ctx context.Context, port Port, state linkstate.State) {
 	err := port.SendToGroup(ctx, linkstate.Agents, linkstate.Current.New(message.Resource{}, state))
 	if err != nil && ctx.Err() == nil && !errors.Is(err, beehive.ErrNoGroup) {

@@ -24,7 +24,7 @@ func (h *Hub) Serve(ctx context.Context, port Port) error {
 	defer bus.Wait()
 	defer cancel(nil)
 	port.Ready()
-	setState(ctx, port, linkstate.State{}) // what an earlier run said last is true no longer
+	setState(ctx, port, linkstate.State{}) // the last state of an earlier run is outdated
 	bus.Go(func() {
 		cancel(h.carry(ctx, port)) // of no effect where ctx ended first
 	})
@@ -73,8 +73,8 @@ func (h *Hub) link(ctx context.Context, port Port) {
 	}
 }
 
-// carry takes what modules send, and the open session takes it up. It never keeps a message. It
-// ends with ctx, or when the bus fails, and gives the reason.
+// carry receives the modules' messages and passes them to the open session. It never keeps a
+// message. It ends with ctx, or when the bus fails, and returns the reason.
 func (h *Hub) carry(ctx context.Context, port Port) error {
 	logger := klog.FromContext(ctx)
 	for {

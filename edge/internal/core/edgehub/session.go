@@ -92,8 +92,8 @@ func (s *session) run(ctx context.Context, port Port) error {
 		Transport: string(info.Transport), Remote: s.server, Address: address(info.Remote), CloudTime: s.cloudTime, Since: s.since, Streams: s.streams, Metrics: s.metricsTaken, History: s.history,
 	}
 	s.attach(ctx, up, &beats)
-	// Current first, and up before anything that comes from the link: who hears of it can send at
-	// once, and knows what the first message belongs to.
+	// Current first, and Up before any message of the link: receivers can send at once, and know
+	// the session of the first message.
 	s.current.Store(s)
 	s.tell(ctx, port, linkstate.Up.New(message.Resource{}, up))
 	setState(ctx, port, linkstate.State{Up: true, Link: up})
@@ -111,7 +111,7 @@ func (s *session) run(ctx context.Context, port Port) error {
 	return err
 }
 
-// address is the one of a link's other end; the zero value where the transport has none.
+// address is the one of a link's other end; the zero value if the transport doesn't know it.
 func address(remote net.Addr) netip.Addr {
 	if at, ok := remote.(interface{ AddrPort() netip.AddrPort }); ok { // *net.TCPAddr, *net.UDPAddr
 		return at.AddrPort().Addr().Unmap()
@@ -142,7 +142,7 @@ func (s *session) tell(ctx context.Context, port Port, m message.Message) {
 	}
 }
 
-// read hands on what comes until the link ends, and ends it when ctx does.
+// read passes on received messages until the link ends, and closes it with ctx.
 func (s *session) read(ctx context.Context, port Port) error {
 	for {
 		m, err := s.conn.Receive(ctx)
@@ -163,8 +163,8 @@ func (s *session) read(ctx context.Context, port Port) error {
 			case ok:
 				_ = s.conn.Close(end.Code, end.Reason)
 			default:
-				// What can't be handed on is lost, and the cloud takes it for delivered sooner or
-				// later: only a new session sets that right.
+				// A message that can't be passed on is lost, and the cloud takes it for delivered
+				// sooner or later: only a new session corrects that.
 				_ = s.conn.Close(link.CloseInternal, "edgecore could not take a message")
 			}
 			return err
@@ -214,9 +214,8 @@ func (s *session) send(ctx context.Context, m message.Message) error {
 		}
 	}
 	up := m
-	// The cloud has no use for these, and each byte of them counts. What a message is about its
-	// content says too; only of two Latest ones the link itself must know whether both are about
-	// the same.
+	// The cloud has no use for these, and each byte of them counts. The content names its resource
+	// too; only for two Latest messages the link must know whether both have the same resource.
 	up.Route.Source, up.Header.Time = "", time.Time{}
 	if up.Header.Delivery != message.Latest {
 		up.Route.Resource = message.Resource{}
@@ -296,7 +295,7 @@ func (s *session) report() Report {
 	return s.config.Report()
 }
 
-// beat sends the heartbeats, and ends the link when nothing comes back.
+// beat sends the heartbeats, and closes the link if the cloud does not answer.
 func (s *session) beat(ctx context.Context, port Port) {
 	tick := time.NewTicker(s.config.Keepalive)
 	defer tick.Stop()
@@ -308,10 +307,10 @@ func (s *session) beat(ctx context.Context, port Port) {
 		look = ticker.C
 	}
 	var sequence uint64
-	var sent bool // the last one said that the kubelet is alive
+	var sent bool // the last one reported a live kubelet
 	acks := s.conn.Info().Acks
 	shown := s.report().CertificateEnd // by the link itself
-	var asked time.Time                // of the oldest that wants an answer, while nothing at all has come since; zero: none
+	var asked time.Time                // time of the oldest unanswered request, if no message was received since; else zero
 	send := func(alive bool) {
 		sequence++
 		sent = alive
@@ -328,7 +327,7 @@ func (s *session) beat(ctx context.Context, port Port) {
 				asked = time.Now()
 			}
 		}
-		// A heartbeat is worth nothing when the next is due.
+		// A heartbeat is useless once the next is due.
 		ctx, cancel := context.WithTimeout(ctx, s.config.Keepalive)
 		defer cancel()
 		beat := topic.Heartbeat.New(message.Resource{}, content)
@@ -337,10 +336,10 @@ func (s *session) beat(ctx context.Context, port Port) {
 			s.metrics.message("sent", beat.Key())
 		}
 	}
-	// What the device had of the cloud before it sent the last heartbeat. Only what came after it
-	// shows that it arrived: other traffic may have been acknowledged just before, and each such
-	// sign would put off the end of the link by as much, while cloudcore renews the Lease by the
-	// heartbeats that arrive.
+	// The acknowledgements received before the last heartbeat was sent. Only a later one shows that
+	// the heartbeat arrived: other traffic may have been acknowledged just before, and each such
+	// acknowledgement would delay the end of the link by as much, while cloudcore renews the Lease
+	// by the heartbeats that arrive.
 	before := s.lastAcked()
 	send(s.config.Alive())
 	misses := 0
@@ -389,12 +388,12 @@ func (s *session) beat(ctx context.Context, port Port) {
 	}
 }
 
-// ackedSince reports whether the transport has seen a sign of life since lastAcked was before. It
-// compares readings of one clock: QUIC's is that of when we looked, up to an eighth of idleTimeout
-// late, so it says nothing beside the time at which a heartbeat was sent.
+// ackedSince reports whether the transport received an acknowledgement after lastAcked returned
+// before. It compares readings of one clock: QUIC's is the time of our check, up to an eighth of
+// idleTimeout late, so it can't be compared with the time of a heartbeat.
 func (s *session) ackedSince(before time.Time) bool { return s.lastAcked().Sub(before) > ackError }
 
-// lastAcked is when the transport saw a sign of life last; zero where it can't say.
+// lastAcked returns when the transport last received an acknowledgement; zero if it doesn't know.
 func (s *session) lastAcked() time.Time {
 	meter, ok := s.conn.(link.Meter)
 	if !ok || !s.conn.Info().Acks {

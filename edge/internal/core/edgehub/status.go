@@ -17,7 +17,7 @@ import (
 	"github.com/skerry-io/skerry/common/link"
 )
 
-// Status says how the link does.
+// Status reports the state of the link.
 func (h *Hub) Status() Status {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -55,8 +55,8 @@ func (h *Hub) linked(s *session) {
 	h.logged = ""
 }
 
-// reached is where a link to server leads. Transports have ports of their own; remote tells it
-// where nothing can stand in between, as a proxy can for TCP.
+// reached returns the address that a link to server has reached. Transports have ports of their
+// own; remote is the address if there can be no proxy in between, as there can be for TCP.
 func reached(server string, remote net.Addr) string {
 	host, _, err := net.SplitHostPort(server)
 	if udp, ok := remote.(*net.UDPAddr); ok && err == nil {
@@ -74,8 +74,8 @@ func (h *Hub) unlinked(s *session, err error) {
 	h.status.LastContact = s.lastContact()
 }
 
-// troubled notes, and logs where it says something new, that a try or a session failed. A device
-// may be offline for months: the same trouble is logged once an hour.
+// troubled records the failure of an attempt or a session, and logs it if it is new. A device may
+// be offline for months: the same failure is logged once an hour.
 func (h *Hub) troubled(ctx context.Context, p *pace, server string, err error) {
 	problem := problem(p, server, err)
 	_, next := p.pick()
@@ -95,7 +95,7 @@ func (h *Hub) troubled(ctx context.Context, p *pace, server string, err error) {
 		"server", server, "err", err, "problem", problem, "attempts", h.status.Attempts, "next", next)
 }
 
-// problem says what the user must do, "" where waiting may be enough.
+// problem returns the user's next step, "" if waiting may be enough.
 func problem(p *pace, server string, err error) string {
 	if p.taken() {
 		return fmt.Sprintf("the cloud prefers another session of this node, %d times in a row: another device uses the same node name and certificate",
@@ -128,8 +128,8 @@ func unresolved(err error) bool {
 	return ok && dns.IsNotFound || strings.Contains(err.Error(), ": no such host")
 }
 
-// distrust is what to set where the handshake failed for the certificates; "" where it did not. A
-// transport may pass on only the text of the error.
+// distrust returns the setting to correct if the handshake failed because of the certificates;
+// otherwise "". A transport may pass on only the text of the error.
 func distrust(server string, err error) string {
 	text := err.Error()
 	switch {

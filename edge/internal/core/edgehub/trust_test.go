@@ -35,8 +35,8 @@ func (k *trust) Renew(teller *x509.Certificate, ca, clientCA []byte) error {
 	return nil
 }
 
-// Each hello says whom the device trusts, and what the welcome says of it is taken over; a session
-// opens also where that fails.
+// Each hello has the device's trust, and the trust in the welcome is adopted; a session opens even
+// if that fails.
 func TestHub_TakesOverWhomToTrust(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		k := &trust{ca: "old"}
