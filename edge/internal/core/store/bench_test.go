@@ -20,10 +20,10 @@ import (
 // the second sync.
 const commitPages = 3
 
-// BenchmarkUpdate measures durable writes, beside what the disk can do. All take turns, some
-// milliseconds each, so that a slow moment of the disk or of the machine meets all. x-floor is our
-// writes a second over how often the pages of a commit, with its two syncs, can be written without
-// anything else; x-sync is the same over half of the disk's fdatasyncs of one page a second.
+// BenchmarkUpdate measures durable writes and compares them with the disk. All take turns, some
+// milliseconds each, so that a slow moment of the disk or of the machine affects all. x-floor is
+// our writes a second divided by the rate of bare writes of a commit's pages with its two syncs;
+// x-sync is our writes a second divided by half of the disk's fdatasyncs of one page a second.
 func BenchmarkUpdate(b *testing.B) {
 	for _, writers := range []int{1, 8, 64} {
 		b.Run(fmt.Sprintf("writers=%d", writers), func(b *testing.B) {
@@ -127,8 +127,7 @@ func BenchmarkOpen(b *testing.B) {
 	}
 }
 
-// disk is a file whose pages are written before, so that nothing but them reaches the disk
-// with a sync.
+// disk is a file whose pages were written before, so that a sync writes only them.
 type disk struct {
 	file *os.File
 	page []byte

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// The test binary is its own child for what a process can't do to itself.
+// The test binary is its own child, for kills and memory faults.
 func TestMain(m *testing.M) {
 	switch os.Getenv("STORE_TEST_CHILD") {
 	case "writer":

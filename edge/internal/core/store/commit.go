@@ -11,11 +11,11 @@ import (
 	"github.com/skerry-io/skerry/common/programpages"
 )
 
-// Update calls do in a transaction and returns nil when what it did is on the disk. Functions that
-// wait together share one transaction and one sync; each gets its own error, and one that fails
-// takes nothing of the others with it. do may be called again after its effects were rolled back:
-// it must only work on tx and keep nothing between calls. When ctx ends before the function's turn,
-// it is not called.
+// Update calls do in a transaction and returns nil once its changes are on the disk. Functions that
+// wait together share one transaction and one sync; each gets its own error, and a failed one does
+// not affect the others. do may be called again after its effects were rolled back: it must only
+// work on tx and keep nothing between calls. When ctx ends before the function's turn, it is not
+// called.
 func (s *Store) Update(ctx context.Context, do func(*Tx) error) error {
 	select {
 	case s.places <- struct{}{}:
@@ -87,8 +87,8 @@ func (s *Store) withdraw(c *call) bool {
 	return false
 }
 
-// commitQueue commits what waits and hands the lead to the first that came in the meantime, so that
-// no caller works for others for long.
+// commitQueue commits the queued functions and passes the lead to the first one queued since, so
+// that no caller works for others for long.
 func (s *Store) commitQueue() {
 	s.mu.Lock()
 	batch := s.queue
@@ -159,17 +159,17 @@ func (s *Store) commit(batch []*call) {
 	}
 }
 
-// write makes one transaction. It is not bolt's own Update: where a page can't be read, that
-// looks for free pages in the whole file, in a goroutine whose panic would end the process. (bolt
-// still does so where the disk refuses a write: damage that nothing has met so far then ends the
-// process as well.)
+// write makes one transaction. It is not bolt's own Update: if a page can't be read, that looks for
+// free pages in the whole file, in a goroutine whose panic would end the process. (bolt still does
+// so where the disk refuses a write: damage in pages not read so far then ends the process as
+// well.)
 func (s *Store) write(db *bolt.DB, do func(*bolt.Tx) error) error {
 	return s.guarded(func() error {
 		tx, err := db.Begin(true)
 		if err != nil {
 			return fmt.Errorf("beginning a transaction: %w", err)
 		}
-		defer tx.Rollback() // does nothing after Commit
+		defer tx.Rollback() // no effect after Commit
 		if err := do(tx); err != nil {
 			return err
 		}
@@ -177,7 +177,7 @@ func (s *Store) write(db *bolt.DB, do func(*bolt.Tx) error) error {
 	})
 }
 
-// View calls do in a read transaction. What it reads of tx is valid inside do only. Keep it short:
+// View calls do in a read transaction. Values read from tx are valid inside do only. Keep it short:
 // a growing file waits for its readers.
 func (s *Store) View(do func(*Tx) error) error {
 	s.mu.Lock()
@@ -195,8 +195,7 @@ func (s *Store) View(do func(*Tx) error) error {
 	return err
 }
 
-// ReleasePages gives back the pages of the file that are mapped here. What is read again comes from
-// the page cache.
+// ReleasePages releases the mapped pages of the file. Later reads come from the page cache.
 func (s *Store) ReleasePages() error {
 	path, err := filepath.EvalSymlinks(s.config.Path)
 	if err != nil {

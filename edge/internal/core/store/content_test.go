@@ -17,8 +17,8 @@ func entryNumber(id uint64) *storepb.Entry {
 	return &storepb.Entry{Class: storepb.Class_EVENT, Name: fmt.Sprint(id), Body: bytes.Repeat([]byte{byte(id)}, int(id%3000))}
 }
 
-// fill makes a store with something of everything in it, and says what was in it before the
-// last transaction.
+// fill creates a store with records of every kind, and returns its content before the last
+// transaction.
 func fill(t *testing.T, path string) (before content) {
 	t.Helper()
 	s := open(t, path)
@@ -71,7 +71,7 @@ type content struct {
 	Interests map[uint64]*storepb.Interest
 }
 
-// of is what there is of one resource.
+// of returns the objects of one resource.
 func (c content) of(resource string) map[object.Ref]*storepb.Object {
 	some := maps.Clone(c.Objects)
 	maps.DeleteFunc(some, func(r object.Ref, _ *storepb.Object) bool { return r.Resource.Resource != resource })

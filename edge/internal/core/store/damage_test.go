@@ -20,7 +20,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/core/store/storepb"
 )
 
-// memoryDir is a directory where a sync costs nothing, if there is one.
+// memoryDir is a directory without sync latency, if there is one.
 func memoryDir(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("/dev/shm", "skerry-store-*")
@@ -51,9 +51,9 @@ func TestDamagedFilesAreSetAside(t *testing.T) {
 		used--
 	}
 
-	// try opens a file and reports whether it was set aside. Whatever was done to it: no
-	// panic, nothing wrong is ever read, the outbox is saved as far as it can be read, and the
-	// fresh store works.
+	// try opens a file and reports whether it was set aside. For every kind of damage: no panic, no
+	// wrong record is ever read, the outbox is saved as far as it can be read, and the fresh store
+	// works.
 	try := func(t *testing.T, file []byte) (aside bool) {
 		t.Helper()
 		path := filepath.Join(memoryDir(t), "edge.db")
@@ -144,7 +144,7 @@ func TestDamagedFilesAreSetAside(t *testing.T) {
 				}
 			}
 		}
-		for at := 2 * page; at < used; at += page { // a page that says it is empty
+		for at := 2 * page; at < used; at += page { // a page with an empty header
 			b := bytes.Clone(whole)
 			clear(b[at+10 : at+12])
 			try(t, b)
@@ -219,7 +219,7 @@ func TestDamagedFilesAreSetAside(t *testing.T) {
 	})
 	t.Run("the outbox is saved", func(t *testing.T) {
 		b := bytes.Clone(whole)
-		last := bytes.Repeat([]byte{59}, 59*40) // what is in the last pod
+		last := bytes.Repeat([]byte{59}, 59*40) // value of the last pod
 		for at := bytes.Index(b, last); at >= 0; at = bytes.Index(b, last) {
 			b[at] ^= 1 // also in pages that are no longer used
 		}
@@ -277,7 +277,7 @@ func TestDamageInUseIsAnError(t *testing.T) {
 }
 
 // A device whose store is damaged in use still opens sessions, and a later process is above them,
-// whatever its clock says.
+// regardless of its clock.
 func TestEpochsGoOnFromMemory(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "edge.db")
 	fill(t, path)
@@ -324,8 +324,8 @@ func TestEpochsGoOnFromMemory(t *testing.T) {
 	}
 }
 
-// Pages that break while the file is in use make writes that meet them errors, whether they are met
-// when records are put or when pages are joined at the end, and the process goes on.
+// Pages that break while the file is in use make the writes that read them fail, both while records
+// are put and while pages are merged at the end, and the process continues.
 func TestPagesThatBreakInUse(t *testing.T) {
 	for name, c := range map[string]struct {
 		held  []byte // by the pages that break
@@ -335,7 +335,7 @@ func TestPagesThatBreakInUse(t *testing.T) {
 			return tx.PutObject(ref("pods", "default", "1"), objectNumber(7))
 		}},
 		"commit": {entryNumber(50).Body, func(tx *store.Tx, first uint64) error {
-			for i := uint64(59); i > first; i-- { // what is left beside the first page is joined with it
+			for i := uint64(59); i > first; i-- { // the remainder is merged with the first page
 				if err := tx.DeleteEntry(i); err != nil {
 					return err
 				}

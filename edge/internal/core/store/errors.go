@@ -24,7 +24,7 @@ var (
 	ErrClosed = errors.New("the store is closed")
 )
 
-// DamageError says what is wrong with the file. errors.Is finds ErrDamaged in it.
+// DamageError describes the damage of the file. errors.Is finds ErrDamaged in it.
 type DamageError struct{ Reason string }
 
 func (e *DamageError) Error() string { return "the store is damaged: " + e.Reason }

@@ -2,13 +2,13 @@ package store
 
 import "io"
 
-// For fuzzing: the parsers of what lies on the disk.
+// For fuzzing: the parsers of data on the disk.
 var (
 	Unframe = unframe
 	Frame   = frame
 )
 
-// WalkPages walks as bbolt would, or reads what can be read.
+// WalkPages walks as bbolt would, or reads all readable pages.
 func WalkPages(file io.ReaderAt, size int64, tolerant bool) error {
 	if !tolerant {
 		return walkPages(file, size, strict{})

@@ -9,7 +9,7 @@ import (
 	"k8s.io/apiserver/pkg/storage/value"
 )
 
-// Every value in the file is framed: one byte that says how the rest is kept, four bytes of CRC-32C
+// Every value in the file is framed: one byte for the encoding of the rest, four bytes of CRC-32C
 // over the record's place and content, and the content. bbolt has no checksums of its own below its
 // meta pages; flash that forgets a bit would go unnoticed.
 const (
@@ -55,7 +55,7 @@ func checkFrame(path [][]byte, key, value []byte) error {
 	return err
 }
 
-// place ties a sealed record to where it lies, so that one record can't be passed off as another.
+// place binds a sealed record to its position, so that a record can't be swapped for another.
 func place(path [][]byte, key []byte) value.Context {
 	return value.DefaultContext(append(append(bytes.Join(path, []byte{0}), 0), key...))
 }

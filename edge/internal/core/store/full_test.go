@@ -81,7 +81,7 @@ func fullDiskChild() {
 	}
 	s.Close()
 
-	// A disk that is full from the start: a clear error, nothing half made; later it works.
+	// A disk that is full from the start: a clear error and no partial file; later it works.
 	other := filepath.Join(dir, "other.db")
 	f, err := os.Create(filler)
 	if err != nil {

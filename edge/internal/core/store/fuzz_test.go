@@ -14,8 +14,8 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/core/store/storepb"
 )
 
-// FuzzWalkPages: whatever the pages say, the walk ends, takes no more than the file and never
-// panics. The meta pages' checksums are made right, so that what lies behind them is reached.
+// FuzzWalkPages: for all pages the walk ends, returns no more data than the file has and never
+// panics. The meta pages' checksums are corrected, so that the pages behind them are reached.
 func FuzzWalkPages(f *testing.F) {
 	path := filepath.Join(f.TempDir(), "edge.db")
 	s, err := store.Open(f.Context(), store.Config{Path: path})
@@ -59,7 +59,7 @@ func FuzzWalkPages(f *testing.F) {
 	})
 }
 
-// FuzzUnframe: what a frame gives back is what was put in, and nothing else passes.
+// FuzzUnframe: a frame returns its original content, and every other frame is rejected.
 func FuzzUnframe(f *testing.F) {
 	record, err := proto.Marshal(entryNumber(30))
 	if err != nil {

@@ -12,7 +12,7 @@ import (
 	"k8s.io/apiserver/pkg/storage/value/encrypt/aes"
 )
 
-// openKey reads the key, or makes it where the store is new and there is none yet.
+// openKey reads the key, or creates it for a new store without one.
 func (s *Store) openKey(isNew bool) error {
 	key := s.config.Key
 	if key == nil {

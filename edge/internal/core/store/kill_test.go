@@ -21,8 +21,8 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/core/store/storepb"
 )
 
-// writerChild writes entries from several goroutines and says each number on stdout once
-// Update has returned.
+// writerChild writes entries from several goroutines and prints each number once Update has
+// returned.
 func writerChild() {
 	s, err := store.Open(context.Background(), store.Config{Path: os.Args[1]})
 	if err != nil {
@@ -59,7 +59,7 @@ func writerChild() {
 	select {}
 }
 
-// What Update has acknowledged is there after each of 200 times kill -9, at whatever moment.
+// Writes acknowledged by Update survive each of 200 kill -9 at random moments.
 func TestIsland_17_KilledAtAnyMomentNothingAcknowledgedIsMissing(t *testing.T) {
 	rounds := 200
 	if testing.Short() {

@@ -41,7 +41,7 @@ const (
 
 const keyCheck = "keycheck" // a sealed record of which only the fact counts that it can be opened
 
-// sealed says of which resources the objects are sealed.
+// sealed reports whether the objects of a resource are sealed.
 func sealed(resource schema.GroupVersionResource) bool {
 	return resource.Group == "" && resource.Resource == "secrets"
 }

@@ -5,7 +5,7 @@ import (
 	"context"
 )
 
-// Module is what one module keeps in the store, by keys of its own. Its methods may be called by
+// Module is the state of one module in the store, by keys of its own. Its methods may be called by
 // many goroutines at once.
 type Module struct {
 	store *Store
@@ -15,7 +15,7 @@ type Module struct {
 // Module is the state of the module of that name.
 func (s *Store) Module(name string) *Module { return &Module{s, name} }
 
-// Load reads what was kept last; nil where nothing was.
+// Load reads the last stored state; nil if there is no such key.
 func (m *Module) Load(key string) (state []byte, err error) {
 	err = m.store.View(func(tx *Tx) error {
 		state, err = tx.State(m.name, key)
@@ -29,12 +29,12 @@ func (m *Module) Keep(ctx context.Context, key string, state []byte) error {
 	return m.store.Update(ctx, func(tx *Tx) error { return tx.SetState(m.name, key, state) })
 }
 
-// KeepSealed is Keep for what is secret: it is sealed before it touches the disk.
+// KeepSealed is Keep for secrets: the state is sealed before it touches the disk.
 func (m *Module) KeepSealed(ctx context.Context, key string, state []byte) error {
 	return m.store.Update(ctx, func(tx *Tx) error { return tx.SealState(m.name, key, state) })
 }
 
-// SetState writes what a module wants to find again; nil deletes it.
+// SetState writes a module's state; nil deletes it.
 func (t *Tx) SetState(module, key string, state []byte) error {
 	path := [][]byte{bucketModules, []byte(module)}
 	if state == nil {
@@ -43,12 +43,12 @@ func (t *Tx) SetState(module, key string, state []byte) error {
 	return t.putBytes(path, []byte(key), false, state)
 }
 
-// SealState is SetState for what is secret.
+// SealState is SetState for secrets.
 func (t *Tx) SealState(module, key string, state []byte) error {
 	return t.putBytes([][]byte{bucketModules, []byte(module)}, []byte(key), true, state)
 }
 
-// State reads what a module has written; nil where it has not.
+// State reads a module's state; nil if it was never written.
 func (t *Tx) State(module, key string) ([]byte, error) {
 	b, err := t.get([][]byte{bucketModules, []byte(module)}, []byte(key))
 	return bytes.Clone(b), err

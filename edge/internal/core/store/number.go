@@ -6,14 +6,13 @@ import (
 	"time"
 )
 
-// epochReserve is how far the epoch on the disk is ahead of the one in use: so many more can be
-// given out while nothing can be written, and a later process is above them all the same.
+// epochReserve is the distance of the epoch on the disk from the one in use: so many more can be
+// issued while writes fail, and a later process is still above them.
 const epochReserve = 1024
 
-// NextEpoch is the epoch of a new session with the cloud: higher than every one before, also
-// those of a store that was lost. It is covered by what is on the disk when NextEpoch returns.
-// On a disk that is full and a store that is damaged it goes on from memory: a device is not
-// cut off for them.
+// NextEpoch is the epoch of a new session with the cloud: higher than every one before, also those
+// of a store that was lost. It is covered by the epoch on the disk when NextEpoch returns. With a
+// full disk or a damaged store it continues from memory: a device is not cut off for them.
 func (s *Store) NextEpoch(ctx context.Context) (uint64, error) {
 	e := &s.epochs
 	e.mu.Lock()
@@ -49,8 +48,8 @@ func (s *Store) LastTime() (time.Time, error) {
 	return time.UnixMilli(int64(ms)), nil
 }
 
-// SetLastTime keeps a time for the next start. One that is not later than what is kept is
-// not written.
+// SetLastTime keeps a time for the next start. One that is not later than the stored time is not
+// written.
 func (s *Store) SetLastTime(ctx context.Context, at time.Time) error {
 	return s.Update(ctx, func(t *Tx) error {
 		kept, err := t.Number(LastTime)

@@ -15,7 +15,7 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// Open opens the store, and makes it where there is none. Logging goes to the logger of ctx.
+// Open opens the store, and creates it if it does not exist. Logging goes to the logger of ctx.
 func Open(ctx context.Context, config Config) (*Store, error) {
 	if config.KeyFile == "" {
 		config.KeyFile = config.Path + ".key"
@@ -60,8 +60,8 @@ func (s *Store) takeLock(ctx context.Context) (err error) {
 }
 
 // Lock takes the lock of the store at path without opening the store: until it is closed, only an
-// Open with Config.Locked succeeds. It waits for nothing: ErrLocked where the store is open.
-// fs.ErrNotExist says that no store was opened there yet.
+// Open with Config.Locked succeeds. It does not wait: ErrLocked if the store is open.
+// fs.ErrNotExist means that no store was opened there yet.
 func Lock(path string) (io.Closer, error) {
 	f, err := lock(context.Background(), path, os.O_RDONLY, 0) // also on a disk that is read-only
 	if err != nil {
@@ -125,7 +125,7 @@ func verifyPatiently(ctx context.Context, verify func() error) error {
 	}
 }
 
-// Absent is what Lost names where the store's file was gone or empty.
+// Absent is the entry of Lost for a store file that was missing or empty.
 const Absent = "everything: the file was missing or empty, though a store was there before"
 
 func (s *Store) open(ctx context.Context, log klog.Logger) error {
@@ -279,8 +279,8 @@ func openBolt(path string) (db *bolt.DB, err error) {
 	return db, err
 }
 
-// replace puts a fresh file, with what can be read of the damaged one, in its place. The damaged
-// one stays under another name. A crash on the way leaves the damaged file where it was.
+// replace replaces the damaged file by a fresh one with its readable records. The damaged file
+// stays under another name. A crash during the replacement leaves it in place.
 func (s *Store) replace() error {
 	trees := readTrees(s.config.Path)
 	if err := s.dropOld(s.config.KeepDamaged - 1); err != nil { // makes room for this one

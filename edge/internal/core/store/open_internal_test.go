@@ -26,8 +26,8 @@ func (b broken) ReadAt(p []byte, at int64) (int, error) {
 	return b.ReaderAt.ReadAt(p, at)
 }
 
-// An error of the disk that passes costs nothing: the file is read again. Only one that lasts is
-// damage, and so is a file that is cut off.
+// A transient disk error has no effect: the file is read again. Only a persistent one is damage,
+// and so is a truncated file.
 func TestClaims_19_ReadErrorThatPassesIsNoDamage(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "edge.db")
 	s, err := Open(t.Context(), Config{Path: path})
@@ -104,7 +104,8 @@ func TestOpen_WithoutRoomForTheMark(t *testing.T) {
 	}
 }
 
-// A file that is gone or empty where a store was before is a loss; a new device loses nothing.
+// A missing or empty file where a store was before is reported as a loss; on a new device it is
+// not.
 func TestClaims_18_EmptyOrMissingFileIsNamedAsLoss(t *testing.T) {
 	key := make([]byte, 32)
 	for name, tc := range map[string]struct {

@@ -34,14 +34,14 @@ const (
 	maxBucketDepth = 8
 )
 
-// visitor is what a walk meets. A path is of buckets; the empty one is of the file's root.
+// visitor gets the records of a walk. A path is of buckets; the empty one is of the file's root.
 type visitor interface {
 	// record is called for every record; its error is damage like any other.
 	record(path [][]byte, key, value []byte) error
 	// enter is called for every bucket, before its records.
 	enter(path [][]byte)
-	// damaged is called for what is wrong in a bucket, its records included. The walk goes on with
-	// what is left, or ends with the error that it returns.
+	// damaged is called for each error in a bucket, its records included. The walk continues with
+	// the rest, or ends with the error that damaged returns.
 	damaged(path [][]byte, err error) error
 }
 
@@ -176,9 +176,9 @@ func (w *walker) bucket(root uint64, path [][]byte) error {
 	return w.tree(root, 0, path, &last, keys{})
 }
 
-// keys is what a branch says of the keys below one of its elements: from is the first that may be
-// there, to the first that may not; nil: no bound. bbolt finds its way by them, and ends the
-// process where it finds them wrong while it looks for free pages.
+// keys is the range of keys below an element of a branch: from is inclusive, to exclusive; nil: no
+// bound. bbolt searches by them, and ends the process if they are wrong while it looks for free
+// pages.
 type keys struct{ from, to []byte }
 
 func (k keys) hold(key []byte) bool {
@@ -205,8 +205,8 @@ func (w *walker) content(id uint64, page []byte, depth int, path [][]byte, last 
 	if pageHeader+count*elementSize > len(page) || (flags == flagBranch && count == 0) {
 		return w.damaged(path, &DamageError{Reason: fmt.Sprintf("page %d has %d elements, more or less than it can have", id, count)})
 	}
-	// bbolt packs what elements lead to behind the last of them, in their order and without gaps: a
-	// number of elements that is not theirs shows in it.
+	// bbolt packs the elements' data behind the last element, in their order and without gaps: that
+	// reveals a wrong number of elements.
 	if end, ok := packed(page, flags, count); !ok {
 		if err := w.damaged(path, &DamageError{Reason: fmt.Sprintf("page %d: what its element %d leads to is not in its place", id, end)}); err != nil {
 			return err
@@ -225,7 +225,7 @@ func (w *walker) content(id uint64, page []byte, depth int, path [][]byte, last 
 			if err := w.damaged(path, err); err != nil {
 				return err
 			}
-			below = keys{} // what is below may be whole
+			below = keys{} // the pages below may be whole
 		}
 		if err := w.tree(e.Uint64(page[at+8:]), depth+1, path, last, below); err != nil {
 			return err
@@ -234,9 +234,9 @@ func (w *walker) content(id uint64, page []byte, depth int, path [][]byte, last 
 	return nil
 }
 
-// packed reports whether the elements of a page lead to bytes that follow each other, and if not
-// which is the first that does not. A page without elements, of which bbolt has written nothing but
-// the header, is zero beyond.
+// packed reports whether the data of a page's elements is contiguous, and if not which element is
+// the first that violates it. A page without elements, of which bbolt has written only the header,
+// is zero beyond.
 func packed(page []byte, flags uint16, count int) (bad int, ok bool) {
 	e := binary.NativeEndian
 	if count == 0 {
@@ -257,7 +257,7 @@ func packed(page []byte, flags uint16, count int) (bad int, ok bool) {
 	return 0, true
 }
 
-// branchKeys is what element i of a branch says of the keys below it.
+// branchKeys returns the range of keys below element i of a branch.
 func branchKeys(id uint64, page []byte, i, count int, within keys) (keys, error) {
 	key := func(i int) []byte {
 		at := pageHeader + i*elementSize
@@ -360,8 +360,8 @@ func (w *walker) page(id uint64) ([]byte, error) {
 	return page, nil
 }
 
-// unread is what a page that can't be read means: where the file ends before it, the file is
-// damaged; else the disk is, now.
+// unread returns the error of an unreadable page: if the file ends before it, the file is damaged;
+// otherwise the disk is failing.
 func unread(id uint64, err error) error {
 	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
 		return &DamageError{Reason: fmt.Sprintf("page %d can't be read: %v", id, err)}

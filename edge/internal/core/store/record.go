@@ -69,7 +69,7 @@ func (t *Tx) count(path [][]byte) {
 	t.changed[string(bytes.Join(path, []byte{'/'}))]++
 }
 
-// open checks and unseals a value. What it returns may lie in the mapped file: valid in the
+// open checks and unseals a value. The result may be part of the mapped file: it is valid in the
 // transaction only.
 func (t *Tx) open(path [][]byte, key, v []byte) ([]byte, error) {
 	form, payload, err := unframe(path, key, v)

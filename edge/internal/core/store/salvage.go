@@ -14,16 +14,16 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/core/store/storepb"
 )
 
-// What can be read of a damaged file is kept. bbolt's two meta pages lead to two trees: the newest,
-// and the one before its last transaction, whose pages are all still there. Objects and interests
-// belong together, so both come from one tree: from the newest that is whole, as if the device had
-// lost its power one transaction earlier, and where neither is, from the newest, each resource by
-// itself. Of a resource that is not whole the records that can be read are kept, but the interests
-// that it belongs to are no longer synced: a set with holes never passes for the whole, and the
-// cloud sends what is missing. What can't be had again from the cloud (writes that wait, answers,
-// states of modules) is kept record by record, from both trees.
+// All readable records of a damaged file are kept. bbolt's two meta pages point to two trees: the
+// newest, and the one before its last transaction, whose pages are all still there. Objects and
+// interests belong together, so both come from one tree: from the newest that is whole, as if the
+// device had lost its power one transaction earlier, and where neither is, from the newest, each
+// resource by itself. Of a resource that is not whole the records that can be read are kept, but
+// the interests that it belongs to are no longer synced: a set with holes never passes for the
+// whole, and the cloud sends the missing objects. Records that the cloud can't restore (pending
+// writes, answers, states of modules) are kept one by one, from both trees.
 
-// tree is what a walk through one of a file's trees has found.
+// tree has the content found by a walk through one of a file's trees.
 type tree struct {
 	buckets map[string]*foundBucket // by pathKey
 	whole   bool                    // the walk met no damage
@@ -33,7 +33,7 @@ type foundBucket struct {
 	path    [][]byte
 	records map[string][]byte // framed values that have passed their checksums
 	entered bool
-	bad     int // what is wrong in it
+	bad     int // damaged records in it
 }
 
 func newTree() *tree { return &tree{buckets: map[string]*foundBucket{}, whole: true} }
@@ -51,7 +51,7 @@ func (t *tree) bucket(path [][]byte) *foundBucket {
 	return b
 }
 
-// record, enter and damaged are the visitor of a walk that keeps what it meets.
+// record, enter and damaged are the visitor of a walk that keeps all records.
 func (t *tree) record(path [][]byte, key, value []byte) error {
 	if _, _, err := unframe(path, key, value); err != nil {
 		return err
@@ -80,8 +80,8 @@ func (t *tree) complete(path [][]byte) bool {
 	if b != nil && b.entered {
 		return true
 	}
-	// It was never made, or its name can't be read: then what is around it is damaged, or there is
-	// a bucket whose records all fail, for their checksums are over its name too.
+	// It was never made, or its name can't be read: then its parent is damaged, or there is a
+	// bucket whose records all fail, for their checksums are over its name too.
 	parent := path[:len(path)-1]
 	return len(parent) > 0 && t.complete(parent) && !t.misnamed(parent)
 }
@@ -103,7 +103,7 @@ func (t *tree) records(path [][]byte) map[string][]byte {
 	return nil
 }
 
-// salvage is what is kept of a damaged file, and the names of what is not.
+// salvage has the kept content of a damaged file, and the names of the lost records.
 type salvage struct {
 	numbers   map[Number]uint64
 	interests map[uint64]*storepb.Interest
@@ -112,18 +112,18 @@ type salvage struct {
 	holes     bool // in objects or interests
 }
 
-// rawRecord is a record as it lies in the file.
+// rawRecord is a record in its encoding in the file.
 type rawRecord struct {
 	path       [][]byte
 	key, value []byte
 }
 
-// readTrees reads what can be read, the newest tree first. A file whose meta pages are gone has no
-// tree to follow: then there is none.
+// readTrees reads all readable trees, the newest first. It returns no tree for a file without meta
+// pages.
 func readTrees(path string) (trees []*tree) {
-	// What can't be read is not in the trees, which says it already.
+	// Unreadable data is missing in the trees, which record that.
 	_ = withFile(path, func(f io.ReaderAt, size int64) error {
-		metas, _ := readMetas(f, size) // what can be read is kept
+		metas, _ := readMetas(f, size) // readable meta pages are used
 		for _, meta := range metas {
 			t := newTree()
 			w, err := newWalker(f, size, meta, t)
@@ -156,7 +156,7 @@ func (t *tree) unseal(opens func(path [][]byte, key, sealed []byte) bool) {
 	}
 }
 
-// planOf decides what is kept of the trees of a file.
+// planOf decides which content of a file's trees is kept.
 func planOf(trees []*tree) *salvage {
 	switch len(trees) {
 	case 0:
@@ -167,7 +167,7 @@ func planOf(trees []*tree) *salvage {
 	return plan(trees[0], trees[1])
 }
 
-// plan decides what is kept; before may be nil.
+// plan decides which content is kept; before may be nil.
 func plan(newest, before *tree) *salvage {
 	s := &salvage{numbers: map[Number]uint64{}, interests: map[uint64]*storepb.Interest{}}
 	base := newest

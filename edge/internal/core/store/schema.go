@@ -18,8 +18,8 @@ func (s *Store) create(tx *bolt.Tx) error {
 		}
 	}
 	t := &Tx{seal: s.seal, tx: tx}
-	// Numbers begin at the time: a store made again never gives out one that its predecessor gave
-	// out, and none that kube-apiserver could.
+	// Numbers begin at the current time: a recreated store never issues a number of its
+	// predecessor, or one that kube-apiserver could issue.
 	start := max(uint64(max(s.config.Now().UnixMilli(), 0)), 1e12)
 	for _, n := range []Number{Version, Epoch, Entry, Interest} {
 		if err := t.SetNumber(n, start); err != nil {
@@ -79,9 +79,9 @@ func (t *Tx) readers(schema uint64) (uint64, error) {
 	return readers, err
 }
 
-// adapt brings a file of another schema to this one. An older one gets its upgrade. One of a
-// newer build, from which the device went back, is marked as this one's: what this build writes
-// lacks what only the newer schema has, and the newer build makes that again by its upgrade.
+// adapt brings a file of another schema to this one. An older one gets its upgrade. One of a newer
+// build, from which the device went back, is marked as this one's: this build's writes lack the
+// additions of the newer schema, and the newer build makes them again by its upgrade.
 func (s *Store) adapt(tx *bolt.Tx) error {
 	t := &Tx{seal: s.seal, tx: tx}
 	have, err := t.Number(schemaOf)
@@ -96,7 +96,7 @@ func (s *Store) adapt(tx *bolt.Tx) error {
 	return t.setSchema()
 }
 
-// upgrade makes what schemas after 1 have. Schema 2 keeps a copy of each interest.
+// upgrade adds the data that schemas after 1 need. Schema 2 keeps a copy of each interest.
 func (s *Store) upgrade(tx *bolt.Tx) error {
 	t := &Tx{seal: s.seal, tx: tx}
 	for _, name := range buckets() {

@@ -15,7 +15,7 @@ import (
 )
 
 // A device goes back to the release before: it can use the store of the newer one as long as that
-// states so, loses nothing, and the newer one brings it up once more.
+// allows it, loses no record, and the newer one upgrades it again.
 func TestSchemaOfANewerBuild(t *testing.T) {
 	for _, c := range []struct {
 		schema, readers uint64

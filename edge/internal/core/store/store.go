@@ -1,13 +1,13 @@
-// Package store keeps what an edge must not lose: objects, interests, the outbox, kept answers, the
-// state of modules. One file, bbolt.
+// Package store persists an edge's state: objects, interests, the outbox, kept answers, the state
+// of modules. One file, bbolt.
 //
 // It owns the file, its lock, its key and its schema; no other package opens them. Writers queue a
-// function each; one transaction and one sync serve all that wait. A file that is damaged is set
-// aside under another name, what is whole of it is copied into a new one; a full disk is an error
-// of the write that met it and passes when there is room. Secrets and answers are sealed before
-// they touch the disk. It refuses a file that another process has open, one that was sealed with
-// another key, and one of a newer schema. It never writes on its own: idle, it is silent. Its
-// methods may be called by many goroutines at once.
+// function each; one transaction and one sync serve all that wait. A damaged file is set aside
+// under another name, and its intact records are copied into a new one; a full disk fails only the
+// current write. Secrets and answers are sealed before they touch the disk. It refuses a file that
+// another process has open, one that was sealed with another key, and one of a newer schema. It
+// never writes on its own: idle, it is silent. Its methods may be called by many goroutines at
+// once.
 package store
 
 import (
@@ -24,19 +24,19 @@ import (
 	"k8s.io/apiserver/pkg/storage/value"
 )
 
-// Config says where the store is. The zero value of everything but Path is a sensible default.
+// Config configures the store. The zero value of everything but Path is a sensible default.
 type Config struct {
 	Path string // of the file, such as /var/lib/skerry/edge.db; its directory must exist
 	// KeyFile holds the key that seals Secrets and tokens: 32 bytes, hexadecimal, mode 0600, made
 	// when it is missing and the store is new. Default: Path with ".key" behind it.
 	KeyFile string
-	// Key is the key itself, 32 bytes, where it doesn't lie on the disk. KeyFile counts
-	// for nothing then.
+	// Key is the key itself, 32 bytes, if it is not stored on the disk. KeyFile is ignored then.
 	Key []byte
 	// LockWait is how long Open waits for a process that has the store open: one that was killed
 	// needs a moment to be gone. 0: not at all.
 	LockWait time.Duration
-	// Locked says that the caller holds the store's lock (Lock) until after Close: Open takes none.
+	// Locked means that the caller holds the store's lock (Lock) until after Close: Open does not
+	// take it.
 	Locked bool
 	// Queue is how many writers may wait; further ones wait for a place. Default 1,024.
 	Queue int
@@ -54,7 +54,7 @@ type Store struct {
 	lock   *os.File // nil: the caller's
 	seal   value.Transformer
 	aside  string   // where the damaged predecessor went, if this file replaced one
-	lost   []string // what could not be read of it
+	lost   []string // records that could not be read
 
 	places chan struct{} // one for each writer that waits or commits
 	epochs epochs
@@ -68,15 +68,15 @@ type Store struct {
 	stats   Stats
 }
 
-// Stats counts what the store has done since Open.
+// Stats has the counters of the store since Open.
 type Stats struct {
 	Commits  uint64 // transactions that reached the disk
 	Writes   uint64 // functions that they carried
 	Failures uint64 // transactions that failed, for want of room or otherwise
 	Bytes    int64  // size of the file
 	Full     bool   // the last transaction found no room
-	// Records counts the records that were put or deleted, by where they lie: "outbox",
-	// "objects//v1/pods", "modules/drain". It says who writes; the numbers that go along with other
+	// Records counts the records that were put or deleted, by their bucket: "outbox",
+	// "objects//v1/pods", "modules/drain". It shows the writers; numbers written along with other
 	// records are not counted.
 	Records map[string]uint64
 }
@@ -89,15 +89,15 @@ func (s *Store) guarded(f func() error) (err error) {
 	return f()
 }
 
-// SetAside is where the damaged predecessor of this store is, or "" where there was none.
+// SetAside returns the path of this store's damaged predecessor, or "".
 func (s *Store) SetAside() string { return s.aside }
 
-// Lost names what of the damaged predecessor could not be read: the objects of which resources, and
-// which other records. What came from the cloud comes again.
+// Lost names the unreadable records of the damaged predecessor: the resources of objects, and other
+// records. Objects of the cloud are delivered again.
 func (s *Store) Lost() []string { return slices.Clone(s.lost) }
 
-// Damaged is closed when the file has turned out to be damaged while in use: from then on
-// everything returns ErrDamaged, and the next Open keeps what can be read.
+// Damaged is closed when the file has turned out to be damaged while in use: from then on every
+// method returns ErrDamaged, and the next Open keeps the readable records.
 func (s *Store) Damaged() <-chan struct{} { return s.broken }
 
 // fail notes that the file is damaged.
@@ -116,7 +116,7 @@ func (s *Store) opens(path [][]byte, key, sealed []byte) bool {
 	return err == nil
 }
 
-// Stats counts what the store has done.
+// Stats returns the counters of the store.
 func (s *Store) Stats() Stats {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -157,11 +157,11 @@ type call struct {
 	do   func(*Tx) error
 	err  error
 	done chan struct{} // closed when err is final
-	lead chan struct{} // closed when this caller must commit what waits
+	lead chan struct{} // closed when this caller must commit the queue
 	led  bool          // lead is closed
 }
 
-// epochs is what NextEpoch goes by.
+// epochs is the state of NextEpoch.
 type epochs struct {
 	mu       sync.Mutex // guards the fields below
 	last     uint64     // given out

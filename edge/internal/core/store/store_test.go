@@ -313,7 +313,7 @@ func TestLastTime(t *testing.T) {
 	}
 }
 
-// The statistics show which kind of record was written, and what was not written is not counted.
+// The statistics show which kind of record was written, and unwritten records are not counted.
 func TestStatsOfRecords(t *testing.T) {
 	s := open(t, filepath.Join(t.TempDir(), "edge.db"))
 	before := s.Stats().Records

@@ -85,7 +85,7 @@ func numbered[T proto.Message](t *Tx, name []byte, fresh func() T, do func(uint6
 }
 
 // PutInterest writes an interest, and a copy of it in another place of the file: they are few and
-// small, and without them nothing that is held can be served.
+// small, and without them no cached object can be served.
 func (t *Tx) PutInterest(id uint64, i *storepb.Interest) error {
 	if err := t.put([][]byte{bucketInterests}, number(id), false, i); err != nil {
 		return err

@@ -1,9 +1,9 @@
-// Package storewatch ends edgecore once its store has turned out to be damaged, so that it starts
-// again on a fresh file with all that can be read of the damaged one. Until then edgecore goes on
-// from memory: reads and the link work, writes are refused.
+// Package storewatch ends edgecore once its store has turned out to be damaged, so that it restarts
+// on a fresh file with all readable records of the damaged one. Until then edgecore runs from
+// memory: reads and the link work, writes are refused.
 //
-// It owns the moment of that end. It refuses to end a device that would lose what it has in memory
-// alone. Its module runs once, in one goroutine.
+// It owns the moment of that end. It refuses to end a device that would lose state which is only in
+// memory. Its module runs once, in one goroutine.
 package storewatch
 
 import (
@@ -45,13 +45,13 @@ func (m *Module) Run(ctx context.Context, port *beehive.Port) error {
 	case <-m.store.Damaged():
 	}
 	klog.FromContext(ctx).Error(nil, "The store is damaged; edgecore goes on from memory until it can start again without a loss")
-	// The file is read once: nothing is written to it any more.
+	// The file is read once: it is no longer written to.
 	keepsAll := m.store.Salvageable()
 	tick := time.NewTicker(damagePoll)
 	defer tick.Stop()
 	for {
-		// Without a link a start would leave the kubelet without what can't be read, which is still
-		// in memory. With one it comes again from the cloud.
+		// Without a link a restart would leave the kubelet without the unreadable objects, which
+		// are still in memory. With a link the cloud delivers them again.
 		if keepsAll || m.linked() {
 			return ErrDamaged
 		}
