@@ -1,17 +1,17 @@
-// Package agent is the frame of the device's agents: modules that keep something on the device as
-// objects in the store say.
+// Package agent is the framework of the device's agents: modules that keep a part of the device in
+// the state that objects in the store desire.
 //
-// It owns what every agent needs and none should write again: typed watches of the edge API that
-// say when they are synced (Watch), the state of the link (Run.Link), reports to the cloud that are
-// repeated (Reports), events about the node (Run.Event), memory in the store (Memory), the state
-// that `edgecore status` shows (Module.State), and the loop that calls the agent again. It refuses
-// to call an agent before its watches have synced: not knowing is no reason to act. What the agent
-// wants done, and how, is the agent's: a pure function from objects to changes, and a driver.
+// It owns the common parts of agents: typed watches of the edge API that report when they are
+// synced (Watch), the state of the link (Run.Link), repeated reports to the cloud (Reports), events
+// about the node (Run.Event), persistent state in the store (Memory), the state that `edgecore
+// status` shows (Module.State), and the loop that calls the agent again. It refuses to call an
+// agent before its watches have synced: missing knowledge is no reason to act. The desired state
+// and the way to it belong to the agent: a pure function from objects to changes, and a driver.
 //
 // How it works: Config.Start is called at the start of each run; it opens watches and returns a
 // Sync. One goroutine calls that Sync whenever something changed, when the time that the last call
 // asked for has passed, and after a failure with a growing delay. Events are not queued: a change
-// sets a flag, and Sync reads the present state. What a Sync owns needs no lock. Module.State,
+// sets a flag, and Sync reads the present state. A Sync's own fields need no lock. Module.State,
 // Module.Repeat, Run.Wake, Run.Link and Run.Event may be called by any goroutine.
 package agent
 
@@ -34,15 +34,14 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/core/linkstate"
 )
 
-// Config configures an agent. What is zero of the durations has the default given here.
+// Config configures an agent. A zero duration means the default given here.
 type Config struct {
 	Name     message.Name
 	NodeName string
-	// API leads to the edge API. Reporter takes reports for the cloud; nil for an agent that
-	// reports nothing.
+	// API is the edge API. Reporter takes reports for the cloud; nil for an agent without reports.
 	API      *rest.Config
 	Reporter Reporter
-	// Events opens the recorder of events for one run; nil for an agent that records none.
+	// Events opens the recorder of events for one run; nil for an agent without events.
 	Events func(ctx context.Context) (Recorder, error)
 	// Start opens the watches of one run and returns its Sync. Whatever Start returns with it ends
 	// with ctx.
@@ -50,7 +49,7 @@ type Config struct {
 
 	// ReadyAfter is how long the modules after this one wait for its first Sync; 0: they don't.
 	ReadyAfter time.Duration
-	// Resync is how often Sync is called although nothing changed; 0: never.
+	// Resync is how often Sync is called without a change; 0: never.
 	Resync time.Duration
 	// RetryMin and RetryMax bound the delay after a failure; 1 s and 30 s.
 	RetryMin, RetryMax time.Duration
@@ -73,11 +72,11 @@ func (c *Config) defaults() {
 // State is an agent as `edgecore status` shows it.
 type State struct {
 	Name string `json:"name"`
-	// Waiting is what the agent does not know yet and therefore does nothing; "" where it works.
+	// Waiting names the missing information without which the agent does not act; "" if it works.
 	Waiting string `json:"waiting,omitempty"`
 	// Problem is the error of the last Sync; "" where it went well.
 	Problem string `json:"problem,omitempty"`
-	// Note is what the agent says of its work (Run.Note).
+	// Note is the agent's description of its work (Run.Note).
 	Note     string    `json:"note,omitempty"`
 	Syncs    uint64    `json:"syncs"`
 	Failures uint64    `json:"failures"`
@@ -117,8 +116,8 @@ func (m *Module) State() State {
 	return m.state
 }
 
-// Repeat has every entry reported again: the cloud has forgotten them. Where there is no run, the
-// next one does so with what it has.
+// Repeat reports every entry again: the cloud has lost them. Without a run, the next one reports
+// its entries.
 func (m *Module) Repeat() {
 	m.mu.Lock()
 	r := m.run
@@ -130,8 +129,8 @@ func (m *Module) Repeat() {
 	}
 }
 
-// Repeated reports whether the cloud has forgotten what was reported, since it was last asked. An
-// agent asks that drops what it has reported for good.
+// Repeated reports whether the cloud has lost the reports since the last call. It is for agents
+// that drop finally reported entries.
 func (r *Run) Repeated() bool { return r.forgotten.Swap(false) }
 
 func (r *Run) repeat(m *Module) {
@@ -165,7 +164,7 @@ func (m *Module) Run(ctx context.Context, port *beehive.Port) error {
 	}
 	m.begin(r)
 	defer m.begin(nil)
-	r.repeat(m) // what was asked for before
+	r.repeat(m) // requested before the run
 	if m.config.Events != nil {
 		recorder, err := m.config.Events(ctx)
 		if err != nil {
@@ -186,7 +185,7 @@ func (m *Module) Run(ctx context.Context, port *beehive.Port) error {
 	}
 	var err error
 	if r.sync, err = m.config.Start(ctx, r); err != nil {
-		g.Go(func() error { return err }) // ends what Start has begun
+		g.Go(func() error { return err }) // ends the goroutines of Start
 		return g.Wait()
 	}
 	for _, w := range r.watches {
@@ -231,7 +230,7 @@ func (m *Module) once(ctx context.Context, r *Run) (again time.Duration, err err
 	return shorter(shorter(m.config.Resync, again), r.Reports.again(err)), err
 }
 
-// shorter is the shorter of two waits, of which 0 is none.
+// shorter returns the shorter of two waits; 0 means no wait.
 func shorter(a, b time.Duration) time.Duration {
 	if a <= 0 || b > 0 && b < a {
 		return b

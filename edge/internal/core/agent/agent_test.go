@@ -42,8 +42,8 @@ func setLink(t *testing.T, b *beehivetest.Bench, up bool, epoch uint64) {
 	synctest.Wait()
 }
 
-// A module that is started again in the middle of a session knows in its first Sync that the link
-// is up, and one that is started while there is none knows that too.
+// A module that is restarted within a session knows in its first Sync that the link is up, and one
+// that is started without a link knows that too.
 func TestModule_RestartedInMidSession(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var fail atomic.Bool
@@ -92,8 +92,8 @@ func node(name, zone string) *corev1.Node {
 	}
 }
 
-// Nothing is done before everything is known, however often the module is woken; then each change
-// is one look at all.
+// Sync is not called before all watches are synced, however often the module is woken; then each
+// change is one call.
 func TestModule_WaitsForItsWatches(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		api := agenttest.NewAPI()
@@ -250,8 +250,8 @@ func TestReports(t *testing.T) {
 	})
 }
 
-// The cloud has forgotten what was reported: what an earlier run reported too, and where no run is
-// there the next one reports again. An agent that drops what it has reported for good is told once.
+// The cloud has lost the reports: those of an earlier run are repeated too, and without a run the
+// next one repeats them. An agent that drops finally reported entries is told once.
 func TestClaims_17_RepeatReachesTheNextRunAndWhatItAssumes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		outbox := &agenttest.Outbox{}

@@ -21,7 +21,7 @@ import (
 // edge/internal/kernel.
 type display interface{ Show(text string) error }
 
-// bannerText is the core: from the state to what should be, without a clock, a lock or an error.
+// bannerText is the core: from the state to the desired text, without a clock, a lock or an error.
 func bannerText(m *corev1.ConfigMap, linked bool) string {
 	if m == nil {
 		return ""
@@ -58,7 +58,7 @@ func newBanner(nodeName string, api *rest.Config, d display) *agent.Module {
 		}})
 }
 
-// lines is a display that hands over what it is given.
+// lines is a display that passes on its text.
 type lines chan string
 
 func (l lines) Show(text string) error { l <- text; return nil }

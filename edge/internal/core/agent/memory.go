@@ -7,10 +7,10 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/core/store"
 )
 
-// Memory is what an agent keeps over restarts: small values by key.
+// Memory is the state of an agent that survives restarts: small values by key.
 type Memory interface {
 	Load() (map[string][]byte, error)
-	// Save makes the changes; nil deletes. They are on the disk, all or none, when it returns nil.
+	// Save makes the changes atomically; nil deletes. They are on the disk when it returns nil.
 	Save(ctx context.Context, changes map[string][]byte) error
 }
 

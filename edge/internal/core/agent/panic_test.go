@@ -15,8 +15,8 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/core/linkstate"
 )
 
-// An agent that panics fails as one that returns an error: it is called again, and the kubelet in
-// the same process goes on.
+// A panic of an agent is handled like an error: it is called again, and the kubelet in the same
+// process is not affected.
 func TestClaims_12_PanicOfAnAgentIsAFailure(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var calls atomic.Int32

@@ -17,8 +17,8 @@ import (
 )
 
 // Reporter brings a node's entry in an object's status to the cloud, now or later; metamanager's
-// outbox. When Report returns nil the entry is on the disk. The body is JSON; null says that this
-// node has no entry any more.
+// outbox. When Report returns nil the entry is on the disk. The body is JSON; null removes the
+// node's entry.
 type Reporter interface {
 	Report(ctx context.Context, ref object.Ref, uid types.UID, body []byte) error
 }
@@ -26,21 +26,21 @@ type Reporter interface {
 const (
 	// reportsAtOnce is how many entries are written at once: one sync of the disk serves them.
 	reportsAtOnce = 64
-	// reportPause lies between two batches when all entries are repeated, so that they don't crowd
-	// a thin link.
+	// reportPause is the pause between two batches when all entries are repeated, so that they
+	// don't crowd a thin link.
 	reportPause = time.Second
 )
 
 // Reports are the entries of one run. There is one for each object; a newer one replaces an older
-// one. An entry is sent when it is set and differs from what was sent last, and again at link-up
+// one. An entry is sent when it is set and differs from the last one sent, and again at link-up
 // when it was last sent longer than RepeatAfter ago: the cloud may have lost it with a restored
-// etcd or a replaced object. Their number is that of the objects.
+// etcd or a replaced object. Their number is bounded by the objects.
 type Reports struct {
 	reporter Reporter
 	repeat   time.Duration
 
 	mu      sync.Mutex
-	doubted bool // the cloud may have lost what earlier runs reported
+	doubted bool // the cloud may have lost the reports of earlier runs
 	entries map[object.Ref]*entry
 	due     map[object.Ref]*entry // those of entries that are to be sent: thousands may be idle
 }
@@ -86,8 +86,8 @@ func (p *Reports) set(ref object.Ref, uid types.UID, v any, due bool) error {
 	return nil
 }
 
-// Withdraw says that this node has no entry of an object any more; uid is the object's. It is
-// forgotten once it is sent.
+// Withdraw removes this node's entry of an object; uid is the object's. It is dropped once that is
+// sent.
 func (p *Reports) Withdraw(ref object.Ref, uid types.UID) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -122,8 +122,9 @@ func (p *Reports) Sent(ref object.Ref) bool {
 	return !due
 }
 
-// Flush hands over what is due, at most so many entries that one call stays short. The kit calls it
-// after each Sync; a Sync that must know whether its entries are on the disk calls it itself.
+// Flush passes the due entries to the reporter, at most so many entries that one call stays short.
+// The kit calls it after each Sync; a Sync that must know whether its entries are on the disk calls
+// it itself.
 func (p *Reports) Flush(ctx context.Context) error { return p.flush(ctx) }
 
 func (p *Reports) flush(ctx context.Context) error {
@@ -199,8 +200,8 @@ func (p *Reports) linkUp(now time.Time) {
 	}
 }
 
-// again is when the next batch is due; err is what the last one ended with, and its delay is the
-// supervisor's.
+// again returns when the next batch is due; err is the last one's error, whose delay the supervisor
+// determines.
 func (p *Reports) again(err error) time.Duration {
 	if err == nil && p.reporter != nil && p.unsent() > 0 {
 		return reportPause

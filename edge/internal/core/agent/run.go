@@ -22,24 +22,23 @@ import (
 // Recorder records events; the edge API's recorder.
 type Recorder interface {
 	record.EventRecorder
-	// Close waits until what was recorded is written, or ctx ends.
+	// Close waits until the recorded events are written, or ctx ends.
 	Close(ctx context.Context) error
 }
 
 // closeTimeout is for the last events of a run.
 const closeTimeout = 2 * time.Second
 
-// Sync brings the device in line with the objects, and is safe to repeat. It returns how long it
-// may take until it must be called again although nothing changes; 0: until Config.Resync. An error
-// is logged once until it is another one, and Sync is called again after a delay that doubles from
-// RetryMin to RetryMax.
+// Sync reconciles the device with the objects, and is idempotent. It returns after which time it
+// must be called again without a change; 0: after Config.Resync. An error is logged once until it
+// changes, and Sync is called again after a delay that doubles from RetryMin to RetryMax.
 type Sync func(ctx context.Context) (again time.Duration, err error)
 
 // Run is one run of an agent. A module that failed is started again with a new one.
 type Run struct {
 	// Reports are the entries of this node in the status of objects. Sync's goroutine owns them.
 	Reports *Reports
-	// Go runs f beside Sync. It ends with the run; an error ends the run.
+	// Go runs f concurrently with Sync. It ends with the run; an error ends the run.
 	Go func(f func(ctx context.Context) error)
 
 	name     message.Name // the module's
@@ -51,7 +50,7 @@ type Run struct {
 	watches  []source
 	cleanups []func()
 	loop     *rerun.Loop
-	sync     Sync // what Start returned
+	sync     Sync // result of Start
 
 	forgotten atomic.Bool // see Repeated
 
@@ -62,7 +61,7 @@ type Run struct {
 // source is a watch whatever its type.
 type source interface {
 	run(ctx context.Context) error
-	// missing says what is not known yet and has to be; "" for nothing.
+	// missing names the missing information; "" if it is complete.
 	missing() string
 }
 
@@ -107,7 +106,7 @@ func (r *Run) Event(eventType, reason, format string, args ...any) {
 // Recorder records events about anything; nil for an agent without one.
 func (r *Run) Recorder() record.EventRecorder { return r.recorder }
 
-// Note sets what State shows beside the rest, for a person who looks at the device; "" for nothing.
+// Note sets a text in State for a person who inspects the device; "" removes it.
 func (r *Run) Note(text string) { r.note(text) }
 
 func closeRecorder(ctx context.Context, recorder Recorder) {
@@ -118,11 +117,11 @@ func closeRecorder(ctx context.Context, recorder Recorder) {
 	}
 }
 
-// takeRetained takes what the bus kept for this module, so that the first Sync knows the state of
-// the link.
+// takeRetained takes the bus's retained messages for this module, so that the first Sync knows the
+// state of the link.
 func (r *Run) takeRetained(ctx context.Context) error {
 	ended, cancel := context.WithCancel(ctx)
-	cancel() // Receive then returns what waits, and waits for nothing
+	cancel() // Receive then returns the queued messages without waiting
 	for {
 		m, err := r.port.Receive(ended)
 		if err != nil {

@@ -17,7 +17,7 @@ import (
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
 
-// Selection is which objects of a resource are watched, and what a change of them means.
+// Selection selects the watched objects of a resource, and the handling of changes.
 type Selection struct {
 	Namespace string // "" for all
 	// Fields and Labels are selectors as kubectl takes them.
@@ -41,7 +41,7 @@ type watch struct {
 	wake     func()
 
 	mu      sync.Mutex
-	changed map[string]struct{} // keys, since the last Changed; bounded by what was held
+	changed map[string]struct{} // keys, since the last Changed; bounded by the number of objects
 }
 
 // Watch opens a watch of the edge API for the length of a run; Start calls it. example has its
@@ -130,7 +130,8 @@ func (w *watch) missing() string {
 	return "the cluster's " + w.resource + " are not known yet"
 }
 
-// Changed are the keys (NAMESPACE/NAME, or NAME) of what came, changed or went since the last call.
+// Changed returns the keys (NAMESPACE/NAME, or NAME) of the objects that were added, changed or
+// deleted since the last call.
 func (w *watch) Changed() map[string]struct{} {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -184,8 +184,8 @@ func TestFleet_08_WrongArtefactsAreRefused(t *testing.T) {
 	}
 }
 
-// An operator's bundle with expired metadata is taken with a warning; one that is older than what
-// the device has seen is not.
+// An operator's bundle with expired metadata is accepted with a warning; one older than the
+// metadata seen by the device is not.
 func TestExpiredBundle(t *testing.T) {
 	s := newSystem(t)
 	_, err := s.repo.Add("v1.4.0", "amd64", program(1000), nil)

@@ -13,7 +13,7 @@ import (
 	"github.com/klauspost/compress/zstd"
 )
 
-// maxWindow bounds what unpacking holds in memory next to a dictionary.
+// maxWindow bounds the memory of unpacking in addition to a dictionary.
 const maxWindow = 32 << 20
 
 // Errors of a fetch that are reasons to refuse.
@@ -37,7 +37,7 @@ func (s *Store) Fetched(t Target) int64 {
 	return info.Size()
 }
 
-// Room returns nil if a target can be fetched and unpacked with what is free on the disk.
+// Room returns nil if a target can be fetched and unpacked with the free space of the disk.
 func (s *Store) Room(t Target) error {
 	if s.config.Free == nil {
 		return nil
@@ -130,7 +130,7 @@ func (s *Store) receive(ctx context.Context, from Source, t Target, f *os.File, 
 	return nil
 }
 
-// Unpack makes an executable file of what was fetched, whole and synced, and returns its path. base
+// Unpack makes an executable file of a fetched one, complete and synced, and returns its path. base
 // is the program that a delta is to; "" for a whole program.
 func (s *Store) Unpack(t Target, base string) (_ string, err error) {
 	in, err := os.Open(s.part(t))
@@ -181,7 +181,7 @@ const DictionaryID = 1
 // MaxDeltaWindow is the window of a delta: it reaches back over the whole running program.
 const MaxDeltaWindow = 512 << 20
 
-// Clean removes what was fetched for others than t, and with a zero Target all of it.
+// Clean removes all fetched files except those of t; with a zero Target all of them.
 func (s *Store) Clean(t Target) error {
 	entries, err := os.ReadDir(s.config.Dir)
 	if errors.Is(err, os.ErrNotExist) {

@@ -107,8 +107,8 @@ func writeFile(path string, from io.Reader) error {
 	return errors.Join(err, f.Sync(), f.Close())
 }
 
-// Named returns the programs that the metadata in a directory name, unjudged: what to ask for, not
-// what to trust.
+// Named returns the programs named by the metadata in a directory, without verification: to
+// request, not to trust.
 func Named(dir string) ([]Target, error) {
 	files, err := filepath.Glob(filepath.Join(dir, "*targets.json"))
 	if err != nil || len(files) == 0 {

@@ -1,11 +1,10 @@
 // Package artefact fetches programs that this device may run: edgecore for its architecture, signed
 // by keys that came with the package or that an operator has put on the device.
 //
-// It owns what is trusted (TUF's metadata, the newest of which are kept on the device) and the
-// files that are on their way. It refuses what no trusted key has signed, metadata that are older
-// than those it has seen, expired ones where they come over the link, files of another hash or
-// length, and what unpacks to more than was signed. Nothing of a file is unpacked before its hash
-// is known.
+// It owns the trusted metadata (TUF's, the newest of which are kept on the device) and the files
+// being fetched. It refuses files and metadata not signed by a trusted key, metadata older than
+// those it has seen, expired ones over the link, files of another hash or length, and files that
+// unpack to more than was signed. A file is unpacked only after its hash was verified.
 //
 // One goroutine uses a Store at a time.
 package artefact
@@ -38,7 +37,7 @@ const (
 	maxRoots    = 64 // rotations that are followed at once
 )
 
-// Errors that callers branch on; each is a reason to refuse, and none is to be retried.
+// Errors that callers branch on; each is a reason to refuse and is not retried.
 var (
 	ErrUntrusted = errors.New("it is not signed by keys of this device")
 	ErrExpired   = errors.New("its metadata have expired")
@@ -68,7 +67,7 @@ type Config struct {
 // Store is the artefacts of this device.
 type Store struct{ config Config }
 
-// New makes a Store. It reads nothing.
+// New makes a Store. It does not read the disk.
 func New(c Config) *Store { return &Store{c} }
 
 // Target is a program as its metadata describe it.
@@ -91,7 +90,7 @@ type Target struct {
 	From string `json:"from,omitempty"`
 }
 
-// Catalogue is what trusted metadata name.
+// Catalogue lists the contents of trusted metadata.
 type Catalogue struct {
 	Targets []Target
 	Warning string // of expired metadata that an operator brought
@@ -120,8 +119,8 @@ func (c *Catalogue) Find(version, arch, digest string) (whole Target, deltas []T
 	return whole, deltas, nil
 }
 
-// Refresh reads the metadata of a repository and returns what they name. offline says that an
-// operator has brought them: that they have expired is a warning then.
+// Refresh reads the metadata of a repository and returns their targets. offline means that an
+// operator has brought them: expiry is only a warning then.
 func (s *Store) Refresh(ctx context.Context, from Source, offline bool) (*Catalogue, error) {
 	anchors, err := s.anchors()
 	if err != nil {
@@ -245,7 +244,7 @@ func (s *Store) refresh(ctx context.Context, from Source, root []byte, offline b
 	return c, nil
 }
 
-// known loads the timestamp that was seen last, to compare with, and returns what is kept.
+// known loads the last seen timestamp, to compare with, and returns the kept metadata.
 func (s *Store) known(t *trustedmetadata.TrustedMetadata) map[string][]byte {
 	kept := map[string][]byte{}
 	for _, name := range []string{"timestamp.json", "snapshot.json"} {
@@ -286,7 +285,7 @@ func reason(err error) error {
 	return fmt.Errorf("%w: %w", ErrUntrusted, err)
 }
 
-// target reads what the metadata say of a file. Others than programs of ours are left out.
+// target reads a file's target metadata. Files that are not our programs are skipped.
 func target(path string, f *metadata.TargetFiles) (Target, bool) {
 	var t Target
 	if f == nil || f.Custom == nil || !plain(path) || f.Length <= 0 || f.Length > MaxSize || len(*f.Custom) > maxMetadata {

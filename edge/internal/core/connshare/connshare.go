@@ -1,5 +1,5 @@
-// Package connshare bounds what the clients of a listener have open, all together and each for
-// itself, so that one client can not take all of it before it has shown who it is.
+// Package connshare bounds the open connections of a listener's clients, in total and for each
+// client, so that one client can't take all of them before it is authenticated.
 //
 // It owns the counts of open connections and requests by client. It refuses a connection above a
 // bound by closing it at once. Shares and listeners may be used by many goroutines.
@@ -11,7 +11,7 @@ import (
 	"sync"
 )
 
-// Shares count what clients have open.
+// Shares counts the open connections of clients.
 type Shares struct {
 	all, each int
 
@@ -20,7 +20,7 @@ type Shares struct {
 	client map[string]int
 }
 
-// New bounds what all clients together and each of them may have open.
+// New bounds the open connections of all clients together and of each.
 func New(all, each int) *Shares {
 	return &Shares{all: all, each: each, client: map[string]int{}}
 }
@@ -38,7 +38,7 @@ func (s *Shares) Take(client string) bool {
 	return true
 }
 
-// Give takes back what Take has counted.
+// Give releases a share counted by Take.
 func (s *Shares) Give(client string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -44,7 +44,7 @@ func TestOneAddressHasItsShare(t *testing.T) {
 	if err := first.Close(); err != nil {
 		t.Fatal(err)
 	}
-	_ = first.Close() // gives nothing back twice
+	_ = first.Close() // releases its share once
 	dial()
 	<-accepted
 	if _, err := dial().Read(make([]byte, 1)); err == nil {

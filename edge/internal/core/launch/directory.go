@@ -15,7 +15,7 @@ import (
 // Disk is a file system, each step of whose writes can be lost.
 type Disk interface {
 	ReadFile(name string) ([]byte, error)
-	// WriteFile writes a file, and syncs nothing.
+	// WriteFile writes a file without a sync.
 	WriteFile(name string, data []byte, mode fs.FileMode) error
 	Sync(name string) error // of a file or a directory
 	Rename(from, to string) error
@@ -54,7 +54,7 @@ const (
 	program  = "edgecore"
 )
 
-// ErrDamaged says that neither copy of the state could be read, although there is one.
+// ErrDamaged means that no copy of the state is readable, although there is one.
 var ErrDamaged = errors.New("both copies of the state of skerry-launch are damaged")
 
 // Directory is dataDir/bin.
@@ -73,7 +73,7 @@ func (d Directory) Program(s Slot) string { return filepath.Join(d.Path, string(
 // Overlays is the directory of overlays.
 func (d Directory) Overlays() string { return filepath.Join(d.Path, "overlays") }
 
-// Load returns the newest copy that is whole; the zero State if nothing was ever kept. With
+// Load returns the newest copy that is whole; the zero State if it was never written. With
 // ErrDamaged the State is zero too: the package's program can be started.
 func (d Directory) Load() (State, error) {
 	var newest State

@@ -22,8 +22,8 @@ type file struct {
 	synced     bool
 }
 
-// lossyDisk loses at a power cut what was not synced, in any combination: the content of a file,
-// and each change of a directory. What a file system with a journal would keep may be lost too.
+// lossyDisk loses any combination of unsynced changes at a power cut: the content of a file, and
+// each change of a directory. That includes changes that a journaling file system would keep.
 type lossyDisk struct {
 	seen, kept map[string]*file // by name; seen is the directories as processes see them
 	steps      int              // until the power fails; negative: never
@@ -83,7 +83,7 @@ func (d *lossyDisk) Sync(name string) error {
 	return nil
 }
 
-// keep puts what a directory has under a name onto the disk.
+// keep syncs a directory's entry of a name.
 func (d *lossyDisk) keep(path string) {
 	if f := d.seen[path]; f != nil {
 		d.kept[path] = f
@@ -142,7 +142,7 @@ func (d *lossyDisk) cut() {
 	d.steps = -1
 }
 
-// upgrade is what an upgrade does to the disk, from a program that was fetched to its confirmation.
+// upgrade performs an upgrade's changes of the disk, from the fetched program to its confirmation.
 func upgrade(d Directory, fetched string, now time.Time) error {
 	s, err := d.Load()
 	if err != nil {

@@ -15,7 +15,7 @@ import (
 // Started as JSON.
 const Environment = "SKERRY_LAUNCH"
 
-// Started is what an executed program is told.
+// Started has the parameters passed to an executed program.
 type Started struct {
 	Dir      string   `json:"dir"`
 	Launcher []string `json:"launcher"` // how skerry-launch is executed again, its path first
@@ -48,13 +48,13 @@ func withoutUs(env []string) []string {
 	return rest
 }
 
-// Launch is what skerry-launch is told.
+// Launch configures skerry-launch.
 type Launch struct {
 	Directory Directory
 	Self      []string // its own path and arguments
 	Program   string   // the package's
 	Args      []string // of every program
-	Version   string   // the file with the package's version; "" for none
+	Version   string   // the file with the package's version; "" if there is no file
 	Log       io.Writer
 	Exec      func(path string, argv, env []string) error // syscall.Exec
 }
@@ -98,7 +98,7 @@ func (l Launch) Run(now time.Time) error {
 // keep puts the state on the disk, if it is another. A trial that can't be counted is not started.
 func (l Launch) keep(before, state State, choice Program) (State, Program) {
 	if before.Trial == nil && before.Former == nil && before.Confirmed == state.Confirmed && (before.Generation == 0 || before.Installed == state.Installed) {
-		return state, choice // nothing is counted: the disk is left alone
+		return state, choice // no count: the disk is not written to
 	}
 	kept, err := l.Directory.Save(state)
 	if err == nil {

@@ -41,7 +41,7 @@ type Program struct {
 	Slot    Slot   `json:"slot"`
 	Version string `json:"version,omitempty"`
 	Digest  string `json:"digest,omitempty"`  // "sha256:" and hexadecimal digits; "" of the package's
-	Overlay string `json:"overlay,omitempty"` // name of the file with the configuration's overlay; "" for none
+	Overlay string `json:"overlay,omitempty"` // name of the file with the configuration's overlay; "" without an overlay
 }
 
 // Installed is the package's program as it is on the disk.
@@ -128,7 +128,7 @@ func (s State) Start(f Facts) (State, Program) {
 	}
 	if p := s.Former; p != nil {
 		counted := *p
-		// Whoever pulled the plug, or told it to stop, has shown nothing of the program.
+		// A power cut or a requested stop is no evidence against the program.
 		if s.Boot == f.Boot && f.Boot != "" && !s.Stopped {
 			counted.Crashes++
 		}
@@ -151,7 +151,7 @@ func (s State) Start(f Facts) (State, Program) {
 func (s *State) installed(f Facts) {
 	before := s.Installed
 	if f.Installed.ID == "" {
-		return // there is none, or it can't be read
+		return // missing or unreadable
 	}
 	s.Installed = f.Installed
 	if before == f.Installed || before == (Installed{}) {
@@ -165,8 +165,7 @@ func (s *State) installed(f Facts) {
 	}
 }
 
-// Arm makes a program the one to try at the next start. What is in the probation stays, and loses
-// its former program.
+// Arm sets the program to try at the next start. A probation stays, and loses its former program.
 func (s State) Arm(p Program, operation string, now time.Time) State {
 	s.Trial = &Trial{Program: p, Operation: operation, Begun: now}
 	s.Former, s.Returned = nil, nil
@@ -202,7 +201,7 @@ func (s State) Confirm(until time.Time) State {
 }
 
 // Back ends the trial: the confirmed program is started next. Only a verdict on the program rejects
-// it: a lost link is none until the confirmed program has one (Judge).
+// it: a lost link is no verdict until the confirmed program has a link (Judge).
 func (s State) Back(cause Cause, message string) State {
 	s.Rejected = slices.Clone(s.Rejected)
 	return s.back(cause, message)
@@ -218,7 +217,7 @@ func (s State) back(cause Cause, message string) State {
 	return s
 }
 
-// Judge rejects what went back for want of a link: the confirmed program has one.
+// Judge rejects a program that was rolled back without a link: the confirmed program has one.
 func (s State) Judge() State {
 	if s.Returned != nil {
 		s.Rejected = slices.Clone(s.Rejected)
@@ -239,7 +238,7 @@ func (s State) Stop() State {
 	return s
 }
 
-// Key is what a program is rejected by: its digest and its overlay.
+// Key identifies a rejected program: its digest and its overlay.
 func (p Program) Key() string { return p.Digest + " " + p.Overlay }
 
 func (s *State) reject(p Program) {
@@ -259,8 +258,8 @@ func (s State) Forgive(p Program) State {
 // Rejects reports whether a trial run has judged a program.
 func (s State) Rejects(p Program) bool { return slices.Contains(s.Rejected, p.Key()) }
 
-// Unusable notes that the kernel did not execute a program, and returns what to execute instead.
-// The package's own is the last.
+// Unusable records that the kernel did not execute a program, and returns the program to execute
+// instead. The package's own is the last.
 func (s State) Unusable(p Program, why string) (State, Program) {
 	if s.Trial != nil && s.Trial.Program == p {
 		s = s.Back(Unexecutable, why)
@@ -273,7 +272,7 @@ func (s State) Unusable(p Program, why string) (State, Program) {
 }
 
 // Older reports whether version a is older than b, by its three numbers: v1.4.0 and v1.4.0-rc.1 are
-// alike. What is no version is older than none.
+// alike. An invalid version is not older than any other.
 func Older(a, b string) bool {
 	x, xOK := numbers(a)
 	y, yOK := numbers(b)

@@ -1,9 +1,8 @@
 // Package linkstate has the messages by which the modules of an edge learn that the link to the
 // cloud is up or down.
 //
-// It owns the two topics and their contents, and nothing else: edgehub sends them to the group
-// "link", a module that depends on the link joins that group. They never cross the link. Values are
-// immutable.
+// It owns only the two topics and their contents: edgehub sends them to the group "link", a module
+// that depends on the link joins that group. They never cross the link. Values are immutable.
 package linkstate
 
 import (
@@ -16,7 +15,7 @@ import (
 // Group has the modules that get every change of the link.
 const Group message.Group = "link"
 
-// Kind is what both topics are about.
+// Kind is the kind of both topics.
 const Kind message.Kind = "link"
 
 // Link is an open session with the cloud: Hello was answered by Welcome.
@@ -24,8 +23,7 @@ type Link struct {
 	// Epoch is the session's. It grows with every connect; a receiver that gets a Loss with a lower
 	// epoch than its own ignores it.
 	Epoch uint64
-	// Instance is the replica of cloudcore at the other end, Version its version, as its Welcome
-	// said.
+	// Instance is the replica of cloudcore at the other end, Version its version, from its Welcome.
 	Instance string
 	Version  string
 	// Transport and Remote are for people: "websocket" or "quic", and the server as it is
@@ -35,13 +33,13 @@ type Link struct {
 	// Address is where the link's packets go: that of the server, or of the proxy on the way there.
 	// The zero value for a transport without addresses.
 	Address netip.Addr
-	// CloudTime is the cloud's clock when it wrote its Welcome; zero where it did not say.
+	// CloudTime is the cloud's clock when it wrote its Welcome; zero if the Welcome had no time.
 	CloudTime time.Time
-	// History names the cluster's history; "" from a cloud that sent none.
+	// History names the cluster's history; "" if the cloud sent no name.
 	History string
-	// Streams says that the cloud takes streams which this end opens.
+	// Streams reports whether the cloud accepts streams opened by this end.
 	Streams bool
-	// Metrics says that the cloud takes samples of this device's metrics.
+	// Metrics reports whether the cloud accepts samples of this device's metrics.
 	Metrics bool
 	Since   time.Time
 }
@@ -63,7 +61,7 @@ var (
 // Agents is the group of modules that want the link as a state, not as a series of events.
 const Agents message.Group = "agents"
 
-// State is whether there is a session now. The zero value is a device that has none.
+// State reports whether there is a session. The zero value is a device without one.
 type State struct {
 	Up   bool
 	Link Link // of the open session, or of the last one

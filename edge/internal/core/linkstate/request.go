@@ -11,6 +11,6 @@ import (
 var ErrNoLink = errors.New("no link to the cloud")
 
 // Renew asks edgehub to end the open session, if there is one, and to start another at once. A
-// module that was restarted in mid-session sends it: what the session sent the module before is
-// lost, and only a new session sends it again.
+// module that was restarted within a session sends it: the session's earlier messages to the module
+// are lost, and only a new session repeats them.
 var Renew = message.NewTopic[struct{}](Kind, message.Update, message.Latest)

@@ -33,11 +33,11 @@ func DecodeRaw(raw []byte) (obj runtime.Object, err error) {
 		return nil, fmt.Errorf("%w: %d bytes, at most %d are taken", ErrMalformed, len(raw), MaxRaw)
 	}
 	defer func() {
-		if p := recover(); p != nil { // generated decoders of many kinds: what one of them can't bear must not end the process
+		if p := recover(); p != nil { // generated decoders of many kinds: a panic in one of them must not end the process
 			obj, err = nil, fmt.Errorf("%w: decoder panicked: %v", ErrMalformed, p)
 		}
 	}()
-	// The universal deserializer also takes YAML, which nothing here speaks.
+	// The universal deserializer also takes YAML, which no sender uses.
 	if !IsProtobuf(raw) && !isJSON(raw) {
 		return nil, fmt.Errorf("%w: neither protobuf nor JSON", ErrMalformed)
 	}
@@ -167,10 +167,10 @@ func IsProtobuf(raw []byte) bool { return bytes.HasPrefix(raw, []byte("k8s\x00")
 func isJSON(raw []byte) bool { return bytes.HasPrefix(bytes.TrimLeft(raw, " \t\r\n"), []byte("{")) }
 
 // maxName bounds a namespace and a name, in bytes. Kubernetes' own end at 253 but for a few kinds.
-// A write says both beside its body, where the link has 4 KiB for that (link.Config).
+// A write has both outside of its body, where the link has 4 KiB for them (link.Config).
 const maxName = 1 << 10
 
-// checkName refuses what can't name an object here. Kubernetes' decoders take any bytes: what is no
+// checkName refuses names that can't be used here. Kubernetes' decoders accept any bytes: invalid
 // UTF-8 could not be sent in a message, and a NUL ends the namespace in a key of the store.
 func checkName(namespace, name string) error {
 	if name == "" {
@@ -187,8 +187,8 @@ func checkName(namespace, name string) error {
 	return nil
 }
 
-// Describe is ref with the namespace and name that an encoded object says it has, where ref has
-// neither and as far as that can be read: for what is said of an object that is left out.
+// Describe returns ref with the namespace and name of an encoded object, if ref has neither and as
+// far as they can be read: for messages on a skipped object.
 func Describe(ref Ref, raw []byte) Ref {
 	if ref.Namespace != "" || ref.Name != "" {
 		return ref
@@ -206,7 +206,7 @@ func Describe(ref Ref, raw []byte) Ref {
 }
 
 // FromDecoded makes an Object of an encoded one that the caller has decoded already; raw is kept.
-// Where ref has neither namespace nor name, both are as the object says.
+// If ref has neither namespace nor name, both are taken from the object.
 func FromDecoded(ref Ref, obj runtime.Object, raw []byte) (Object, error) {
 	m, err := meta.Accessor(obj)
 	if err != nil {

@@ -15,7 +15,7 @@ const (
 	fieldNamespace = "metadata.namespace"
 )
 
-// Fields lists what a field selector may ask for of obj, as kube-apiserver's own registries do
+// Fields returns obj's selectable fields, as kube-apiserver's own registries do
 // (https://kubernetes.io/docs/concepts/overview/working-with-objects/field-selectors/). A field
 // that the kind supports is always there, even if empty.
 func Fields(obj runtime.Object) fields.Set {

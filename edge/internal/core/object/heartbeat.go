@@ -7,8 +7,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// OnlyHeartbeat reports whether two states of a Node differ in nothing but the times at which its
-// conditions were last looked at.
+// OnlyHeartbeat reports whether two states of a Node differ only in the heartbeat times of its
+// conditions.
 func OnlyHeartbeat(a, b runtime.Object) bool {
 	x, ok := a.(*corev1.Node)
 	y, ok2 := b.(*corev1.Node)

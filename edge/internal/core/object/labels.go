@@ -9,7 +9,7 @@ import (
 )
 
 // Labels are an object's labels as one text: each key and each value behind its length, in the
-// order of the keys. A map of three has eight times its memory. The zero value has none.
+// order of the keys. A map of three has eight times its memory. The zero value is empty.
 type Labels string
 
 var _ labels.Labels = Labels("")

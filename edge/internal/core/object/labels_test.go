@@ -9,7 +9,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/core/object"
 )
 
-// Labels say what their map says, whatever is in it.
+// Labels equals its map for every content.
 func TestLabels(t *testing.T) {
 	for _, all := range []map[string]string{
 		nil,

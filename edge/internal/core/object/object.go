@@ -1,8 +1,8 @@
-// Package object is a Kubernetes object as the edge holds it: raw bytes, and beside them the few
-// fields that every reader needs.
+// Package object is a Kubernetes object as the edge caches it: raw bytes, and the few fields that
+// every reader needs.
 //
-// It owns decoding, encoding, the field selectors' fields and the application of patches. It keeps
-// nothing. Its values are immutable.
+// It owns decoding, encoding, the field selectors' fields and the application of patches. It is
+// stateless. Its values are immutable.
 package object
 
 import (
@@ -27,7 +27,7 @@ func (r Ref) String() string {
 }
 
 // Object is one object. Version is the edge's own resource version: it grows with every change that
-// a client at the edge can see, and is what the edge API serves as metadata.resourceVersion.
+// a client at the edge can see, and is served by the edge API as metadata.resourceVersion.
 // CloudVersion is kube-apiserver's.
 type Object struct {
 	Ref
@@ -38,7 +38,7 @@ type Object struct {
 	Raw          []byte // Kubernetes protobuf ("k8s\0" envelope) for built-in types, else JSON
 }
 
-// Selection is what a list or a watch asks for.
+// Selection has the parameters of a list or a watch.
 type Selection struct {
 	Resource  schema.GroupVersionResource
 	Namespace string // "" for all

@@ -116,8 +116,7 @@ func TestDecodeRefuses(t *testing.T) {
 	}
 }
 
-// What kube-apiserver lets a field selector ask for is what is there, for the kinds that have
-// fields of their own.
+// The selectable fields are those of kube-apiserver, for the kinds that have fields of their own.
 func TestFieldsAreThoseOfKubernetes(t *testing.T) {
 	s := runtime.NewScheme()
 	if err := podstrategy.AddToScheme(s); err != nil {
@@ -231,7 +230,7 @@ func TestPatch(t *testing.T) {
 	}
 }
 
-// Two patches merged do what they do one after the other, lists with directives included.
+// Two merged patches have the effect of both in sequence, lists with directives included.
 func TestMergePatches(t *testing.T) {
 	base := pod()
 	base.Status.Conditions = []corev1.PodCondition{
@@ -300,7 +299,7 @@ func TestMergePatches(t *testing.T) {
 	}
 }
 
-// An object says what it is called, where that is not known otherwise.
+// The name is taken from the object if it is not known otherwise.
 func TestFromDecoded(t *testing.T) {
 	in := func(namespace, name string) object.Ref {
 		return object.Ref{Resource: pods, Namespace: namespace, Name: name}
@@ -343,7 +342,7 @@ func TestFromDecoded(t *testing.T) {
 	}
 }
 
-// What can't be decoded is called what it says, as far as it can be read.
+// An undecodable object is described by its own name, as far as it can be read.
 func TestDescribe(t *testing.T) {
 	a, err := object.Encode(pod())
 	if err != nil {
@@ -440,7 +439,7 @@ func TestHostile_02_PatchOfManyOperationsIsRefused(t *testing.T) {
 	}
 }
 
-// What a device shows of a JSON patch is what kube-apiserver makes of it, whose library is an older
+// A JSON patch gives the same result on the device as in kube-apiserver, whose library is an older
 // one of the same name.
 func TestPatch_JSONAsKubeAPIServer(t *testing.T) {
 	for _, patch := range []string{

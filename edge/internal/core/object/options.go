@@ -10,7 +10,7 @@ import (
 
 // DecodeOptions reads the body of a deletion, in either encoding.
 func DecodeOptions(body []byte, into *metav1.DeleteOptions) error {
-	kind := schema.GroupVersionKind{Version: "v1", Kind: "DeleteOptions"} // for JSON that does not say what it is
+	kind := schema.GroupVersionKind{Version: "v1", Kind: "DeleteOptions"} // for JSON without a kind
 	obj, _, err := scheme.Codecs.UniversalDeserializer().Decode(body, &kind, into)
 	if err != nil {
 		return err

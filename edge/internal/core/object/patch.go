@@ -33,8 +33,8 @@ const (
 // busy for seconds.
 const maxDepth = 32
 
-// tooDeep reports whether JSON is nested deeper than maxDepth. What is no JSON is refused by
-// those who read it.
+// tooDeep reports whether JSON is nested deeper than maxDepth. Invalid JSON is refused by its
+// readers.
 func tooDeep(text []byte) bool {
 	depth, quoted := 0, false
 	for i := 0; i < len(text); i++ {
@@ -57,8 +57,8 @@ func tooDeep(text []byte) bool {
 
 // operations applies a JSON patch (RFC 6902). Each operation may go through the whole document, as
 // one that puts an element in front of a list does. A copy may also double it, so that thirty of
-// them make gigabytes: it is written out after each, and what that comes to is bounded. The other
-// operations add no more than the patch holds.
+// them make gigabytes: it is encoded after each, and its size is bounded. The other operations add
+// no more than the patch's size.
 func operations(doc, body []byte) ([]byte, error) {
 	p, err := jsonpatch.DecodePatch(body)
 	if err != nil {
@@ -132,8 +132,8 @@ func Patch(obj runtime.Object, patchType types.PatchType, body []byte) (result r
 	return result, sameIdentity(obj, result)
 }
 
-// strategic keeps the values of unknown fields out: the struct's tags say how each list merges, so
-// only Kubernetes' own kinds have it.
+// strategic keeps the values of unknown fields out: the struct's tags define how each list merges,
+// so only Kubernetes' own kinds have it.
 func strategic(obj runtime.Object, original, body []byte) ([]byte, error) {
 	if _, ok := obj.(runtime.Unstructured); ok {
 		return nil, fmt.Errorf("%w: strategic merge of %s", ErrPatchType, obj.GetObjectKind().GroupVersionKind())
@@ -178,9 +178,9 @@ func sameIdentity(before, after runtime.Object) error {
 	return nil
 }
 
-// MergePatches makes one strategic merge patch that does to base what first and then second do.
-// Where merging the patches themselves does not come to that (lists with directives may not), the
-// result is the difference of base and its patched state. patched is that state.
+// MergePatches makes one strategic merge patch with the effect on base of first and then second. If
+// merging the patches themselves gives another result (lists with directives may not), the result
+// is the difference of base and its patched state. patched is that state.
 func MergePatches(base runtime.Object, first, second []byte) (merged []byte, patched runtime.Object, err error) {
 	one, err := Patch(base, types.StrategicMergePatchType, first)
 	if err != nil {
@@ -235,7 +235,7 @@ func mergeMaps(base runtime.Object, first, second []byte) (merged []byte, err er
 }
 
 // withUID keeps the precondition that a kubelet puts into its patches (metadata.uid): a difference
-// does not carry what is equal.
+// lacks equal fields.
 func withUID(diff, like []byte) []byte {
 	uid := PatchUID(like)
 	if uid == "" {

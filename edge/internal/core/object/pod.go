@@ -7,9 +7,9 @@ import (
 )
 
 // PodReady reports whether a pod is ready as its own kubelet reports it. The condition Ready is not
-// that: the cloud's node controller makes it False when it has not heard of the node for long, and
-// that comes down with the link. ContainersReady is the kubelet's alone; Ready is what it makes of
-// that and of the pod's readiness gates (KEP-580).
+// that: the cloud's node controller sets it to False when it has not heard of the node for long,
+// and that is delivered with the link's return. Only the kubelet sets ContainersReady; it derives
+// Ready from that and the pod's readiness gates (KEP-580).
 func PodReady(p *corev1.Pod) bool {
 	is := func(kind corev1.PodConditionType) bool {
 		return slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool { return c.Type == kind && c.Status == corev1.ConditionTrue })

@@ -2,8 +2,8 @@ package object
 
 import "strconv"
 
-// Number is kube-apiserver's version of an object as a number, 0 where it is none. Since Kubernetes
-// 1.35 resource versions can be compared as numbers (KEP-5504).
+// Number returns kube-apiserver's version of an object as a number, 0 if it is not one. Since
+// Kubernetes 1.35 resource versions can be compared as numbers (KEP-5504).
 func Number(version string) uint64 {
 	n, err := strconv.ParseUint(version, 10, 64)
 	if err != nil {

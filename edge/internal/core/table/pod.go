@@ -10,7 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// nodeLost is the reason that the node controller gave to pods of a node that it heard nothing of
+// nodeLost is the reason that the node controller gave to pods of an unreachable node
 // (k8s.io/kubernetes/pkg/util/node, NodeUnreachablePodReason).
 const nodeLost = "NodeLost"
 
@@ -56,7 +56,7 @@ func (s *starts) add(c corev1.ContainerStatus) {
 	}
 }
 
-// A summary is what the first columns say of a pod.
+// A summary has the values of a pod's first columns.
 type summary struct {
 	starts
 	ready, total int
@@ -115,8 +115,8 @@ func succeeded(c corev1.ContainerStatus) bool {
 	return c.State.Terminated != nil && c.State.Terminated.ExitCode == 0
 }
 
-// initState is what holds a pod up at its i-th init container of n, or "" when it has done
-// its part.
+// initState returns the reason why a pod waits for its i-th init container of n, or "" when the
+// container is done.
 func initState(c corev1.ContainerStatus, sidecar bool, i, n int) string {
 	switch ended, waiting := c.State.Terminated, c.State.Waiting; {
 	case succeeded(c), sidecar && started(c):
@@ -147,8 +147,8 @@ func initialized(p *corev1.Pod) bool {
 	return i >= 0 && p.Status.Conditions[i].Status == corev1.ConditionTrue
 }
 
-// containers adds what the pod's main containers say. The first of them that has something to say
-// gives the status.
+// containers adds the states of the pod's main containers. The first one with a reason gives the
+// status.
 func (s *summary) containers(p *corev1.Pod) {
 	running, failure := false, ""
 	for _, c := range slices.Backward(p.Status.ContainerStatuses) {
@@ -169,7 +169,7 @@ func (s *summary) containers(p *corev1.Pod) {
 	if s.status != "Completed" {
 		return
 	}
-	// One container has completed; the others decide what is to be said of the pod.
+	// One container has completed; the others determine the status of the pod.
 	ready := slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
 		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
 	})

@@ -1,5 +1,5 @@
-// Package table makes the tables that kubectl prints of what a device holds, with the columns and
-// cells of kube-apiserver.
+// Package table makes kubectl's tables of a device's objects, with the columns and cells of
+// kube-apiserver.
 //
 // It stands in for k8s.io/kubernetes/pkg/printers/internalversion, which knows the internal
 // versions only and so brings every API group with its conversions into the process: a sixth of
@@ -7,7 +7,7 @@
 // (docs/dev/decisions/0009-tables.md). The tests compare each kind, and pods in thousands of
 // states, with that package.
 //
-// It owns nothing and keeps nothing. Every function may be called concurrently.
+// It is stateless. Every function may be called concurrently.
 package table
 
 import (
@@ -152,7 +152,7 @@ const (
 	unset   = "<unset>"
 )
 
-// since is how long ago something was, as people say it.
+// since returns the age of a time in human-readable form.
 func since(t metav1.Time) string { return sinceTime(t.Time) }
 
 func sinceTime(t time.Time) string {

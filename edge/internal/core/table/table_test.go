@@ -37,7 +37,7 @@ func upstream(t *testing.T, generator printers.TableGenerator, o runtime.Object)
 	return want
 }
 
-// same compares what a person sees.
+// same compares the printed cells.
 func same(t *testing.T, generator printers.TableGenerator, o runtime.Object) {
 	t.Helper()
 	got, ok := table.Of(o)
@@ -224,7 +224,7 @@ func TestPodsInAnyState(t *testing.T) {
 		own, _ := table.Of(p)
 		seen[own.Rows[0].Cells[2].(string)]++
 	}
-	// The pods are worth something only while they reach all that can be said.
+	// The pods must cover all statuses.
 	for _, status := range []string{"Running", "NotReady", "Terminating", "Unknown", "SchedulingGated", "Evicted", "Completed", "Signal:9", "ExitCode:1", "Init:0/1", "Init:Signal:9", "Init:CrashLoopBackOff"} {
 		if seen[status] == 0 {
 			t.Errorf("none of %d pods is %s", pods, status)

@@ -1,10 +1,10 @@
-// Package agenttest stands for what an agent has around it: the edge API, and the outbox that takes
-// its reports.
+// Package agenttest fakes an agent's environment: the edge API, and the outbox that takes its
+// reports.
 //
 // It owns an edge API in memory with lists and watches, which keeps its objects while agents come
-// and go, and a collector of reports. It refuses nothing that clients of an agent would not send.
-// It opens no socket, so that it works inside a testing/synctest bubble. All methods may be called
-// by many goroutines at once.
+// and go, and a collector of reports. It does not validate: agents send only valid requests. It
+// opens no socket, so that it works inside a testing/synctest bubble. All methods may be called by
+// many goroutines at once.
 package agenttest
 
 import (
@@ -26,7 +26,7 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// API is an edge API. What was put into it stays until it is removed.
+// API is an edge API. Its objects stay until they are removed.
 type API struct {
 	mu       sync.Mutex
 	version  int
@@ -49,7 +49,7 @@ type change struct {
 	object   stored
 }
 
-// NewAPI makes an API that holds nothing.
+// NewAPI returns an empty API.
 func NewAPI() *API {
 	return &API{objects: map[string]map[string]stored{}, changed: make(chan struct{}), unsynced: map[string]bool{}}
 }
@@ -148,7 +148,7 @@ func (a *API) note(c change) {
 	a.changed = make(chan struct{})
 }
 
-// query is what a list or a watch asks for.
+// query has the parameters of a list or a watch.
 type query struct {
 	resource  string
 	namespace string
@@ -263,7 +263,7 @@ func (a *API) watch(ended <-chan struct{}, to *stream, q query, since int) {
 	}
 }
 
-// stream is the body of a watch. Its bound is what a test puts into the API.
+// stream is the body of a watch. It is bounded by the objects that a test puts into the API.
 type stream struct {
 	closed chan struct{}
 	close  func()
@@ -284,7 +284,7 @@ func newStream() *stream {
 func (s *stream) write(event any) {
 	raw, err := json.Marshal(event)
 	if err != nil {
-		panic(err) // what was stored came from json.Marshal
+		panic(err) // stored bytes are from json.Marshal
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
