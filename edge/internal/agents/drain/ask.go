@@ -32,7 +32,7 @@ func (s *State) add(o Operation, now time.Time) error {
 		if o.UID != "" && have.UID == o.UID || o.Request != "" && have.Request == o.Request {
 			have.UID = o.UID
 			have.Spec.Cancel = have.Spec.Cancel || o.Spec.Cancel
-			have.again(o.Spec.Retry, now) // nothing else can be changed
+			have.again(o.Spec.Retry, now) // no other field can be changed
 			return nil
 		}
 		if !have.ended() || have.holds() {
@@ -81,7 +81,7 @@ func (a *Agent) ReportAgain(ctx context.Context) error {
 	})
 }
 
-// Gone notes that the NodeOperation is not there any more: what was asked by it is cancelled.
+// Gone records that the NodeOperation was deleted: its operation is cancelled.
 func (a *Agent) Gone(ctx context.Context, name string, uid types.UID) error {
 	return a.change(ctx, name, func(o *Operation) {
 		if o.UID == uid {
@@ -145,8 +145,8 @@ func (a *Agent) valid(o *Operation) error {
 	return nil
 }
 
-// Cancel ends an operation that has not gone ahead, its hook where that runs, and a drain that
-// nothing else wants.
+// Cancel ends an operation that has not been carried out, its hook if that runs, and a drain that
+// no other operation needs.
 func (a *Agent) Cancel(ctx context.Context, name string) error {
 	return a.call(ctx, func(s *State, _ *Facts) error {
 		o := s.find(name)
@@ -182,9 +182,9 @@ func (a *Agent) Reachable(ctx context.Context, yes bool) error {
 	return a.call(ctx, func(_ *State, f *Facts) error { f.Reachable = yes; return nil })
 }
 
-// Node sets what is known of the own Node: whether it is Ready, whether it was seen schedulable,
-// and whether it was seen with our cordon. A cordon of ours that is not remembered, since the store
-// was lost, is one that no other client would remove.
+// Node sets the state of the own Node: whether it is Ready, whether it was seen schedulable, and
+// whether it was seen with our cordon. A cordon of ours that is not remembered, since the store was
+// lost, is one that no other client would remove.
 func (a *Agent) Node(ctx context.Context, ready, open, ours bool) error {
 	return a.call(ctx, func(s *State, f *Facts) error {
 		f.Ready, f.Open = ready, open

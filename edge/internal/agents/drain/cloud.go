@@ -17,8 +17,8 @@ import (
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 )
 
-// Requester asks kube-apiserver through the link, as the node; a *metamanager.Manager. It keeps
-// nothing for later: without a link its answer is a 503.
+// Requester asks kube-apiserver through the link, as the node; a *metamanager.Manager. It doesn't
+// queue: without a link its answer is a 503.
 type Requester interface {
 	Request(ctx context.Context, r *topicpb.APIRequest) (*topicpb.APIResponse, error)
 }
@@ -26,8 +26,8 @@ type Requester interface {
 // maxBody bounds a request's body, in bytes: cordons and evictions are small.
 const maxBody = 1 << 20
 
-// Through is a client configuration that leads to kube-apiserver itself, not to what the device
-// holds of it: whether a pod is gone is not for the device to say.
+// Through returns a client configuration for kube-apiserver itself, not for the device's cache: the
+// device can't decide whether a pod is gone.
 func Through(r Requester) *rest.Config {
 	return &rest.Config{
 		Host: "http://kube-apiserver.invalid", Transport: &through{r}, // the name is never resolved
@@ -70,8 +70,8 @@ func (t *through) RoundTrip(r *http.Request) (*http.Response, error) {
 	}
 	header := http.Header{}
 	header.Set("Content-Type", answer.GetContentType())
-	// A client retries by itself after Retry-After. The agent does so too, and reports what it
-	// waits for.
+	// A client retries by itself after Retry-After. The agent does so too, and reports the reason
+	// of the delay.
 	if after := answer.GetRetryAfter(); after != "" && answer.GetCode() == http.StatusTooManyRequests {
 		header.Set("Retry-After", after)
 	}

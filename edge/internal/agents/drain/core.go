@@ -17,7 +17,7 @@ type Facts struct {
 	Open      bool   // the node was seen schedulable: whatever cordon there was has been removed
 }
 
-// Verb is what is to be done next.
+// Verb is the next action.
 type Verb string
 
 // The verbs.
@@ -41,8 +41,8 @@ type Action struct {
 	Until     time.Time     // when to ask again, for Wait and Do; zero: only once something happens
 }
 
-// Step brings the state up to the facts and says what to do then. It is to be kept before the
-// action is begun. Step may be repeated: nothing that it decided is decided again.
+// Step updates the state by the facts and returns the next action. The state must be saved before
+// the action begins. Step may be repeated: its decisions are not made again.
 func (s *State) Step(f Facts, r Rules) Action {
 	s.boot(f)
 	s.unreachable(f)
@@ -62,7 +62,7 @@ func (s *State) Step(f Facts, r Rules) Action {
 	return a
 }
 
-// explain says of each operation that waits what it waits for, where that is not the drain.
+// explain sets the reason of each waiting operation, if that is not the drain.
 func (s *State) explain(r Rules) {
 	hook, boot := "", ""
 	for i := range s.Operations {
@@ -92,7 +92,7 @@ func (s *State) explain(r Rules) {
 		case o.needsImage(r):
 			o.Message = "waits for the end of the drain, then its image is fetched"
 		default:
-			o.Message = "" // the drain's own message says it
+			o.Message = "" // the drain's own message has it
 		}
 	}
 }
@@ -116,7 +116,7 @@ func (s *State) boot(f Facts) {
 			o.BootAfter = f.Boot
 			o.end(Done, f.Now, "Booted", "the device has booted")
 		case o.Stage == Waiting && o.Spec.Operation == v1alpha1.OperationReboot:
-			// Whoever rebooted it: a second time would be for nothing.
+			// Whatever the cause of the reboot: a second one would be useless.
 			o.BootBefore, o.BootAfter = before, f.Boot
 			o.end(Done, f.Now, "Booted", "the device was rebooted before the operation's turn had come")
 			drained = drained || o.Asked
@@ -126,7 +126,7 @@ func (s *State) boot(f Facts) {
 	}
 	waits := slices.ContainsFunc(s.Operations, func(o Operation) bool { return o.Stage == Waiting })
 	if busy(d.Phase) && (waits || !drained) {
-		return // the device went down by itself: what waits goes on waiting
+		return // the device went down by itself: waiting operations keep waiting
 	}
 	d.Phase, d.Attempts, d.Attempting, d.Blocked, d.Message, d.Forced = v1alpha1.DrainNotRequested, 0, false, nil, "", false
 	if d.Cordoned {
@@ -168,7 +168,7 @@ func (s *State) cancel(f Facts) {
 	}
 }
 
-// settle ends the operations that need nothing more than what there is.
+// settle ends the operations that need no further action.
 func (s *State) settle(f Facts, r Rules) {
 	for i := range s.Operations {
 		o := &s.Operations[i]
@@ -214,8 +214,8 @@ func (s *State) ready(o *Operation, f Facts, r Rules) bool {
 	return false
 }
 
-// stale reports whether a drain that is over says nothing about an operation that came later: the
-// node takes pods again.
+// stale reports whether an ended drain does not apply to a later operation: the node takes pods
+// again.
 func (s *State) stale(o *Operation, f Facts) bool {
 	return s.Drain.Phase == v1alpha1.DrainComplete && !o.Asked && f.Open && !s.Drain.Forced
 }
@@ -304,10 +304,10 @@ func (s *State) count(which func(*Operation) bool) int {
 // cutOff is the message of a drain that waits for the link.
 const cutOff = "waits: the API can't be reached"
 
-// next says what to do.
+// next returns the next action.
 func (s *State) next(f Facts, r Rules) Action {
 	d := &s.Drain
-	// A clock that was put back holds nothing up for longer than was meant.
+	// A clock that was set back delays no action for longer than intended.
 	later := func(at time.Time, atMost time.Duration) bool { return f.Now.Before(at) && at.Sub(f.Now) <= atMost }
 	for i := range s.Operations {
 		switch o := &s.Operations[i]; { // edgecore ended in the middle of its hook, or that is being run
@@ -367,8 +367,8 @@ func (s *State) next(f Facts, r Rules) Action {
 	return Action{Verb: Wait, Until: until}
 }
 
-// operate takes the next operation that may go ahead. What takes the device down comes after what
-// does not, and nothing follows it before the boot.
+// operate starts the next operation that may proceed. Operations that take the device down come
+// after the others, and no operation follows them before the boot.
 func (s *State) operate(f Facts, r Rules) (Action, bool) {
 	var chosen *Operation
 	for i := range s.Operations {
@@ -426,10 +426,11 @@ func earliest(a, b time.Time) time.Time {
 	return a
 }
 
-// Result is what came of an action.
+// Result is the result of an action.
 type Result struct {
 	Err error
-	// Interrupted: the API gave no answer. It says nothing about the node, and uses up nothing.
+	// Interrupted: the API gave no answer. That is no evidence about the node, and counts as no
+	// attempt.
 	Interrupted bool
 	// Unauthorized: the API refused by 401 or 403. Right after its start it may not have loaded
 	// RBAC yet.
@@ -444,8 +445,8 @@ type Result struct {
 // believeRefusal is how long a refusal of rights is not believed, as everywhere in Skerry.
 const believeRefusal = 30 * time.Second
 
-// Apply takes what came of an action. The caller drops results of actions that were no
-// longer wanted.
+// Apply records the result of an action. The caller drops results of actions that were no longer
+// wanted.
 func (s *State) Apply(a Action, res Result, f Facts, r Rules) {
 	d := &s.Drain
 	switch a.Verb {
@@ -563,8 +564,8 @@ func (s *State) operated(name string, res Result, f Facts) {
 	}
 }
 
-// Force ends the drain by the operator's word: what waits for it goes ahead. off says that it is to
-// count as not supported, else as complete.
+// Force ends the drain by the operator's order: waiting operations proceed. With off it counts as
+// not supported, else as complete.
 func (s *State) Force(off bool, now time.Time) {
 	d := &s.Drain
 	d.Phase = v1alpha1.DrainComplete
@@ -581,8 +582,8 @@ func (s *State) Force(off bool, now time.Time) {
 // back holds it up no longer.
 const longest = 24 * time.Hour
 
-// work chooses the operation to continue with while the drain waits. One that is tried comes before
-// all else: the device is not what it was, and is not known to be healthy.
+// work chooses the operation to continue with while the drain waits. One in its trial comes first:
+// the device has changed, and is not known to be healthy.
 func (s *State) work(f Facts, a Action) Action {
 	var chosen *Operation
 	for i := range s.Operations {

@@ -28,7 +28,7 @@ func TestDeferred(t *testing.T) {
 	}
 }
 
-// world steps a state through what happens, with a clock of its own.
+// world steps a state through events, with a clock of its own.
 type world struct {
 	t     *testing.T
 	state drain.State
@@ -52,7 +52,7 @@ func (w *world) ask(name string, operation v1alpha1.OperationType, change ...fun
 	w.state.Operations = append(w.state.Operations, o)
 }
 
-// does steps and expects an action; where res is given, that is what comes of it.
+// does steps and expects an action; res, if given, is its result.
 func (w *world) does(verb drain.Verb, res ...drain.Result) {
 	w.t.Helper()
 	w.last = w.state.Step(w.facts, w.rules)

@@ -1,14 +1,14 @@
 // Package drain lets a device reboot, shut down or change its image only when that is safe: its
-// pods have been moved away with respect for every PodDisruptionBudget, or the operator has said
-// that it need not be so.
+// pods have been moved away with respect for every PodDisruptionBudget, or the operator has waived
+// that.
 //
 // It owns the node's operations and the one drain that they share: requests from the cloud and from
 // the device, the phases, the attempts, our cordon. It refuses to go ahead because something is not
 // known: without an API it waits. State and Step are pure; Worker speaks with the API; Agent keeps
 // the state in the store before it acts, and asks the hooks.
 //
-// It is above 2,500 lines because the state machine, what it does at the API and its exchange with
-// the cloud share one vocabulary, and nothing else uses any of them.
+// It is above 2,500 lines because the state machine, its API calls and its exchange with the cloud
+// share one vocabulary, and no other package uses any of them.
 //
 // One goroutine, the loop of Agent.Run, owns the state. At most one action runs next to it, and
 // ends before the next begins. Agent's methods may be called from any goroutine; those that change
@@ -35,7 +35,7 @@ import (
 // stateKey is under which the state is kept.
 const stateKey = "state"
 
-// Node is what the agent does at the API; a *Worker.
+// Node has the agent's API calls; a *Worker.
 type Node interface {
 	Check(ctx context.Context) Result
 	Cordon(ctx context.Context) Result
@@ -47,7 +47,7 @@ type Node interface {
 type Hooks interface {
 	Check(operation string) error
 	// Run runs the hook of an operation once for each id. It returns when ctx ends, and the hook
-	// goes on: the next Run of the same id takes it up.
+	// keeps running: the next Run of the same id waits for it.
 	Run(ctx context.Context, id, operation string, env ...string) (output string, code int, err error)
 	// Kill ends the hook of an id, where it runs.
 	Kill(ctx context.Context, id string) (output string, err error)
@@ -62,13 +62,13 @@ type Works interface {
 	// may be begun again at any point; ctx ends where something more urgent has come. report
 	// returns once the disk has it, or ctx has ended.
 	Do(ctx context.Context, o Operation, report func(Work)) Work
-	// Overturned tells of which operation, carried out before, the version has gone back since, and
-	// why; is is nil if there is none. NoteOverturned forgets it.
+	// Overturned returns the completed operation whose version was rolled back since, and why; is
+	// is nil if there is no such operation. NoteOverturned clears it.
 	Overturned() (is func(Operation) bool, message, output string)
 	NoteOverturned() error
 }
 
-// reported is what a running operation reports; kept is closed once it is on the disk.
+// reported is a report of a running operation; kept is closed once it is on the disk.
 type reported struct {
 	work Work
 	kept chan struct{}
@@ -88,9 +88,9 @@ type Config struct {
 	Store    agent.Memory
 	Rules    Rules
 	Events   record.EventRecorder
-	// Handover lets others give up what they hold for the network before the first eviction, so
-	// that traffic moves first; Handback ends that when our cordon is taken back. Both may be
-	// repeated, and nil: no callback.
+	// Handover lets others release their network addresses before the first eviction, so that
+	// traffic moves first; Handback ends that when our cordon is taken back. Both may be repeated,
+	// and nil: no callback.
 	Handover, Handback func(context.Context) error
 }
 
@@ -130,7 +130,7 @@ type call struct {
 	done chan error // one slot
 }
 
-// New makes an Agent. Nothing runs yet.
+// New makes an Agent. It starts no goroutine.
 func New(c Config) *Agent {
 	return &Agent{
 		config: c, inbox: make(chan call), progress: make(chan []v1alpha1.BlockedPod, 1), works: make(chan reported), changed: make(chan struct{}, 1), now: time.Now,
@@ -200,7 +200,7 @@ func (a *Agent) run(ctx context.Context, events record.EventRecorder, started fu
 	}
 }
 
-// loop is what one Run owns.
+// loop is the state of one Run.
 type loop struct {
 	agent *Agent
 	state State
@@ -245,7 +245,7 @@ func (l *loop) turn(ctx context.Context) error {
 		return err
 	}
 	if l.task != nil && (l.task.action.Verb != action.Verb || l.task.action.Operation != action.Operation) {
-		l.stop() // not wanted any more, and neither is what came of it
+		l.stop() // obsolete, and so is its result
 		return nil
 	}
 	if l.task == nil && action.Verb != Wait {
@@ -281,7 +281,7 @@ func (l *loop) turn(ctx context.Context) error {
 		l.task.cancel()
 		l.task = nil
 		if ctx.Err() != nil {
-			return nil // it was ended, and says nothing
+			return nil // it was stopped, and has no result
 		}
 		next := l.state.clone()
 		l.facts.Now = l.agent.now()
@@ -335,7 +335,7 @@ func (l *loop) start(ctx context.Context, action Action) {
 	ctx, cancel := context.WithCancel(ctx)
 	t := &task{action, cancel, make(chan Result, 1)}
 	l.task = t
-	select { // what an earlier attempt reported
+	select { // reports of an earlier attempt
 	case <-a.progress:
 	default:
 	}
@@ -371,7 +371,7 @@ func (a *Agent) act(ctx context.Context, action Action, o Operation, evicted fun
 		}
 		if a.config.Handover != nil {
 			if err := a.config.Handover(ctx); err != nil {
-				return Result{Err: fmt.Errorf("handing over: %w", err), Interrupted: true} // nothing was evicted: no attempt was made
+				return Result{Err: fmt.Errorf("handing over: %w", err), Interrupted: true} // no pod was evicted: it does not count as an attempt
 			}
 		}
 		return a.config.Node.Attempt(ctx, action.Timeout, Progress{
@@ -407,8 +407,8 @@ func (o *Operation) hookName() string {
 	return string(o.Spec.Operation)
 }
 
-// hookID tells one run of a hook from all others, also after a restart. The uid would not do: it is
-// not known yet of what was asked for on the device.
+// hookID tells one run of a hook from all others, also after a restart. The uid is not enough: it
+// is still unknown for an operation requested on the device.
 func (o *Operation) hookID() string {
 	return fmt.Sprintf("%s/%s/%d", o.hookName(), o.Name, o.RequestedAt.UnixNano())
 }

@@ -24,13 +24,13 @@ import (
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
 
-// Progress hears of an attempt while it goes on, from several goroutines.
+// Progress has the callbacks of a running attempt, called from several goroutines.
 type Progress struct {
 	Blocked func([]v1alpha1.BlockedPod) // all pods that are blocked, whenever they change
 	Evicted func(*corev1.Pod)           // a pod whose eviction was accepted
 }
 
-// Attempt evicts what is to go and waits until it is gone, for as long as timeout.
+// Attempt evicts the pods and waits until they are gone, for at most timeout.
 func (w *Worker) Attempt(ctx context.Context, timeout time.Duration, progress Progress) Result {
 	parent := ctx
 	ctx, cancel := context.WithTimeout(ctx, timeout)
@@ -56,7 +56,7 @@ func (w *Worker) Attempt(ctx context.Context, timeout time.Duration, progress Pr
 	return res
 }
 
-// attempt is one attempt. It evicts with a goroutine a pod, so what they tell is guarded.
+// attempt is one attempt. It evicts with a goroutine per pod, so their results are guarded.
 type attempt struct {
 	worker   *Worker
 	progress Progress
@@ -83,7 +83,7 @@ func (a *attempt) run(ctx context.Context) error {
 		case len(pods) == 0:
 			switch err := sleep(ctx, replacement); {
 			case errors.Is(err, context.DeadlineExceeded):
-				return nil // the attempt's time is over, and nothing is left
+				return nil // the attempt's time is over, and no pod is left
 			case err != nil:
 				return fmt.Errorf("waiting whether a controller brings a pod back: %w", err)
 			}
@@ -208,7 +208,7 @@ func gracePeriod(pod *corev1.Pod) time.Duration {
 	return corev1.DefaultTerminationGracePeriodSeconds * time.Second
 }
 
-// stuck says what is known of a pod that does not end.
+// stuck describes a pod that does not end.
 func stuck(pod *corev1.Pod, period time.Duration) string {
 	text := fmt.Sprintf("its eviction was accepted, and it has not gone within its grace period of %v", period)
 	if len(pod.Finalizers) > 0 {
@@ -249,7 +249,7 @@ func (a *attempt) evict(ctx context.Context, pod *corev1.Pod) (again time.Durati
 	case reason == v1alpha1.BlockedByBudget:
 		return a.worker.retryDelay, nil
 	case ending && pod.DeletionTimestamp != nil:
-		return 0, nil // in a namespace that ends nothing can be evicted, and all is deleted
+		return 0, nil // in a terminating namespace evictions fail, and all pods are deleted
 	case ending:
 		return a.worker.retryDelay, nil // until it is
 	}
@@ -281,8 +281,8 @@ func sleep(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// returned looks for pods that come back as fast as they go: nothing but an explicit spec.nodeName
-// brings a pod to a node that is cordoned.
+// returned looks for pods that come back as fast as they go: only an explicit spec.nodeName brings
+// a pod to a node that is cordoned.
 func (a *attempt) returned(pods []corev1.Pod) error {
 	first := len(a.seen) == 0
 	var pinned []string
@@ -321,9 +321,9 @@ func lineage(pod *corev1.Pod) string {
 	return pod.Namespace + "/" + pod.Name
 }
 
-// observe notes what an answer says of the way to the API. A request that was given up says nothing
-// of it, unless it was waited for as long as an eviction is repeated after: then the attempt's own
-// time was over while the link was.
+// observe records whether an answer shows that the API is reachable. A cancelled request is no
+// evidence, unless it had waited for as long as the interval between evictions: then the attempt's
+// time ended after the link.
 func (a *attempt) observe(ctx context.Context, answer *http.Response, err error, took time.Duration) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -350,7 +350,7 @@ func (a *attempt) block(pod *corev1.Pod, reason v1alpha1.BlockedReason, pdb, mes
 	b := v1alpha1.BlockedPod{Namespace: pod.Namespace, Name: pod.Name, Reason: reason, PDB: pdb, Message: message}
 	a.mu.Lock()
 	if was := a.blocked[key]; b.PDB == "" && was.Reason == reason {
-		b.PDB = was.PDB // it could not be read again: the attempt's time is over, say
+		b.PDB = was.PDB // it could not be read again: the attempt's time may be over
 	}
 	changed = a.blocked[key] != b
 	a.blocked[key] = b

@@ -67,8 +67,8 @@ func (n node) RoundTrip(r *http.Request) (*http.Response, error) {
 	return &http.Response{StatusCode: code, Header: http.Header{"Content-Type": {"application/json"}}, Body: io.NopCloser(bytes.NewReader(body)), Request: r}, nil
 }
 
-// What leaves a node is what `kubectl drain` would evict: compared with its own code, which
-// a test may link.
+// The evicted pods are those that `kubectl drain` would evict: compared with its own code, which a
+// test may link.
 func TestLeavingAsKubectl(t *testing.T) {
 	var all node
 	controllers := map[string]*metav1.OwnerReference{
@@ -127,7 +127,7 @@ func TestLeavingAsKubectl(t *testing.T) {
 	}
 }
 
-// Whose DaemonSet can't be read is no orphan: nothing is evicted on a guess.
+// A pod whose DaemonSet can't be read is no orphan: no pod is evicted on a guess.
 func TestLeavingUnknown(t *testing.T) {
 	yes := true
 	all := node{{ObjectMeta: metav1.ObjectMeta{

@@ -25,8 +25,8 @@ const endedBefore = "EndedBefore"
 // askTimeout bounds one question to kube-apiserver about an operation.
 const askTimeout = 30 * time.Second
 
-// take brings what the cloud wants to the agent. The result has an entry for each operation that is
-// looked after, nil for those that it has.
+// take passes the cloud's operations to the agent. The result has an entry for each followed
+// operation, nil for those that the agent has.
 func (f *follower) take(ctx context.Context) map[string]error {
 	results := map[string]error{}
 	wanted := f.operations.List()
@@ -40,7 +40,7 @@ func (f *follower) take(ctx context.Context) map[string]error {
 			continue
 		}
 		known[o.UID] = o
-		// What was adopted a moment ago need not have come down yet.
+		// A recently adopted operation may not have been delivered yet.
 		if !present[o.UID] && !o.Gone && f.vanished(ctx, o, results) {
 			results[o.Name] = f.agent.Gone(ctx, o.Name, o.UID)
 		}
@@ -68,8 +68,8 @@ func operationOf(n *v1alpha1.NodeOperation) Operation {
 	}
 }
 
-// vanished asks kube-apiserver whether an operation that the device holds no object of is gone:
-// that it was never seen here says little.
+// vanished asks kube-apiserver whether an operation without a cached object is gone: its absence
+// from the cache is no proof.
 func (f *follower) vanished(ctx context.Context, o Operation, results map[string]error) bool {
 	now, err := f.get(ctx, o.Name)
 	switch {
@@ -82,8 +82,8 @@ func (f *follower) vanished(ctx context.Context, o Operation, results map[string
 	return now.UID != o.UID
 }
 
-// begin takes in an operation that was never seen. Its status is read first: a device whose store
-// was lost must not do again what it did long ago.
+// begin adopts a new operation. Its status is read first: a device whose store was lost must not
+// repeat an old operation.
 func (f *follower) begin(ctx context.Context, n *v1alpha1.NodeOperation) error {
 	if n.Annotations[v1alpha1.DeviceRequestAnnotation] != "" { // made here: it is adopted
 		for _, o := range f.agent.Status().Operations {
@@ -174,7 +174,7 @@ func (f *follower) publish(ctx context.Context, o Operation) error {
 	return f.agent.Adopt(ctx, o.Name, o.Request, made.GetUID())
 }
 
-// say makes what an operation is like the node's word on it.
+// say reports the state of an operation to the cloud.
 func (f *follower) say(o Operation, drainMessage string) error {
 	body, err := reportOf(statusOf(o, drainMessage))
 	if err != nil {

@@ -43,7 +43,7 @@ func (l *lab) awaitRuns(runs func() int, n int) {
 	l.eventually("the hook runs", func() bool { return runs() == n })
 }
 
-// A hook that hangs: what waits says for whom, a restart runs no second one, cancel ends it,
+// A hook that hangs: waiting operations name it, a restart runs no second one, cancel ends it,
 // deletion ends it.
 func TestTraps_17_HookThatHangsCanBeCancelled(t *testing.T) {
 	l := newLab(t)
@@ -62,7 +62,7 @@ func TestTraps_17_HookThatHangsCanBeCancelled(t *testing.T) {
 	}
 	said(second, "waits for the end of the hook of "+first)
 	said(first, "its hook runs")
-	l.stop() // as a kill does: the hook goes on
+	l.stop() // as a kill does: the hook keeps running
 	l.serve()
 	said(second, "waits for the end of the hook of "+first)
 	if n := runs(); n != 1 {
@@ -82,7 +82,7 @@ func TestTraps_17_HookThatHangsCanBeCancelled(t *testing.T) {
 	l.awaitCordon(false, false)
 }
 
-// One that nothing cancels is killed, and the node takes pods again.
+// A hook that is not cancelled is killed, and the node takes pods again.
 func TestTraps_17_HookThatTimesOutUncordons(t *testing.T) {
 	l := newLab(t)
 	runs := l.hang(300 * time.Millisecond)

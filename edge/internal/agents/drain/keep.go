@@ -8,7 +8,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/core/store"
 )
 
-// StateIn is what a store keeps; nil where it keeps nothing.
+// StateIn returns the state in a store; nil if there is no state.
 func StateIn(s *store.Store) (*State, error) {
 	kept, err := agent.NewMemory(s, string(Name)).Load()
 	if err != nil || kept[stateKey] == nil {

@@ -12,7 +12,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/core/store"
 )
 
-// What an agent keeps is what is found when edgecore does not run.
+// The state saved by an agent can be read when edgecore does not run.
 func TestStateIn(t *testing.T) {
 	s, err := store.Open(t.Context(), store.Config{Path: t.TempDir() + "/store.db"})
 	if err != nil {

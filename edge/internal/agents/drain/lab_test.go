@@ -43,8 +43,8 @@ const patience = 60 * time.Second
 
 var labNumber atomic.Int32
 
-// lab is a node of the real control plane, with a kubelet that does nothing but let deleted pods
-// go, and the agent of that node.
+// lab is a node of the real control plane, with a kubelet that only removes deleted pods, and the
+// agent of that node.
 type lab struct {
 	t      *testing.T
 	name   string // of the node and of the namespace
@@ -63,7 +63,7 @@ type lab struct {
 	logs   logs
 
 	cut       atomic.Bool  // the API can't be reached
-	broken    atomic.Bool  // the way to it fails, and nothing has noticed yet
+	broken    atomic.Bool  // the link fails, undetected so far
 	updates   atomic.Int32 // of the node, by the worker
 	conflicts atomic.Int32 // so many updates of the node come too late
 }
@@ -118,7 +118,7 @@ func (l *lab) node(name string) {
 	})
 }
 
-// rights gives nodes what the manifests give them.
+// rights gives nodes the RBAC rules of the manifests.
 func (l *lab) rights() {
 	l.t.Helper()
 	plane := cluster.Shared(l.t)
@@ -144,7 +144,7 @@ func (l *lab) kubelet(ctx context.Context) {
 	end := func(pod *corev1.Pod) {
 		o := metav1.NewDeleteOptions(0)
 		o.Preconditions = metav1.NewUIDPreconditions(string(pod.UID))
-		_ = l.admin.CoreV1().Pods(pod.Namespace).Delete(ctx, pod.Name, *o) // another one of its name is none of ours
+		_ = l.admin.CoreV1().Pods(pod.Namespace).Delete(ctx, pod.Name, *o) // another pod of its name is not ours
 	}
 	// kube-apiserver ends a watch that can't follow, as on a busy machine: the next one begins with
 	// all pods that there are.
@@ -225,7 +225,7 @@ func (l *lab) dump() string {
 	return string(b)
 }
 
-// start starts the agent with what the store has, linked and Ready.
+// start starts the agent with the stored state, linked and Ready.
 func (l *lab) start() {
 	l.t.Helper()
 	plane := cluster.Shared(l.t)
@@ -384,7 +384,7 @@ func (k *link) RoundTrip(r *http.Request) (*http.Response, error) {
 	return k.next.RoundTrip(r)
 }
 
-// logs keeps what is logged.
+// logs records log lines.
 type logs struct {
 	mu   sync.Mutex
 	text bytes.Buffer
@@ -454,8 +454,8 @@ type memory struct {
 	phases  []v1alpha1.DrainPhase
 	changed chan struct{}
 
-	// dies says in which phases the process dies as soon as they are kept; each does it once.
-	// They come by died.
+	// dies has the phases in which the process dies as soon as they are saved; each does it once.
+	// They are sent to died.
 	dies map[v1alpha1.DrainPhase]bool
 	died chan v1alpha1.DrainPhase
 	dead atomic.Bool
@@ -521,12 +521,12 @@ func (l *lab) theHooks() drain.Hooks {
 	return l.hooks
 }
 
-// hooks note what was run.
+// hooks record the hooks that were run.
 type hooks struct {
 	mu   sync.Mutex
 	ran  []string
 	fail bool
-	dead *atomic.Bool // may be nil; else the process runs nothing any more while it is true
+	dead *atomic.Bool // may be nil; while it is true, the process runs no hooks
 }
 
 func (h *hooks) Check(operation string) error {

@@ -19,10 +19,10 @@ import (
 // Name is the module's address on the bus.
 const Name message.Name = "drain"
 
-// ModuleConfig is what a Module needs beside its agent.
+// ModuleConfig configures a Module, in addition to its agent.
 type ModuleConfig struct {
-	// Edge leads to the edge API: what the device holds, also without a link. Cloud leads to
-	// kube-apiserver (Through).
+	// Edge configures a client of the edge API: the cached objects, also without a link. Cloud is
+	// for kube-apiserver (Through).
 	Edge, Cloud *rest.Config
 	Reporter    agent.Reporter
 	// Events opens the recorder of events for one run; nil without one.
@@ -37,8 +37,8 @@ type Module struct {
 	cloud *rest.Config
 }
 
-// NewModule makes the Module of an agent. It is ready once what was kept is
-// read: requests made on the device can be taken then.
+// NewModule makes the Module of an agent. It is ready once the saved state is read: local requests
+// can be accepted then.
 func NewModule(a *Agent, c ModuleConfig) *Module {
 	m := &Module{agent: a, cloud: c.Cloud}
 	m.Module = agent.New(agent.Config{
@@ -61,10 +61,10 @@ type follower struct {
 	linkPassed bool                 // the state of the link has been passed to the agent: linked
 	linked     bool
 	again      bool   // how operations ended is to be reported again
-	seen       string // what was passed to the agent of the own Node: its version, and whether all operations were known
+	seen       string // the last passed state of the own Node: its version, and whether all operations were known
 }
 
-// start begins one run. Its watches are optional: what was asked for on the device needs neither.
+// start begins one run. Its watches are optional: local requests need neither.
 func (m *Module) start(ctx context.Context, kit *agent.Run) (agent.Sync, error) {
 	cloud, err := dynamic.NewForConfig(m.cloud)
 	if err != nil {
@@ -132,8 +132,8 @@ func (f *follower) sync(ctx context.Context) (time.Duration, error) {
 		}
 	}
 	if node, there := f.nodes.Get(f.agent.config.NodeName); there {
-		// Once a version: it may lag behind what the agent did since. Whose cordon it is counts
-		// when all operations are known that may want it.
+		// Once per version: the object may lag behind the agent's own changes. The cordon's owner
+		// is evaluated once all operations that may need it are known.
 		if seen := fmt.Sprint(node.ResourceVersion, taken); seen != f.seen {
 			ready, open := conditionOf(node, f.agent.config.Boot)
 			err := f.agent.Node(ctx, ready, open, taken && ours(node))
@@ -152,8 +152,8 @@ func (f *follower) sync(ctx context.Context) (time.Duration, error) {
 	return 0, errors.Join(errs...)
 }
 
-// conditionOf tells whether the kubelet of this boot calls the node Ready, and whether the node
-// takes pods. Of an earlier boot it may have said so as well.
+// conditionOf reports whether the kubelet of this boot set the node Ready, and whether the node
+// takes pods. An earlier boot's kubelet may have set it too.
 func conditionOf(node *corev1.Node, boot string) (ready, open bool) {
 	ready = isReady(node)
 	if said := node.Status.NodeInfo.BootID; said != "" && boot != "" && said != boot {

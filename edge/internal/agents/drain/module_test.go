@@ -39,8 +39,7 @@ func (l *lab) operations() dynamic.ResourceInterface {
 	return client.Resource(v1alpha1.Resource(v1alpha1.NodeOperations))
 }
 
-// Report implements drain.Reporter, as cloudcore does with what it hears of: what is
-// reported is the status.
+// Report implements drain.Reporter as cloudcore does: the report becomes the status.
 func (l *lab) Report(ctx context.Context, ref object.Ref, uid types.UID, body []byte) error {
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": uid}, "status": json.RawMessage(body)})
 	if err != nil {
@@ -53,7 +52,7 @@ func (l *lab) Report(ctx context.Context, ref object.Ref, uid types.UID, body []
 	return err
 }
 
-// serve starts the agent as a module, with what the store has.
+// serve starts the agent as a module, with the stored state.
 func (l *lab) serve() {
 	l.t.Helper()
 	plane := cluster.Shared(l.t)
@@ -95,7 +94,7 @@ type fakeRecorder struct{ *record.FakeRecorder }
 
 func (fakeRecorder) Close(context.Context) error { return nil }
 
-// hub is edgehub: it says how the link is.
+// hub fakes edgehub: it reports the state of the link.
 type hub struct{ up chan bool }
 
 func (*hub) Name() message.Name    { return "edgehub" }
@@ -187,8 +186,8 @@ func (l *lab) awaitReported(name, reason string) *v1alpha1.NodeOperation {
 	return o
 }
 
-// The cluster goes back to a time at which nobody had reported how the operation ended: the device
-// reports it again, and does nothing twice.
+// The cluster is restored to a time before the operation's end was reported: the device reports it
+// again, and does not repeat the operation.
 func TestClaims_17_EndedOperationIsReportedAgain(t *testing.T) {
 	l := newLab(t)
 	l.serve()
@@ -233,7 +232,7 @@ func TestModuleFromTheCloud(t *testing.T) {
 		t.Errorf("hooks that ran: %v", ran)
 	}
 	l.stop()
-	l.serve() // nothing is done twice
+	l.serve() // no operation is repeated
 	l.awaitReported(name, "Running")
 	l.stop()
 	l.boot = "boot-2"
@@ -283,7 +282,8 @@ func TestModuleFromTheDevice(t *testing.T) {
 	l.await("it is noticed", func(s drain.State) bool { o := operation(s, name); return o == nil || o.Gone })
 }
 
-// Two of one name: the device's own was first. The other one says so, and has its turn.
+// Two operations of one name: the device's own was first. The other one reports that, and has its
+// turn.
 func TestModuleNameTaken(t *testing.T) {
 	l := newLab(t)
 	l.cut.Store(true)
@@ -306,8 +306,8 @@ func TestModuleNameTaken(t *testing.T) {
 	}
 }
 
-// A module that receives nothing does nothing, also after much has happened: what it passes to its
-// agent does not wake it again.
+// A module without input is idle, also after many events: its calls of the agent do not wake it
+// again.
 func TestModuleRests(t *testing.T) {
 	l := newLab(t)
 	l.serve()
@@ -323,15 +323,14 @@ func TestModuleRests(t *testing.T) {
 	}
 }
 
-// A device whose store was lost does nothing again, and no cordon is left that the device does not
-// remember.
+// A device whose store was lost repeats no operation, and leaves no unowned cordon.
 func TestModuleWithoutItsStore(t *testing.T) {
 	now := metav1.Now().Rfc3339Copy()
 	ours := []byte(fmt.Sprintf(`{"metadata":{"annotations":{%q:"edgecore"}},"spec":{"unschedulable":true}}`, v1alpha1.CordonAnnotation))
 	tests := map[string]struct {
 		operation v1alpha1.OperationType
 		status    v1alpha1.NodeOperationStatus
-		reason    string // that is reported to the cloud; "" where nothing changes
+		reason    string // reported to the cloud; "" for no change
 		cordoned  bool   // afterwards
 	}{
 		"an ended reboot":        {v1alpha1.OperationReboot, v1alpha1.NodeOperationStatus{BootIDBefore: "boot-0", BootIDAfter: "boot-1", CompletedAt: &now}, "", false},

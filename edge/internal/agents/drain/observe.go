@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// responseObserver notes, for the attempt that a request is of, that there was no answer: what an
-// attempt ends with is the errors of many pods, and of reads whose failure is no failure.
+// responseObserver records missing answers for a request's attempt: an attempt's own error joins
+// those of many pods, and of optional reads.
 type responseObserver struct{ next http.RoundTripper }
 
 type observedKey struct{}

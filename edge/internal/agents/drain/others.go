@@ -47,8 +47,8 @@ func (w *Worker) Check(ctx context.Context) Result {
 // go: it is schedulable and Ready, the pod tolerates its taints, its labels match. Whether there is
 // room is another question: room comes and goes.
 //
-// A node that is being drained itself counts as it will be afterwards: else, of many nodes that are
-// drained at once, the last would find itself alone and go ahead whatever the budgets say.
+// A node that is being drained itself counts as it will be afterwards: otherwise, of many nodes
+// that are drained at once, the last would find itself alone and proceed in spite of the budgets.
 func couldTake(ctx context.Context, node *corev1.Node, pod *corev1.Pod) bool {
 	draining := ours(node)
 	if !draining && (node.Spec.Unschedulable || !isReady(node)) {

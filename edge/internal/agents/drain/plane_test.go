@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// A test that needs no control plane starts none, though others of this package do.
+// A test that needs no control plane does not start it, though others of this package do.
 func TestNoControlPlaneWhereNoneIsNeeded(t *testing.T) {
 	self, err := os.Executable()
 	if err != nil {

@@ -256,8 +256,8 @@ func TestDrain_07_EdgecoreKilledResumes(t *testing.T) {
 	}
 }
 
-// In each phase edgecore is killed as soon as that is on the disk: nothing of what it goes on to do
-// gets out. It is one attempt, one cordon, one eviction and one reboot all the same.
+// In each phase edgecore is killed as soon as that is on the disk: its later actions have no
+// effect. There is still one attempt, one cordon, one eviction and one reboot.
 func TestDrain_07_KilledInEveryPhase(t *testing.T) {
 	l := newLab(t)
 	pod := l.pod("web")
@@ -378,9 +378,9 @@ func TestDrain_09_BootRemovesOurCordonAlone(t *testing.T) {
 	}
 }
 
-// Three nodes at once, with an application over all of them. Where its budget lets one pod go, one
-// node ends, and the others say what holds them until they give up; where it lets none go, all
-// three give up. What the budget wants is there all the time.
+// Three nodes at once, with an application over all of them. If its budget allows one disruption,
+// one node completes, and the others report the blocking budget until they give up; if it allows no
+// disruption, all three give up. The budget is kept all the time.
 func TestDrain_10_ThreeNodesAtOnceKeepTheBudget(t *testing.T) {
 	for name, tc := range map[string]struct{ least, drained int }{
 		"one may go":            {2, 1},
@@ -422,7 +422,7 @@ func TestDrain_10_ThreeNodesAtOnceKeepTheBudget(t *testing.T) {
 			}
 			list, err := first.admin.CoreV1().Pods(first.name).List(t.Context(), metav1.ListOptions{LabelSelector: "app=db"})
 			first.must(list, err)
-			if drained != tc.drained || len(list.Items) != 3-tc.drained { // bare pods: none came back, so fewer than these were never there
+			if drained != tc.drained || len(list.Items) != 3-tc.drained { // bare pods: they were not recreated, so there were never fewer
 				t.Errorf("%d nodes are drained, %d pods are left; want %d, %d", drained, len(list.Items), tc.drained, 3-tc.drained)
 			}
 		})

@@ -14,8 +14,8 @@ type Rules struct {
 	Off           bool          // drain is switched off on this device
 	Attempts      int           // to drain, in all
 	Interval      time.Duration // between two of them
-	Timeout       time.Duration // of one of them, where the operation says nothing
-	ProceedAfter  time.Duration // without an API, for operations that say Proceed
+	Timeout       time.Duration // default timeout of a hook
+	ProceedAfter  time.Duration // without an API, for operations with Proceed
 	RetryInterval time.Duration // after the API gave no answer
 	Prefetch      bool          // a hook brings images to the device before anything is cordoned
 }
@@ -26,13 +26,13 @@ type Stage string
 // The stages.
 const (
 	Waiting   Stage = "Waiting" // for the drain, or for its turn
-	Running   Stage = "Running" // its hook was started; what takes the device down ends with the next boot
+	Running   Stage = "Running" // its hook was started; an operation that takes the device down ends with the next boot
 	Done      Stage = "Done"
 	Failed    Stage = "Failed"
 	Cancelled Stage = "Cancelled"
 )
 
-// Prefetch is how far the image of an ImageUpdate is; "": nothing was begun.
+// Prefetch is the progress of an ImageUpdate's image; "": not begun.
 type Prefetch string
 
 // The values of Prefetch.
@@ -60,7 +60,7 @@ type Operation struct {
 	// Phase, Attempts and Blocked are the drain's as long as the operation waits, and stay as
 	// they were then.
 	Phase       v1alpha1.DrainPhase   `json:"phase,omitempty"`
-	PhaseNumber int                   `json:"phaseNumber,omitempty"` // in what Status gives; not kept
+	PhaseNumber int                   `json:"phaseNumber,omitempty"` // set by Status; not stored
 	Attempts    int                   `json:"attempts,omitempty"`
 	Blocked     []v1alpha1.BlockedPod `json:"blocked,omitempty"`
 
@@ -90,7 +90,7 @@ type Work struct {
 	Next time.Time `json:"next,omitzero"`
 	// Tried: the device has switched, or is about to. It is no longer cancelled then.
 	Tried bool `json:"tried,omitempty"`
-	// Offline: there was no link when the trial began, so it needs none to be healthy.
+	// Offline: there was no link when the trial began, so it can be healthy without one.
 	Offline bool `json:"offline,omitempty"`
 
 	Upgrade *v1alpha1.UpgradeStatus `json:"upgrade,omitempty"`
@@ -100,7 +100,7 @@ type Work struct {
 
 func (w *Work) tried() bool { return w != nil && w.Tried }
 
-// ended reports whether nothing can become of the operation any more.
+// ended reports whether the operation is in a final stage.
 func (o *Operation) ended() bool { return o.Stage == Done || o.Stage == Failed || o.Stage == Cancelled }
 
 // down reports whether the operation is one that the next boot completes.
@@ -121,8 +121,8 @@ func (o *Operation) needsImage(r Rules) bool {
 }
 
 // holds reports whether the operation wants the node to stay drained: also a drain that is done,
-// until it is cancelled or the device boots. One that was done without the drain being complete has
-// nothing to hold.
+// until it is cancelled or the device boots. An operation completed without a complete drain does
+// not hold it.
 func (o *Operation) holds() bool {
 	return o.Stage == Waiting || o.Stage == Running ||
 		o.Stage == Done && !o.down() && !o.own() && !o.Spec.Cancel && o.BootAfter == "" && o.Phase == v1alpha1.DrainComplete
@@ -131,14 +131,14 @@ func (o *Operation) holds() bool {
 // Drain is the one worker's state.
 type Drain struct {
 	Phase             v1alpha1.DrainPhase `json:"phase"`
-	PhaseNumber       int                 `json:"phaseNumber,omitempty"` // in what Status gives; not kept
+	PhaseNumber       int                 `json:"phaseNumber,omitempty"` // set by Status; not stored
 	Attempts          int                 `json:"attempts,omitempty"`    // the running one included
 	Attempting        bool                `json:"attempting,omitempty"`  // attempt number Attempts has begun and not ended
 	Next              time.Time           `json:"next,omitzero"`         // no attempt is made before
-	Retry             time.Time           `json:"-"`                     // nothing is asked of the API before: not kept, or an API that is down would wear the disk
+	Retry             time.Time           `json:"-"`                     // no API call before this time; not stored, or an API that is down would wear out the disk
 	UnauthorizedSince time.Time           `json:"-"`                     // since when the API refuses by 403, zero where it does not
-	// Timeout of an attempt, Limit of attempts and the Interval between two of them are as they
-	// were when the drain began: a change in mid-drain changes nothing.
+	// Timeout of an attempt, Limit of attempts and the Interval between two of them are fixed when
+	// the drain begins: later changes of the configuration don't apply.
 	Timeout  time.Duration `json:"timeout,omitempty"`
 	Limit    int           `json:"limit,omitempty"`
 	Interval time.Duration `json:"interval,omitempty"`
@@ -164,7 +164,7 @@ type State struct {
 	Operations []Operation `json:"operations,omitempty"` // in the order in which they were asked for
 }
 
-// clone makes a copy that shares nothing that is changed in place.
+// clone makes a deep copy of the fields that are changed in place.
 func (s State) clone() State {
 	s.Operations = slices.Clone(s.Operations)
 	return s
@@ -179,8 +179,8 @@ func (s *State) find(name string) *Operation {
 	return nil
 }
 
-// Deferred says what an operation that waits does at a phase of the drain: wait, and ask for
-// a drain besides.
+// Deferred reports whether an operation waits at a phase of the drain, and whether it also asks for
+// a drain.
 func Deferred(phase v1alpha1.DrainPhase) (wait, ask bool) {
 	switch phase {
 	case v1alpha1.DrainNotRequested, v1alpha1.DrainFailedCordon, v1alpha1.DrainFailed:

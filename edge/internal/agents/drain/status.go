@@ -17,7 +17,7 @@ const (
 	maxConditionAt = 1024
 )
 
-// statusOf is an operation as its NodeOperation's status says it.
+// statusOf returns the NodeOperationStatus of an operation.
 func statusOf(o Operation, drainMessage string) v1alpha1.NodeOperationStatus {
 	s := v1alpha1.NodeOperationStatus{
 		Phase: o.Phase, PhaseNumber: int32(o.Phase.Number()), RequestedBy: o.RequestedBy, RequestedAt: timeOf(o.RequestedAt), Attempts: int32(o.Attempts), BlockedPods: o.Blocked,
@@ -60,7 +60,8 @@ func statusOf(o Operation, drainMessage string) v1alpha1.NodeOperationStatus {
 	return s
 }
 
-// reportOf is the status as JSON. What is too long loses the API's words on pods first, then pods.
+// reportOf encodes the status as JSON. If it is too long, the API's messages on pods are dropped
+// first, then pods.
 func reportOf(s v1alpha1.NodeOperationStatus) ([]byte, error) {
 	for short := false; ; short = true {
 		raw, err := json.Marshal(s)

@@ -29,7 +29,7 @@ func TestReportIsBounded(t *testing.T) {
 	}
 }
 
-// What is over is reported in full for a while, then by name as long as its object is there, then
+// An ended operation is reported in full for a while, then by name while its object exists, then
 // not at all.
 func TestForget(t *testing.T) {
 	var s State

@@ -15,7 +15,7 @@ import (
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
 
-// tell writes what has changed to the log, the events and the metric.
+// tell writes changes to the log, the events and the metric.
 func (l *loop) tell(ctx context.Context, before, now State, at time.Time) {
 	log := klog.FromContext(ctx)
 	b, n := before.Drain, now.Drain
@@ -77,7 +77,7 @@ func stepOf(p v1alpha1.DrainPhase) (step string, warning bool) {
 	return "complete", false
 }
 
-// wordsOf is what an event says of a phase that has no message of its own.
+// wordsOf returns the event message of a phase without a message of its own.
 func wordsOf(p v1alpha1.DrainPhase) string {
 	switch p {
 	case v1alpha1.DrainRequested:
@@ -103,8 +103,8 @@ func (l *loop) event(warning bool, reason, message string) {
 	l.events.Event(&corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: name, UID: types.UID(name)}, kind, reason, message)
 }
 
-// evicted says of a pod that it was evicted, on the pod: a recorder drops events that come in
-// bursts about one object, as the Node would be. It may be called from any goroutine.
+// evicted emits the eviction event on the pod: a recorder drops events that come in bursts about
+// one object, as the Node would be. It may be called from any goroutine.
 func (l *loop) evicted(pod *corev1.Pod) {
 	if l.events == nil {
 		return

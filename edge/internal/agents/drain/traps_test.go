@@ -69,7 +69,7 @@ func TestTraps_19_OnlyNodesThatCanTakeThePodsCount(t *testing.T) {
 		}
 	}
 	tests := map[string]struct {
-		other func(*corev1.Node) // changes another node of the pod's site; nil: there is none
+		other func(*corev1.Node) // changes another node of the pod's site; nil: no other node
 		pod   func(*corev1.Pod)  // changes the pod
 		takes bool
 	}{
@@ -157,8 +157,7 @@ func TestTraps_20_StuckTerminatingPodStaysNamed(t *testing.T) {
 	}
 }
 
-// An attempt that ends since the link has gone says so, and not by the name of a host that
-// does not exist.
+// An attempt that ends with the link reports that, without the name of a host that does not exist.
 func TestTraps_22_TheLostLinkIsNamed(t *testing.T) {
 	l := newLab(t)
 	l.pod("web")

@@ -22,12 +22,12 @@ import (
 
 const (
 	maxBlocked   = 100
-	maxMessage   = 512 // of what the API says of one pod
+	maxMessage   = 512 // of the API's message on one pod
 	maxComebacks = 2   // a pod that came back as often in one attempt is pinned
 )
 
-// Worker does to the node what the core decides, with the node's own identity. Its methods block,
-// and end with ctx.
+// Worker carries out the core's decisions, with the node's own identity. Its methods block, and end
+// with ctx.
 type Worker struct {
 	node       string
 	client     kubernetes.Interface
@@ -39,13 +39,13 @@ type Worker struct {
 // WorkerConfig configures a Worker. Zero durations and counts have the defaults given here.
 type WorkerConfig struct {
 	NodeName    string
-	API         *rest.Config  // kube-apiserver as the node; what can't be asked is answered by a 503 or an error of the network
+	API         *rest.Config  // kube-apiserver as the node; failed requests are answered by a 503 or a network error
 	EvictDelay  time.Duration // between two evictions of a pod that a PodDisruptionBudget holds; 5 s
 	CordonTries int           // 10
 	CordonDelay time.Duration // between two of them; 5 s
 }
 
-// NewWorker makes a Worker. It asks nothing yet.
+// NewWorker makes a Worker. It sends no request.
 func NewWorker(c WorkerConfig) (*Worker, error) {
 	api := rest.CopyConfig(c.API)
 	api.Wrap(func(next http.RoundTripper) http.RoundTripper { return responseObserver{next} })
@@ -69,8 +69,8 @@ func NewWorker(c WorkerConfig) (*Worker, error) {
 	}, nil
 }
 
-// Cordon makes the node unschedulable and says that we did. A cordon that is there already
-// stays whose it is.
+// Cordon makes the node unschedulable and marks the cordon as ours. An existing cordon keeps its
+// owner.
 func (w *Worker) Cordon(ctx context.Context) Result {
 	return w.change(ctx, func(n *corev1.Node) bool {
 		if n.Spec.Unschedulable {
@@ -138,7 +138,7 @@ func (w *Worker) change(ctx context.Context, change func(*corev1.Node) bool) Res
 func failed(err error) Result { return Result{Err: plain(err), Interrupted: noAnswer(err)} }
 
 // plain is an error without the address that net/http puts in front: that of kube-apiserver through
-// the link is made up (Through), and says nothing to the user.
+// the link is made up (Through), and meaningless to the user.
 func plain(err error) error {
 	var where *url.Error
 	if errors.As(err, &where) {
@@ -147,8 +147,8 @@ func plain(err error) error {
 	return err
 }
 
-// noAnswer reports whether an error says nothing of the node: there is no link, or no
-// kube-apiserver behind it.
+// noAnswer reports whether an error is not about the node: there is no link, or kube-apiserver is
+// unreachable.
 func noAnswer(err error) bool {
 	if err == nil {
 		return false

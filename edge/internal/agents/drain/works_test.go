@@ -23,7 +23,7 @@ func (m keptState) Save(_ context.Context, changes map[string][]byte) error {
 	return nil
 }
 
-// works carries out what do says.
+// works carries out operations with do.
 type works struct {
 	do         func(ctx context.Context, o drain.Operation, report func(drain.Work)) drain.Work
 	overturned string
@@ -72,8 +72,8 @@ func request(name string) drain.Operation {
 	return drain.Operation{Name: name, UID: "1", Spec: v1alpha1.NodeOperationSpec{Operation: v1alpha1.OperationUpgrade, Upgrade: &v1alpha1.UpgradeSpec{Version: "v1.4.0"}}}
 }
 
-// What an upgrade reports is on the disk before it continues, so the next process finds it; one
-// that is over later turns out to have gone back.
+// An upgrade's report is on the disk before it continues, so the next process finds it; an ended
+// upgrade is later found to be rolled back.
 func TestWorkIsKeptBeforeItGoesOn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		kept := keptState{}
