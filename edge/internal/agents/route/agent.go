@@ -1,22 +1,20 @@
 // Package route gives this node the kernel routes that StaticRoutes want.
 //
-// It owns the decision: which StaticRoute is for this node, which of two wins, what must not be
-// covered, when a route is put back, how slowly, and when it is taken back because it cut the node
-// off. It refuses to act before it knows what the cloud wants, from the store if need be: not
-// knowing never removes a route. The kernel is edge/internal/kernel/netroute's; the objects come
-// from the edge API and are there without a cloud.
+// It owns the decisions: which StaticRoute is for this node, which of two wins, which addresses
+// must not be covered, when and how fast a route is repaired, and when it is withdrawn because it
+// cut the node off. It refuses to act before it knows the desired state, from the store if need be:
+// missing objects never remove a route. The kernel is edge/internal/kernel/netroute's; the objects
+// come from the edge API and are there without a cloud.
 //
 // How it works: plan.go has the core, from the state of one key of the kernel to the changes for
-// it, without a clock or a lock. Everything else prepares its input (claim: one StaticRoute; facts:
-// what the node knows of itself; kernelview: what the kernel has; records: what is kept over
-// restarts) or carries its changes out (apply, and safety, which takes back what cuts the node off;
-// report). One goroutine, Sync's of edge/internal/core/agent, does all of it; only keys and
-// objects that changed are looked at, so that one change costs the same on a node with two thousand
-// routes.
+// it, without a clock or a lock. The other files prepare its input (claim: one StaticRoute; facts:
+// the node's own state; kernelview: the kernel state; records: state that survives restarts) or
+// carry its changes out (apply, and safety, which withdraws routes that cut the node off; report).
+// All of it runs on one goroutine, that of Sync in edge/internal/core/agent; only changed keys and
+// objects are processed, so that one change costs the same on a node with two thousand routes.
 //
-// It is above 2,500 lines because the plan, what carries it out, the safety net and the reports
-// work on the state of one key, which would be an interface of some forty names between two
-// packages.
+// It is above 2,500 lines because the plan, its execution, the safety net and the reports work on
+// the state of one key, which would be an interface of some forty names between two packages.
 package route
 
 import (
@@ -47,8 +45,8 @@ import (
 // Name is the module's address on the bus.
 const Name message.Name = "route"
 
-// readyAfter is how long the next module waits for the routes where what the cloud wants is not in
-// the store yet.
+// readyAfter is how long the next module waits for the routes if the desired state is not in the
+// store yet.
 const readyAfter = 2 * time.Second
 
 // Agent is the module.
@@ -168,13 +166,13 @@ func (r *run) sync(ctx context.Context) (again time.Duration, err error) {
 	return r.next(), nil
 }
 
-// bring plans what is to be looked at, makes the changes and reports.
+// bring plans the dirty keys, makes the changes and reports.
 func (r *run) bring(ctx context.Context, now time.Time) error {
 	if err := r.look(ctx, now); err != nil {
 		return err
 	}
-	// What is not saved holds up nothing: the guards are of this process, and a full disk must not
-	// keep routes away after a boot.
+	// A failed save does not block: the guards are of this process, and a full disk must not keep
+	// routes away after a boot.
 	var unsaved error
 	if len(r.dirty) > 0 || len(r.keys.touched) > 0 {
 		r.resolveCloud(ctx)
@@ -231,7 +229,7 @@ func (r *run) resolveCloud(ctx context.Context) {
 	}
 }
 
-// next is when something is due although nothing happens.
+// next returns when an action is due without an event.
 func (r *run) next() time.Duration {
 	soonest := r.checkAt
 	at := func(t time.Time) {

@@ -13,7 +13,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/kernel/netroute"
 )
 
-// input is what plan needs, as it is now.
+// input returns the current input of plan.
 func (r *run) input(now time.Time) input {
 	return input{
 		now: now, facts: &r.view.facts, pause: r.config.RepairPause, drifted: r.records.drifted,
@@ -113,7 +113,7 @@ func (r *run) event(name, kind, reason, format string, args ...any) {
 	r.kit.Event(kind, "StaticRoute"+reason, "StaticRoute %s: %s", name, fmt.Sprintf(format, args...))
 }
 
-// undo puts back what was there before a change.
+// undo restores the state before a change.
 func (r *run) undo(ctx context.Context, c change) {
 	s := r.keys.all[c.key]
 	s.wrote, s.settled = time.Time{}, false

@@ -138,7 +138,7 @@ func TestRoutes_16_RepairsBackOff(t *testing.T) {
 			Open: func(context.Context) (route.Kernel, func(), error) { return kernel, func() {}, nil },
 		})})
 		<-kernel.added
-		time.Sleep(10*time.Minute + 300*time.Millisecond) // nothing happens for long
+		time.Sleep(10*time.Minute + 300*time.Millisecond) // no event for long
 		del := func() time.Time {
 			if err := kernel.Delete(t.Context(), netroute.Route{Key: netroute.NewKey(0, netip.MustParsePrefix("172.20.0.0/16"), 0)}); err != nil {
 				t.Fatal(err)

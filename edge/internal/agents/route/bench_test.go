@@ -7,8 +7,8 @@ import (
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
 
-// BenchmarkAll is the start of a node with n routes in its store and none in its kernel, until the
-// kernel has all of them.
+// BenchmarkAll measures the start of a node with n routes in its store and an empty kernel, until
+// the kernel has all of them.
 func BenchmarkAll(b *testing.B) {
 	for _, n := range []int{100, 2000} {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {

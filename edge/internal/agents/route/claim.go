@@ -14,8 +14,8 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/kernel/netroute"
 )
 
-// The probe addresses where a StaticRoute names none. They stand for "somewhere far away": nothing
-// is sent to them.
+// The default probe addresses of a StaticRoute. They stand for "somewhere far away": no packet is
+// sent to them.
 const (
 	defaultProbe4 = "10.0.0.1" // the default of IBM's static route operator, whose design is the model of this one
 	defaultProbe6 = "fd00::1"
@@ -37,7 +37,7 @@ type claim struct {
 	adopt      bool
 	repair     bool
 
-	// covers is what the cloud knows to be in the way: pods of other nodes; "" for nothing.
+	// covers is the conflict that the cloud has found: pods of other nodes; "" without a conflict.
 	covers string
 
 	route   netroute.Route // without hops where they are to be detected
@@ -45,8 +45,8 @@ type claim struct {
 	invalid string         // why the spec makes no sense; "" where it does
 }
 
-// read understands a StaticRoute. The CRD's rules have judged it before, but a node may be older
-// than the CRD: what it does not understand is invalid, never guessed.
+// read parses a StaticRoute. The CRD's rules have validated it, but a node may be older than the
+// CRD: unknown values are invalid, never guessed.
 func read(o *v1alpha1.StaticRoute) *claim {
 	c := &claim{
 		name: o.Name, uid: o.UID, generation: o.Generation, created: o.CreationTimestamp.Time,

@@ -12,7 +12,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/core/agent"
 )
 
-// Config configures the agent. What is zero of the rest has the default that is given here.
+// Config configures the agent. Zero optional fields have the default given here.
 type Config struct {
 	NodeName string
 	BootID   string // tells one boot of the device from another
@@ -22,24 +22,27 @@ type Config struct {
 	Reporter agent.Reporter
 	Events   func(ctx context.Context) (agent.Recorder, error) // nil without one
 	API      *rest.Config                                      // of the edge API, in the process
-	Hub      message.Name                                      // of the module that has the link, to ask whether the cloud still answers; "": none
+	Hub      message.Name                                      // of the module that has the link, to ask whether the cloud still answers; "": no module
 	// Protected are the networks of edgecore.yaml that no StaticRoute may cover.
 	Protected []netip.Prefix
 	// Cloud are the addresses of cloudcore that the configuration names; those that links were
-	// opened to are remembered besides. Resolve looks the configured names up; nil: there are none.
+	// opened to are remembered besides. Resolve looks the configured names up; nil: there are no
+	// names.
 	Cloud   []netip.Addr
 	Resolve func(ctx context.Context) []netip.Addr
-	// Surroundings reads what the device's files say about its network; nil: nothing.
+	// Surroundings reads the device's network configuration files; nil: they are not read.
 	Surroundings func() Surroundings
-	// Probes are the ways to the cloud, each tried from nothing: names, the join server, the link.
+	// Probes are the ways to the cloud, each tried with a new connection: names, the join server,
+	// the link.
 	Probes []Probe
-	// Probation is what else of this device is tried for cutting it off; nil: nothing is.
+	// Probation coordinates all trials of changes that may cut this device off; nil: no
+	// coordination.
 	Probation *probation.Probation
 
 	FullCheck    time.Duration // everything is read and compared in about this interval; 60 s
 	ProbeTimeout time.Duration // how long the cloud and the gateway may be silent after a change before it is taken back; 10 s
 	ConfirmAfter time.Duration // how long the kernel's own word on a change is waited for before everything is read; 2 s
-	ScanPause    time.Duration // at least this lies between two full readings, however many events come; 250 ms
+	ScanPause    time.Duration // minimum interval between two full readings, however many events come; 250 ms
 	RepairPause  time.Duration // after the first repair of a route; each further one is twice as long; 1 s
 	ProveAgain   time.Duration // when routes that were never watched are looked at again, with a link; 5 min
 }
@@ -47,7 +50,7 @@ type Config struct {
 // Surroundings are the networks around a device that its kernel does not know.
 type Surroundings struct {
 	Resolvers []netip.Addr   // DNS servers, where the cloud is known by a name
-	Pods      []netip.Prefix // what the CNI plugins of this device give to pods
+	Pods      []netip.Prefix // address ranges that the CNI plugins of this device give to pods
 }
 
 func (c *Config) defaults() {

@@ -10,8 +10,8 @@ const (
 	manyRepairs = 5 // since the last quiet time: then something else is at it
 )
 
-// drift is the history of one route that another process changes. The zero value is a route that
-// none has touched.
+// drift is the history of one route that another process changes. The zero value is an untouched
+// route.
 type drift struct {
 	pause time.Duration // after the last repair
 	last  time.Time     // of the last repair

@@ -29,7 +29,7 @@ type pinging struct {
 
 	mu       sync.Mutex
 	sent     int
-	refused  []error // what the kernel would not send
+	refused  []error // errors for packets that the kernel would not send
 	answered map[uint32]bool
 }
 
@@ -46,7 +46,8 @@ func (l *system) ping(to string) *pinging {
 		return err
 	})
 	l.t.Cleanup(func() { p.conn.Close() })
-	// On a busy machine the reader may sleep for a while: what then overflows would count as lost.
+	// On a busy machine the reader may sleep for a while: packets that overflow the buffer would
+	// count as lost.
 	raw, err := p.conn.(*net.IPConn).SyscallConn()
 	if err != nil {
 		l.t.Fatal(err)
@@ -111,8 +112,7 @@ func (p *pinging) count() (sent, answered int, refused []error) {
 	return p.sent, len(p.answered), p.refused
 }
 
-// A ping that runs all the time, two a millisecond, loses nothing over all kinds of changes of its
-// route.
+// A permanent ping, two a millisecond, loses no packet during all kinds of changes of its route.
 func TestRoutes_14_NoMomentWithoutARoute(t *testing.T) {
 	for name, c := range map[string]struct{ subnet, a, b, source, server string }{
 		"IPv4": {"172.20.0.0/16", "10.0.1.1", "10.0.1.77", "10.0.1.2", "172.20.0.1"},
@@ -206,7 +206,7 @@ func TestRoutes_16_DeletedByHandIsRepaired(t *testing.T) {
 	l.reported("watched", v1alpha1.RouteApplied, 2)
 	l.delRoute("172.21.0.0/16")
 	l.reported("watched", v1alpha1.RouteDrifted, 2)
-	// Again and again: ever slower, and said to be so.
+	// Repeatedly: ever slower, and reported.
 	for l.last("office").Reason != v1alpha1.RouteDegraded {
 		before := l.last("office").Repairs
 		l.delRoute("172.20.0.0/16")

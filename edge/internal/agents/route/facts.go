@@ -11,21 +11,21 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/kernel/netroute"
 )
 
-// facts are what a node knows about itself when it plans. They are those of one reading of the
-// kernel, and not changed while it plans.
+// facts are a node's own state for planning. They are from one reading of the kernel, and not
+// changed while it plans.
 type facts struct {
 	guards   guards
 	own      map[netip.Addr]string             // the interface of each own address
 	links    map[string]netroute.Link          // by name
-	direct   map[string][]netip.Prefix         // by interface: what is reached through it without a gateway
+	direct   map[string][]netip.Prefix         // by interface: networks reached through it without a gateway
 	detected map[netip.Addr]netroute.Hop       // by probe
 	versions map[string]uint64                 // by interface: grows when it changes
 	standing map[netroute.Key][]netroute.Found // of others, in the way of a rehearsal
 }
 
-// resolve fills in what a StaticRoute leaves to the node, and judges what can be judged without the
-// kernel: of several hops it takes those that can carry traffic, and lost gives the reason the
-// others can't.
+// resolve fills in the fields that a StaticRoute leaves to the node, and validates as far as
+// possible without the kernel: of several hops it takes those that can carry traffic, and lost
+// gives the reason the others can't.
 func (f *facts) resolve(c *claim) (r netroute.Route, lost string, bad *rejection) {
 	r = c.route
 	if c.invalid != "" {
@@ -67,8 +67,8 @@ func (f *facts) resolve(c *claim) (r netroute.Route, lost string, bad *rejection
 	return r, strings.Join(why, "; "), nil
 }
 
-// judge gives the reason a hop can't carry traffic; nil where nothing is known against it. The only
-// hop of a route is left to the kernel, which knows more than its interfaces tell (rules, other
+// judge returns the reason why a hop can't carry traffic; nil if there is no reason. The only hop
+// of a route is left to the kernel, which knows more than its interfaces tell (rules, other
 // tables).
 func (f *facts) judge(h netroute.Hop, several bool) *rejection {
 	if on, mine := f.own[h.Gateway]; mine {
@@ -102,8 +102,8 @@ func (f *facts) judge(h netroute.Hop, several bool) *rejection {
 	return reject(v1alpha1.RouteGatewayUnreachable, "gateway %s is on no network of this node", h.Gateway)
 }
 
-// onLink reports whether an address is reached through an interface without a gateway: its networks
-// as its addresses have them, and what routes without a gateway lead there.
+// onLink reports whether an address is reached through an interface without a gateway: its
+// addresses' networks, and routes without a gateway.
 func (f *facts) onLink(a netip.Addr, name string) bool {
 	if a.IsLinkLocalUnicast() && a.Is6() {
 		return true // RFC 4291: on each link
@@ -112,8 +112,8 @@ func (f *facts) onLink(a netip.Addr, name string) bool {
 	return slices.ContainsFunc(f.links[name].Addresses, contains) || slices.ContainsFunc(f.direct[name], contains)
 }
 
-// stranded names which gateway of a route that the kernel has is on no network any more: after an
-// address was taken from its interface the kernel keeps the route and loses what is sent.
+// stranded returns the gateway of a kernel route that is no longer on any network: after an address
+// was removed from its interface the kernel keeps the route and drops its packets.
 func (f *facts) stranded(r netroute.Found) *rejection {
 	for _, h := range r.Hops {
 		if h.Gateway.IsValid() && !h.OnLink && !f.onLink(h.Gateway, h.Interface) {

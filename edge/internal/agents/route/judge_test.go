@@ -28,12 +28,12 @@ func TestRoutes_07_UnreachableGatewayIsAnErrorAndNoRoute(t *testing.T) {
 	l.node.Address(t, "eth1", "10.7.7.1/24")
 	l.reported("far", v1alpha1.RouteApplied, 1)
 	l.have("172.20.0.0/16 table 254 metric 0 via 10.7.7.7 dev eth1")
-	// It goes again: the kernel keeps the route, and the status says what is wrong with it.
+	// The address is removed: the kernel keeps the route, and the status reports the error.
 	l.delAddress("eth1", "10.7.7.1/24")
 	if e := l.reported("far", v1alpha1.RouteDegraded, 1); !strings.Contains(e.Message, "10.7.7.7 is on no network of eth1 any more") {
 		t.Errorf("message: %s", e.Message)
 	}
-	// And nothing is set by an edit then.
+	// And an edit sets no route then.
 	l.api.route(t, "far", v1alpha1.StaticRouteSpec{Subnet: "172.20.0.0/16", Gateway: "10.7.7.7", MTU: 1400})
 	l.reported("far", v1alpha1.RouteGatewayUnreachable, 2)
 	l.have()
@@ -88,8 +88,8 @@ func TestRoutes_10_TableThirtyServesItsRuleAlone(t *testing.T) {
 	l.start(true)
 	l.reported("office", v1alpha1.RouteApplied, 1)
 	l.have("172.20.0.0/16 table 30 metric 5 via 10.0.1.1 dev eth1")
-	// Of use to those whom a rule leads to the table. Without one packets take the default route,
-	// to a router that swallows them.
+	// Used by packets that a rule sends to the table. Without a rule packets take the default
+	// route, to a router that drops them.
 	l.swallow("172.20.0.0/16")
 	l.unreached("172.20.0.1")
 	rule := netlink.NewRule()

@@ -29,7 +29,7 @@ type Kernel interface {
 // again.
 const maxEvents = 8192
 
-// events are what the kernel said since the last look. Any goroutine may add.
+// events are the kernel's events since the last reading. Any goroutine may add.
 type events struct {
 	mu       sync.Mutex
 	watching bool
@@ -74,14 +74,14 @@ func (q *events) take() (list []netroute.Event, started, lost bool) {
 // (RTPROT_KERNEL).
 const kernelProtocol = 2
 
-// kernelView is what the kernel has, as it was read last, kept up to date by its events.
+// kernelView is the last reading of the kernel state, kept up to date by its events.
 type kernelView struct {
 	kernel   Kernel
 	facts    facts
 	gateways []netroute.Hop // of the default routes that aren't ours
 	probed   map[netip.Addr]struct{}
-	// scannedAt is when everything was read last; scanAt when it is to be read again, zero: when
-	// something happens. At least pause lies between two readings, however many events come.
+	// scannedAt is the time of the last full reading; scanAt that of the next one, zero: at the
+	// next event. At least pause passes between two readings, however many events come.
 	scannedAt, scanAt time.Time
 	pause             time.Duration
 	changed           bool // links, gateways or detected hops are others: every StaticRoute is looked at again
@@ -260,7 +260,7 @@ func (v *kernelView) onKernelEvent(e netroute.Event, keys *keys) {
 	}
 	if v.kernel.Ours(*e.Route) {
 		if !keys.onOurs(e) {
-			v.rescan(time.Now()) // the kernel may say it of one hop alone
+			v.rescan(time.Now()) // the kernel may report it for one hop only
 		}
 		return
 	}

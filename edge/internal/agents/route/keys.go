@@ -74,8 +74,8 @@ func sameFound(a, b *netroute.Found) bool {
 	return a.Dead == b.Dead && a.Satisfies(b.Route) && b.Satisfies(a.Route)
 }
 
-// onOurs takes an event about a route of ours in. It returns false where the event doesn't say what
-// is there now.
+// onOurs processes an event about a route of ours. It returns false if the event doesn't give the
+// current route.
 func (k *keys) onOurs(e netroute.Event) (clear bool) {
 	s := k.all[e.Route.Key]
 	if s == nil {
@@ -115,7 +115,7 @@ func (k *keys) place(name string, c *claim) (others []string) {
 	}
 	s := k.all[c.route.Key]
 	if s == nil {
-		s = &keyState{} // whether another's route has the key, the kernel says when ours is added
+		s = &keyState{} // whether another's route has the key is reported by the kernel when ours is added
 		k.all[c.route.Key] = s
 	}
 	s.claims = append(slices.Clone(s.claims), c)
@@ -125,8 +125,7 @@ func (k *keys) place(name string, c *claim) (others []string) {
 	return others
 }
 
-// settle drops a key of which nothing is to be remembered, and notes whether anything is due for
-// it.
+// settle drops a key without state, and records whether an action is due for it.
 func (k *keys) settle(key netroute.Key, s *keyState) {
 	if !s.wrote.IsZero() || s.drift.count > 0 {
 		k.timed[key] = struct{}{}
@@ -155,9 +154,9 @@ func (k *keys) overdue(now time.Time, confirm time.Duration) (unconfirmed bool) 
 	return unconfirmed
 }
 
-// unread reports whether a change that was made before that time has not been read back: what was
-// set in the moment in which a link opened is in the kernel, and not among what stands. A key that
-// is written again and again is not waited for twice.
+// unread reports whether a change made before that time has not been read back: a route set at the
+// moment when a link opened is in the kernel, and not in the view. A key that is written again and
+// again is not waited for twice.
 func (k *keys) unread(before time.Time) bool {
 	for key := range k.timed {
 		if s := k.all[key]; !s.wrote.IsZero() && s.wrote.Before(before) {

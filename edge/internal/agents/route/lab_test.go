@@ -235,7 +235,7 @@ func (l *system) Report(_ context.Context, ref object.Ref, uid types.UID, body [
 	return nil
 }
 
-// last is what was reported last.
+// last returns the last report.
 func (l *system) last(name string) v1alpha1.StaticRouteNode {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -323,7 +323,7 @@ func (l *system) unreached(to string) {
 	}
 }
 
-// swallow makes the router of the default route drop what is for a network.
+// swallow makes the router of the default route drop packets to a network.
 func (l *system) swallow(network string) {
 	l.t.Helper()
 	drop := &netlink.Route{Dst: wire.IPNet(netip.MustParsePrefix(network)), Type: unix.RTN_BLACKHOLE}

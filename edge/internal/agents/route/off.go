@@ -11,14 +11,14 @@ import (
 )
 
 // Off makes the agent of a device on which the module is switched off. It calls clear, which
-// removes the routes that an earlier run has left in the kernel, and takes back what that run
-// reported: a StaticRoute that is deleted would wait for this node for good.
+// removes the routes that an earlier run has left in the kernel, and withdraws that run's reports:
+// otherwise a deleted StaticRoute would wait for this node forever.
 func Off(node string, state agent.Memory, reporter agent.Reporter, clear func(ctx context.Context) error) *agent.Module {
 	kit := agent.Config{Name: Name, NodeName: node, Reporter: reporter}
 	kit.Start = func(_ context.Context, r *agent.Run) (agent.Sync, error) {
 		return func(ctx context.Context) (time.Duration, error) {
 			if err := clear(ctx); err != nil {
-				return 0, err // what was reported is still so
+				return 0, err // the reports are still true
 			}
 			return 0, takeBack(ctx, state, r.Reports)
 		}, nil
@@ -26,8 +26,8 @@ func Off(node string, state agent.Memory, reporter agent.Reporter, clear func(ct
 	return agent.New(kit)
 }
 
-// takeBack withdraws all entries, and forgets those whose withdrawal is in the outbox. What is
-// common to the records stays: it is of the device, for the next run.
+// takeBack withdraws all entries, and drops those whose withdrawal is in the outbox. The common
+// record stays: it is of the device, for the next run.
 func takeBack(ctx context.Context, state agent.Memory, reports *agent.Reports) error {
 	kept, err := state.Load()
 	if err != nil {

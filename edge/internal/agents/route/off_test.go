@@ -17,8 +17,8 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/core/agent/agenttest"
 )
 
-// Switched off, the module takes its routes away first, then what it said of them, once; both are
-// tried again until they succeed.
+// Switched off, the module removes its routes first, then their reports, once; both are retried
+// until they succeed.
 func TestOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		outbox := &agenttest.Outbox{}
@@ -44,7 +44,7 @@ func TestOff(t *testing.T) {
 			slices.Sort(all)
 			return all
 		}
-		cleared := make(chan error) // what the kernel answers
+		cleared := make(chan error) // answers of the kernel
 		beehivetest.Run(t, nil, beehive.Entry{Module: route.Off(nodeName, state, outbox, func(context.Context) error { return <-cleared })})
 		cleared <- errors.New("the kernel is busy")
 		synctest.Wait()

@@ -10,8 +10,8 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/kernel/netroute"
 )
 
-// keyState is one key of the kernel: the StaticRoutes that want it, what the kernel has there, and
-// how the last attempt to change it went. A reading of the kernel or a change of the objects sets
+// keyState is one key of the kernel: the StaticRoutes that want it, the kernel's routes, and the
+// result of the last attempt to change it. A reading of the kernel or a change of the objects sets
 // the first half, plan the second.
 type keyState struct {
 	claims  []*claim // the winner first
@@ -20,7 +20,7 @@ type keyState struct {
 
 	want    netroute.Route // last wanted
 	wanted  bool           // want is set
-	wrote   time.Time      // of a change whose effect has not been read back yet; zero: none
+	wrote   time.Time      // of a change whose effect has not been read back yet; zero: no such change
 	settled bool           // the kernel has had want, so another process is the cause of its absence
 	last    netroute.Found // as it was then
 	links   uint64         // the state of its links then; see facts.linkState
@@ -36,7 +36,7 @@ type change struct {
 	owner   string // the StaticRoute; "" for a route that goes
 	route   netroute.Route
 	remove  bool
-	before  *netroute.Found  // what is there now and goes: ours, or the first foreign one
+	before  *netroute.Found  // the current route to remove: ours, or the first foreign one
 	foreign []netroute.Found // that are adopted
 	repair  bool
 }
@@ -78,7 +78,7 @@ func routeText(r netroute.Route) string {
 	return text + " proto skerry"
 }
 
-// input is what plan needs beside the key's own state.
+// input is the input of plan in addition to the key's own state.
 type input struct {
 	now   time.Time
 	facts *facts
@@ -91,8 +91,7 @@ type input struct {
 	drifted func(*claim) bool
 }
 
-// plan is what is to be done for one key, and the state that follows from doing it. It changes
-// nothing itself.
+// plan returns the changes for one key, and the state after them. It has no side effects.
 func (s keyState) plan(in input, key netroute.Key) (next keyState, todo []change) {
 	if len(s.claims) == 0 {
 		s.wanted, s.settled, s.bad, s.wrote, s.drift = false, false, nil, time.Time{}, drift{}
@@ -162,7 +161,7 @@ func (s keyState) planWanted(in input, key netroute.Key, want netroute.Route, lo
 	return s, []change{write}
 }
 
-// health is what is wrong with a route that the kernel has as wanted.
+// health returns the problem of a route that is in the kernel as desired.
 func (s keyState) health(f *facts, lost string) *rejection {
 	switch {
 	case s.ours.Dead:
@@ -183,8 +182,8 @@ func (s keyState) tampered(f *facts) bool {
 	return s.settled && (s.ours != nil || s.links == f.linkState(s.last))
 }
 
-// due is when the key wants attention although nothing happens: for the next repair, or for its
-// drift to be forgotten.
+// due returns when the key must be processed without an event: for the next repair, or to drop its
+// drift.
 func (s *keyState) due() time.Time {
 	switch {
 	case s.drift.count == 0:
@@ -201,8 +200,8 @@ func sameRoute(x, y netroute.Route) bool {
 	return f.Satisfies(y) && g.Satisfies(x)
 }
 
-// plan is what is to be done for these keys, in the order of their keys: what is set first, then
-// what goes. A route that moves to another key is there twice for a moment, never not at all.
+// plan returns the changes for these keys, in the order of their keys: sets first, then removals. A
+// route that moves to another key is there twice for a moment, never not at all.
 func plan(in input, keys map[netroute.Key]*keyState) (sets, removals []change) {
 	for key, s := range keys {
 		next, todo := s.plan(in, key)

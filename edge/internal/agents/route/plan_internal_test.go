@@ -24,7 +24,7 @@ type planCase struct {
 	down    string                     // this interface is down
 	gone    string                     // this interface has no address any more
 	held    bool
-	before  []netroute.Found // what the kernel had at the last look; nil: this is the first
+	before  []netroute.Found // the kernel's routes at the last reading; nil: this is the first
 	edit    func(*v1alpha1.StaticRouteSpec)
 	repairs int // made just now
 }
@@ -56,7 +56,7 @@ func (c change) String() string {
 	return strings.Join(lines, "\n")
 }
 
-// shortText is what a command that deletes needs of a route.
+// shortText returns the arguments of a delete command for a route.
 func shortText(r netroute.Route) string {
 	r.Hops, r.Source, r.MTU = nil, netip.Addr{}, 0
 	return routeText(r)
@@ -79,7 +79,7 @@ func (c *planCase) facts() facts {
 	return f
 }
 
-// run plans the case and writes the commands, and what is wrong with which key after them.
+// run plans the case and writes the commands, followed by the keys' errors.
 func (c *planCase) run() string {
 	k := newKeys()
 	in := input{now: time.Unix(1_000_000, 0), pause: time.Second, drifted: func(*claim) bool { return false }, held: func(*claim) *rejection {

@@ -20,14 +20,14 @@ const (
 )
 
 // Probe is one question about the way to the cloud: an error reports that it is not there. Each
-// call begins from nothing: a name is looked up, a connection dialled. What is open already proves
-// little: it may go another way.
+// call starts afresh: a name is looked up, a connection dialled. An open connection proves little:
+// it may take another path.
 type Probe struct {
 	What string // completes "... does not answer any more"
 	Look func(ctx context.Context) error
 }
 
-// prober asks what answers.
+// prober runs the probes and the checks of gateways.
 type prober struct {
 	kernel  Kernel
 	cloud   []Probe

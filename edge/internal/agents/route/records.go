@@ -15,7 +15,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/core/agent"
 )
 
-// record is what is kept of one StaticRoute over restarts.
+// record is the state of one StaticRoute that survives restarts.
 type record struct {
 	UID      types.UID                `json:"uid"`
 	Entry    v1alpha1.StaticRouteNode `json:"entry"`    // as last reported, or about to be
@@ -39,8 +39,8 @@ type record struct {
 	saved []byte    // as it is on the disk
 }
 
-// common is what is kept besides the records: the ways to the cloud, which are protected also on a
-// device that was restarted without them.
+// common is the stored state besides the records: the ways to the cloud, which are protected also
+// on a device that was restarted without them.
 type common struct {
 	NodeUID   types.UID      `json:"nodeUID,omitempty"`
 	Clouds    []netip.Addr   `json:"clouds,omitempty"`    // where links were opened to, the newest first; maxClouds
@@ -61,15 +61,15 @@ const (
 	tryAgain = time.Minute
 )
 
-// records are those of all StaticRoutes, by name, and what is common to them.
+// records are those of all StaticRoutes, by name, and their common record.
 type records struct {
 	state agent.Memory
 	boot  string
 	all   map[string]*record
 	common
 	savedCommon []byte
-	behind      bool                // the store did not take what is common
-	timed       map[string]struct{} // names of those with a retry: thousands may have none
+	behind      bool                // the store has not taken the common record
+	timed       map[string]struct{} // names of those with a retry, few of thousands
 }
 
 func loadRecords(state agent.Memory, boot string) (*records, error) {
@@ -102,7 +102,7 @@ func loadRecords(state agent.Memory, boot string) (*records, error) {
 	return r, nil
 }
 
-// of is the record of a StaticRoute; a new one where there is none, or only one of an older object
+// of returns the record of a StaticRoute; a new one if it is missing or belongs to an older object
 // of the name.
 func (r *records) of(c *claim) *record {
 	one := r.all[c.name]
@@ -144,7 +144,7 @@ func (r *records) known(c *claim) bool {
 	return one != nil && one.UID == c.uid
 }
 
-// saveCommon writes what is common, if it is not on the disk as it is.
+// saveCommon writes the common record, if it differs from the disk.
 func (r *records) saveCommon(ctx context.Context) error {
 	raw, err := json.Marshal(r.common)
 	if err != nil {

@@ -94,7 +94,7 @@ func (r *run) leave(name string, c *claim) bool {
 	return true
 }
 
-// keyIn is the key of a route as a status has it; the zero key where there is none.
+// keyIn returns the key of a status's route; the zero key without a route.
 func keyIn(st *v1alpha1.ResolvedRoute) netroute.Key {
 	if st == nil {
 		return netroute.Key{}
@@ -106,7 +106,7 @@ func keyIn(st *v1alpha1.ResolvedRoute) netroute.Key {
 	return netroute.NewKey(uint32(st.Table), p, uint32(st.Metric))
 }
 
-// compose makes the entry of a StaticRoute, and says whether it has to be reported.
+// compose makes the entry of a StaticRoute, and reports whether it has to be sent.
 func (r *run) compose(name string, c *claim) bool {
 	bad, state, known := r.outcome(c)
 	if !known {
@@ -169,7 +169,7 @@ func (r *run) outcome(c *claim) (v rejection, state *v1alpha1.ResolvedRoute, kno
 	return v, nil, false
 }
 
-// rehearse is what would become of a StaticRoute with dryRun.
+// rehearse returns the result that a StaticRoute with dryRun would have.
 func (r *run) rehearse(c *claim) (rejection, *v1alpha1.ResolvedRoute, bool) {
 	f := &r.view.facts
 	want, _, bad := f.resolve(c)

@@ -17,7 +17,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/kernel/netroute"
 )
 
-// After a reboot the kernel has nothing, and there is no link; the objects are in the store.
+// After a reboot the kernel has no routes, and there is no link; the objects are in the store.
 func TestRoutes_19_RebootWithoutTheCloudRestores(t *testing.T) {
 	l := newSystem(t)
 	l.api.route(t, "office", spec("172.20.0.0/16", "10.0.1.1"))
@@ -47,8 +47,8 @@ func TestRoutes_19_RebootWithoutTheCloudRestores(t *testing.T) {
 	}
 }
 
-// After a reboot with a full disk the routes come back too, although what the node has found out of
-// its ways to the cloud can't be kept; that is kept when there is room.
+// After a reboot with a full disk the routes come back too, although the detected paths to the
+// cloud can't be stored; they are stored when there is space.
 func TestRoutes_19_RebootWithAFullDiskRestores(t *testing.T) {
 	l := newSystem(t)
 	l.api.route(t, "office", spec("172.20.0.0/16", "10.0.1.1"))
@@ -96,15 +96,15 @@ func (f *filling) Save(ctx context.Context, changes map[string][]byte) error {
 	return f.Memory.Save(ctx, changes)
 }
 
-// A process that starts finds routes of ours that nothing wants, and takes them away: but not
-// before it knows what is wanted.
+// A starting process finds routes of ours without a StaticRoute, and removes them: but not before
+// it knows the desired state.
 func TestRoutes_09_OrphansGoOnceTheWishIsKnown(t *testing.T) {
 	l := newSystem(t)
 	orphan := netroute.Route{Key: netroute.NewKey(30, netip.MustParsePrefix("172.29.0.0/16"), 0), Type: netroute.Unicast, Hops: []netroute.Hop{{Gateway: netip.MustParseAddr("10.0.1.1")}}}
 	if err := l.kernel.Add(t.Context(), orphan); err != nil {
 		t.Fatal(err)
 	}
-	l.api.remove(t, "nodes", nodeName) // nothing is known of this node
+	l.api.remove(t, "nodes", nodeName) // this node's object is unknown
 	l.start(true)
 	l.api.route(t, "office", spec("172.20.0.0/16", "10.0.1.1"))
 	l.until("the agent to say what it waits for", func() error {
@@ -128,7 +128,7 @@ func TestRoutes_20_CutsTheLinkAndIsRolledBack(t *testing.T) {
 			l := newSystem(t)
 			l.tune = func(c *route.Config) { c.ProbeTimeout = time.Second }
 			l.start(true)
-			l.hub.cloud = "172.21.0.1" // what the link really needs
+			l.hub.cloud = "172.21.0.1" // an address that the link really needs
 			l.api.route(t, "fine", spec("172.20.0.0/16", "10.0.1.1"))
 			l.reported("fine", v1alpha1.RouteApplied, 1)
 			for i := range more {
@@ -191,7 +191,7 @@ func TestRoutes_20_RolledBackThoughTheLinkHasToBeDialledAgain(t *testing.T) {
 				t.Errorf("message: %s", e.Message)
 			}
 			l.have("172.20.0.0/16")
-			// A device that starts again without a link, when nothing can be watched, does not try
+			// A device that restarts without a link, and so can't watch the effect, does not try
 			// it.
 			l.stop()
 			l.hub.fragile.Store(false)

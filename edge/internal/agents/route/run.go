@@ -18,8 +18,8 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/kernel/netroute"
 )
 
-// run is one run of the agent; the goroutine of its Sync owns it. A new run begins with nothing:
-// all can be read again.
+// run is one run of the agent; the goroutine of its Sync owns it. A new run begins empty: all of it
+// can be read again.
 type run struct {
 	config  *Config
 	kit     *agent.Run
@@ -55,7 +55,7 @@ func (r *run) selected(c *claim) bool {
 	return c.selects(r.labels())
 }
 
-// takeIn reads what changed since the last call.
+// takeIn reads the changes since the last call.
 func (r *run) takeIn(now time.Time) {
 	for name := range r.objects.Changed() {
 		r.dirty[name] = struct{}{}
@@ -70,7 +70,7 @@ func (r *run) takeIn(now time.Time) {
 		}
 		r.claims[name] = c
 	}
-	if n, there := r.nodes.Get(r.config.NodeName); there { // one that was deleted in the cloud goes on as it was
+	if n, there := r.nodes.Get(r.config.NodeName); there { // a node that was deleted in the cloud keeps its last state
 		r.takeNode(n)
 	}
 	if len(r.ranges.Changed()) > 0 || r.ranges.Synced() && len(r.records.Services) == 0 {
@@ -96,8 +96,8 @@ func (r *run) takeIn(now time.Time) {
 	}
 }
 
-// takeNode takes the node's object in. Another one of the same name means that the cloud has
-// forgotten what was reported.
+// takeNode processes the node's object. Another one of the same name means that the cloud has lost
+// the reports.
 func (r *run) takeNode(n *corev1.Node) {
 	if r.node == nil || !maps.Equal(r.node.Labels, n.Labels) || !slices.Equal(r.node.Spec.PodCIDRs, n.Spec.PodCIDRs) {
 		r.all = true
@@ -116,7 +116,7 @@ func (r *run) takeNode(n *corev1.Node) {
 	r.records.NodeUID = n.UID
 }
 
-// takeLink takes the state of the link in. A link that opened is the time to try what was put off.
+// takeLink processes the state of the link. A new link is the time to retry postponed routes.
 func (r *run) takeLink(now time.Time) {
 	was := r.link
 	r.link = r.kit.Link()
@@ -144,7 +144,7 @@ func serviceRanges(all []*networkingv1.ServiceCIDR) (ranges []netip.Prefix) {
 	return ranges
 }
 
-// missing says what must be known before anything is done.
+// missing names the state that is still unknown and needed before acting.
 func (r *run) missing(watching bool) string {
 	switch {
 	case !watching:
@@ -157,8 +157,7 @@ func (r *run) missing(watching bool) string {
 	return ""
 }
 
-// look reads the kernel where that is due, and returns which StaticRoutes are looked at now; none:
-// nothing is to be done.
+// look reads the kernel if that is due, and marks the StaticRoutes to process.
 func (r *run) look(ctx context.Context, now time.Time) error {
 	if r.view.scanDue(now) {
 		if err := r.view.scan(ctx, &r.keys, r.claims); err != nil {
@@ -181,7 +180,7 @@ func (r *run) look(ctx context.Context, now time.Time) error {
 	for name := range maps.Clone(r.dirty) {
 		r.place(name)
 	}
-	// The kernel drops routes with their interfaces, and may have said so of the route first.
+	// The kernel drops routes with their interfaces, and may have reported the route first.
 	for key := range r.keys.touched {
 		if s := r.keys.all[key]; s != nil && s.settled && s.ours == nil {
 			if err := r.view.readLinks(ctx); err != nil {

@@ -11,15 +11,16 @@ import (
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
 
-// How the safety net works. What answers is noted before routes are set (the cloud, by connections
-// that begin from nothing, and the gateways), and must answer after it. If something does not, the
-// routes are taken back. Is it there again then, a single route is tried once more: a cable that
-// was cut at the wrong moment is not the route's fault, and does not cut twice. Only a route that
-// cuts twice, with the network well in between, gets a strike; of several the halves are tried. If
-// the network does not come back without the routes either, they wait for the next link. Routes
-// that were set without a link, or whose watch never ended, are looked at when a link opens.
+// How the safety net works. Before routes are set, the answering targets are recorded (the cloud,
+// by new connections, and the gateways); they must answer afterwards. If one does not, the routes
+// are withdrawn. If it answers again then, a single route is tried once more: a cable that was cut
+// at the wrong moment is not the route's fault, and is not cut twice. Only a route that cuts the
+// node off twice, with a working network in between, gets a strike; of several routes the halves
+// are tried. If the network does not come back without the routes either, they wait for the next
+// link. Routes that were set without a link, or whose watch never ended, are checked when a link
+// opens.
 
-// apply makes the changes of a plan: first what is set, watched by the safety net, then what goes.
+// apply makes the changes of a plan: first the sets, watched by the safety net, then the removals.
 func (r *run) apply(ctx context.Context, sets, removals []change) {
 	// A route that is put back, or that was watched before, did no harm then.
 	harmless := func(c change) bool { return c.repair || r.proven(c) }
@@ -36,8 +37,8 @@ func (r *run) apply(ctx context.Context, sets, removals []change) {
 	}
 }
 
-// writeWatched makes changes, watched. What is being tried is on the disk first: a process that
-// dies meanwhile leaves a word for the next one, which takes the route back.
+// writeWatched makes changes, watched. The tried routes are on the disk first: after a crash the
+// next process finds and withdraws them.
 func (r *run) writeWatched(ctx context.Context, all []change) {
 	release, err := r.config.Probation.Alone(ctx)
 	if err != nil {
@@ -48,7 +49,7 @@ func (r *run) writeWatched(ctx context.Context, all []change) {
 	if r.link.Up {
 		works = r.prober.working(ctx, hopsOf(r.view.gateways))
 	}
-	if len(works) == 0 { // nothing to watch by: when the next link opens
+	if len(works) == 0 { // no target to watch: when the next link opens
 		for _, c := range all {
 			r.do(ctx, c)
 		}

@@ -56,15 +56,14 @@ func TestRoutes_04_RouteFollowsALabelRemovedAndPutBack(t *testing.T) {
 	l.have("172.20.0.0/16")
 	l.api.node(t, "node 1", map[string]string{v1alpha1.NodePoolLabel: "warehouse"})
 	l.reported("pool", v1alpha1.RouteApplied, 1)
-	l.reported("office", "", 0) // said to be gone
+	l.reported("office", "", 0) // reported as removed
 	l.have("172.21.0.0/16")
 	l.api.node(t, "node 1", map[string]string{"zone": "north"})
 	l.reported("office", v1alpha1.RouteApplied, 1)
 	l.have("172.20.0.0/16")
 }
 
-// What was reported of a node that was deleted is lost with it: the node that comes back says all
-// of it again.
+// The reports of a deleted node are lost with it: the node that comes back repeats all of them.
 func TestRoutes_05_AnotherNodeOfTheNameReportsAgain(t *testing.T) {
 	l := newSystem(t)
 	l.api.route(t, "office", spec("172.20.0.0/16", "10.0.1.1"))
@@ -145,7 +144,7 @@ func TestDryRun(t *testing.T) {
 	l.have()
 }
 
-// members is what cloudcore writes into a StaticRoute with nodePool.
+// members sets cloudcore's annotation on a StaticRoute with nodePool.
 func members(text string) func(*v1alpha1.StaticRoute) {
 	return func(o *v1alpha1.StaticRoute) { o.Annotations = map[string]string{v1alpha1.NodePoolAnnotation: text} }
 }
@@ -165,7 +164,7 @@ func TestNodePool(t *testing.T) {
 	l.reported("office", v1alpha1.RouteApplied, 2)
 	l.have("172.20.0.0/16", "172.21.0.0/16")
 
-	// It names another pool, of which nothing is known yet; over a restart too.
+	// It names another, still unknown pool; over a restart too.
 	s.NodePool = "other"
 	l.api.route(t, "office", s, members(`{"pool":"line","nodeSelector":{"matchLabels":{"zone":"north"}}}`))
 	l.api.route(t, "plain", spec("172.21.0.0/17", "10.0.1.1"))

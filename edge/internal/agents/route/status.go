@@ -46,7 +46,7 @@ func gauges() map[string]*prometheus.Desc {
 
 // Status is the part of `edgecore status` for the routes.
 type Status struct {
-	// Waiting is what the agent does not know yet and therefore touches nothing; "" where it works.
+	// Waiting names the missing information without which the agent does not act; "" if it works.
 	Waiting   string        `json:"waiting,omitempty"`
 	Desired   int           `json:"desired"`
 	Applied   int           `json:"applied"`

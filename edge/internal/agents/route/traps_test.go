@@ -59,8 +59,8 @@ func TestTraps_11_GatewayNoLongerOnLinkIsDegraded(t *testing.T) {
 	}
 }
 
-// flows sends a packet to each of n hosts of a /16 or /48 and counts what leaves by eth0 and eth1:
-// the kernel chooses the hop of a flow by its addresses.
+// flows sends a packet to each of n hosts of a /16 or /48 and counts the packets that leave by eth0
+// and eth1: the kernel chooses the hop of a flow by its addresses.
 func (l *system) flows(n int, v6 bool) (eth0, eth1 int) {
 	l.t.Helper()
 	before0, before1 := l.sent("eth0"), l.sent("eth1")
@@ -96,8 +96,8 @@ func hop(gateway, link string, weight int32) v1alpha1.NextHop {
 	return v1alpha1.NextHop{Gateway: gateway, Interface: link, Weight: weight}
 }
 
-// Of two uplinks one fails, in each way an uplink can: the route goes on over the other, says so,
-// and is whole again when the uplink is back. An edit meanwhile changes nothing about that.
+// Of two uplinks one fails, in each way an uplink can: the route continues over the other, reports
+// that, and is complete again when the uplink is back. An edit in between does not change that.
 func TestTraps_12_LivingHopsCarryOn(t *testing.T) {
 	for name, c := range map[string]struct {
 		subnet, a, b, server, address string
@@ -221,7 +221,7 @@ func (l *system) nameServer(c *route.Config) {
 func TestTraps_13_ANewConnectionProvesTheRoute(t *testing.T) {
 	l := newSystem(t)
 	l.tune = l.nameServer
-	l.reach("172.21.0.1") // what does not answer before the route can't show what the route does
+	l.reach("172.21.0.1") // a target that does not answer before the route is no evidence about it
 	l.start(true)
 	l.api.route(t, "evil", spec("172.21.0.0/24", "10.0.1.99"))
 	if e := l.reported("evil", v1alpha1.RouteRolledBack, 1); !strings.Contains(e.Message, "the name of cloudcore does not answer any more") {
@@ -240,7 +240,7 @@ func TestTraps_13_RoutesSetOfflineAreWatchedAtLinkUp(t *testing.T) {
 	l.api.route(t, "evil", spec("172.21.0.0/24", "10.0.1.99"))
 	l.api.route(t, "good", spec("172.28.0.0/16", "10.0.1.1"))
 	l.start(false)
-	l.reported("evil", v1alpha1.RouteApplied, 1) // nothing can be asked
+	l.reported("evil", v1alpha1.RouteApplied, 1) // no request is possible
 	l.have("172.20.0.0/16", "172.21.0.0/24", "172.28.0.0/16")
 	l.hub.set(true)
 	l.reported("evil", v1alpha1.RouteRolledBack, 1)
@@ -274,7 +274,7 @@ func TestTraps_13_RouteIsWatchedThoughTheLinkOpensFirst(t *testing.T) {
 	l.tune = func(c *route.Config) {
 		l.nameServer(c)
 		c.Open = func(context.Context) (route.Kernel, func(), error) { return kernel, func() {}, nil }
-		c.FullCheck, c.ConfirmAfter = time.Hour, time.Hour // nothing but the link and the kernel wakes the agent
+		c.FullCheck, c.ConfirmAfter = time.Hour, time.Hour // only the link and the kernel wake the agent
 	}
 	l.api.route(t, "evil", spec("172.21.0.0/24", "10.0.1.99"))
 	l.start(false)
@@ -319,7 +319,7 @@ func (k *cutting) Add(ctx context.Context, r netroute.Route) error {
 	return err
 }
 
-// The cable to the cloud is cut at the moment when a route is set, which has nothing to do with it.
+// The cable to the cloud is cut at the moment when a route is set, by coincidence.
 func TestTraps_14_ACutCableIsNotTheRoutesFault(t *testing.T) {
 	for name, long := range map[string]bool{"it is mended soon": false, "it is mended after the node gave up": true} {
 		t.Run(name, func(t *testing.T) {
