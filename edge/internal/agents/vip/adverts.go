@@ -11,8 +11,8 @@ import (
 )
 
 const (
-	// advertMost bounds the routers that are remembered. At the bound new ones are not: what is
-	// known of the others stays true, and a LAN has a handful.
+	// advertMost bounds the routers that are remembered. At the bound new ones are ignored: a LAN
+	// has only a handful.
 	advertMost = 1024
 	// monitorAgain is how soon a monitor that failed is started again.
 	monitorAgain = 2 * time.Second
@@ -21,7 +21,7 @@ const (
 // monitorFunc is acd.Monitor.
 type monitorFunc = func(ctx context.Context, iface string, heard func(acd.Advert)) error
 
-// advertLog hears what other hosts say by VRRP on the interfaces in use.
+// advertLog records other hosts' VRRP advertisements on the interfaces in use.
 type advertLog struct {
 	monitor monitorFunc
 	wake    func()

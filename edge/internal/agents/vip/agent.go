@@ -50,7 +50,7 @@ func New(cfg Config) *Agent {
 	return a
 }
 
-// start begins one run: what it watches and what goes on beside its Sync.
+// start begins one run: its watches and its goroutines besides Sync.
 func (a *Agent) start(_ context.Context, kit *agent.Run) (agent.Sync, error) {
 	if err := a.load(); err != nil {
 		return nil, err
@@ -137,7 +137,7 @@ func (r *run) askCloud(ctx context.Context) error {
 	return err
 }
 
-// facts gathers what the node knows.
+// facts gathers the node's state.
 func (r *run) facts(interfaces []netif.Interface, vips []*v1alpha1.VirtualIP) Facts {
 	f := Facts{
 		Node: r.cfg.NodeName, VIPs: vips, Pods: r.pods.List(), Interfaces: interfaces, PreBootContainers: map[string]bool{}, Untaken: map[string]bool{},
@@ -163,7 +163,7 @@ func (r *run) facts(interfaces []netif.Interface, vips []*v1alpha1.VirtualIP) Fa
 	return f
 }
 
-// sync makes everything as it should be; again says when to look next, 0 for no hurry.
+// sync reconciles; again is the time until the next call, 0 for no deadline.
 func (r *run) sync(ctx context.Context) (again time.Duration, err error) {
 	errs := []error{r.recordPreBoot(ctx), r.meetCloud(ctx)}
 	interfaces, err := r.cfg.Interfaces()
@@ -213,9 +213,9 @@ func (r *run) listen(ctx context.Context, roles []Role) {
 	r.adverts.follow(ctx, interfaces)
 }
 
-// apply has the drivers do what the roles say. In this order no packet comes to where it is
-// not served: first what can't be served is given up, then the data plane is prepared, then
-// the node stands.
+// apply makes the drivers carry out the roles. In this order no packet arrives where it is not
+// served: first the addresses that can't be served are released, then the data plane is prepared,
+// then the node takes part in elections.
 func (r *run) apply(ctx context.Context, roles []Role) (programmed, applied error) {
 	var errs []error
 	held := map[string]holding{}
@@ -262,7 +262,7 @@ func (r *run) apply(ctx context.Context, roles []Role) (programmed, applied erro
 	return programmed, errors.Join(append(errs, applied)...)
 }
 
-// stand says whether the node may hold the address of an election.
+// stand sets whether the node may hold the address of an election.
 func (r *run) stand(name string, ready bool) error {
 	if was, known := r.ready[name]; known && was == ready {
 		return nil
@@ -278,9 +278,9 @@ func (r *run) stand(name string, ready bool) error {
 	return nil
 }
 
-// elections finds the addresses that no node has held yet, as far as the objects say, and that
-// are new to this run. For a node that has held it once the first election is over: it does
-// not take it back.
+// elections finds the addresses that no node has held yet, according to the objects, and that are
+// new to this run. For a node that has held it once the first election is over: it does not take it
+// back.
 func (r *run) elections(vips []*v1alpha1.VirtualIP, now time.Time) (fresh map[string]bool, again time.Duration) {
 	fresh = map[string]bool{}
 	seen := map[types.UID]bool{}

@@ -13,16 +13,17 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/poll"
 )
 
-// BenchmarkVIPs is for how long a client on the LAN, which connects every 20 ms, gets no answer:
-// two nodes, real keepalived, traffic through iptables, and no cloud at all. The time of one
-// operation means nothing here; see the metrics. longest/bound is the part of what VIPs_15, 16 and
-// 18 may take: at 1 the bound is reached. Run it with `go test ./edge/internal/agents/vip -run '^$'
+// BenchmarkVIPs measures for how long a client on the LAN, which connects every 20 ms, gets no
+// answer: two nodes, real keepalived, traffic through iptables, and no cloud at all. The time of
+// one operation has no meaning here; see the metrics. longest/bound is the fraction of the time
+// allowed to VIPs_15, 16 and 18: at 1 the bound is reached. Run it with `go test
+// ./edge/internal/agents/vip -run '^$'
 // -bench VIPs -benchtime 5x`.
 func BenchmarkVIPs(b *testing.B) {
 	for _, c := range []struct {
 		name   string
 		advert time.Duration
-		bound  time.Duration // what the specification allows
+		bound  time.Duration // limit of the specification
 		lose   func(h *node)
 		mend   func(h *node)
 	}{
@@ -70,7 +71,7 @@ func (n *node) losePower() {
 	n.killKeepalived()
 }
 
-// getPower starts it again, with nothing in its kernel.
+// getPower starts it again with an empty kernel.
 func (n *node) getPower() {
 	n.host.Shell("ip addr del " + theVIP + "/32 dev lan0 2>/dev/null; true")
 	n.host.Plug(true)

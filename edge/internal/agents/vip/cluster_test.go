@@ -64,13 +64,13 @@ type settings struct {
 	Name, Dir, Socket, BootID string
 	Plane                     string // ipvs; else iptables
 	Guards                    []netip.Prefix
-	Cloud                     string         // what is dialled to ask whether the cloud is there; "" for no link
+	Cloud                     string         // address dialled to check whether the cloud is reachable; "" for no link
 	Link                      linkstate.Link // the one to it
-	Bus                       string         // where systemd-logind is; "" for none
+	Bus                       string         // address of systemd-logind's bus; "" without a bus
 	Times                     vip.Times
 }
 
-// files are the agent's memory and its reports: what the store and metamanager are in edgecore.
+// files are the agent's memory and its reports, in the place of edgecore's store and metamanager.
 type files struct{ dir string }
 
 func (f files) Load() (map[string][]byte, error) {
@@ -204,7 +204,7 @@ func (l linked) Run(ctx context.Context, port *beehive.Port) error {
 	return nil
 }
 
-// obey does what a word says. The file "handed" appears when a hand-over has ended.
+// obey executes a command. The file "handed" appears when a hand-over has ended.
 func obey(ctx context.Context, agent *vip.Agent, dir, word string) error {
 	switch word {
 	case "handover":
@@ -485,7 +485,7 @@ func (n *node) signalKeepalived(s syscall.Signal) {
 
 func (n *node) has(address string) bool { return n.host.Has(address) }
 
-// report is what the node last said of an address.
+// report returns the node's last report on an address.
 func (n *node) report(address string) v1alpha1.VirtualIPNodeStatus {
 	var e v1alpha1.VirtualIPNodeStatus
 	if raw, err := os.ReadFile(filepath.Join(n.dir, "report-"+address)); err == nil {
@@ -557,7 +557,7 @@ func (s *system) one() *node {
 	return holder
 }
 
-// settled waits until one node holds the address and serves it while all others say that they are
+// settled waits until one node holds the address and serves it while all others report to be
 // backups: where several nodes are about to change, one (above) may be true for a moment.
 func (s *system) settled() *node {
 	s.t.Helper()
@@ -588,12 +588,12 @@ func (s *system) other(n *node) *node {
 }
 
 // inGuest reports whether the test runs in user-mode Linux, which has one processor, and pays for
-// each page fault and each switch between processes: what asks all the while leaves nothing to
-// what it waits for.
+// each page fault and each switch between processes: polling takes the processor from the awaited
+// event.
 func inGuest() bool { return os.Getenv(planeEnv) != "" }
 
-// sideBySide lets a test run beside others there: most of it is waiting. One that is about a first
-// election, which has its time (firstElection), needs the processor for itself.
+// sideBySide lets a test run in parallel with others there: most of it is waiting. One that is
+// about a first election, which has its time (firstElection), needs the processor for itself.
 func sideBySide(t *testing.T) {
 	if inGuest() {
 		t.Parallel()

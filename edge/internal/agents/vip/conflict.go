@@ -14,7 +14,7 @@ import (
 )
 
 // conflicts keeps the node from standing for addresses that another host has, or that have not been
-// asked for yet, and on LANs that have not been listened to for long enough. What was clear once
+// asked for yet, and on LANs that have not been listened to for long enough. An address found free
 // stays so for this boot: from then on the node may have announced the address to the LAN as its
 // own.
 func (r *run) conflicts(ctx context.Context, roles []Role, again *time.Duration) error {
@@ -76,7 +76,7 @@ func (r *run) conflicts(ctx context.Context, roles []Role, again *time.Duration)
 	return err
 }
 
-// answers takes in what the last question brought.
+// answers processes the results of the last probe.
 func (r *run) answers(ctx context.Context, now time.Time) error {
 	var all map[claim]finding
 	select {

@@ -27,7 +27,7 @@ type claim struct {
 // key is how the memory names it.
 func (c claim) key() string { return string(c.uid) + "/" + c.iface }
 
-// finding is what a question brought.
+// finding is the result of a probe.
 type finding struct {
 	who  string // has the address; "" for no host
 	err  error

@@ -1,18 +1,18 @@
 // Package vip serves virtual IPs on this node: it decides for which of them the node may stand in
 // the election, and where their traffic goes.
 //
-// How it works: Roles computes from Facts (objects, pods, interfaces, what was heard on the LAN)
-// what the node is to do for each address. An Agent gathers the facts whenever one of them changes,
-// has the drivers keepalived and the data plane do it, and reports the result.
+// How it works: Roles computes from Facts (objects, pods, interfaces, advertisements on the LAN)
+// the node's role for each address. An Agent gathers the facts whenever one of them changes, has
+// the drivers keepalived and the data plane apply it, and reports the result.
 //
-// It owns what the two drivers are asked for, and the node's entry in the status of VirtualIPs. It
-// refuses to stand for an address while no pod of its Service is ready here, as the device's own
+// It owns the desired state of the two drivers, and the node's entry in the status of VirtualIPs.
+// It refuses to stand for an address while no pod of its Service is ready here, as the device's own
 // kubelet reports pods; while another host on the LAN has the address, which it asks before it
-// first stands; where none of its interfaces is on the address's network; and for addresses that
-// are the node's, its gateways', the cloud's or another network's (Guard). Losing the link
-// withdraws no address, but for one whose first claim lost it (trial). Before it knows its objects,
-// which are in the device's store, it leaves alone what an earlier run has set up. The Agent's
-// methods may be called from any goroutine; one goroutine of Run does all the work.
+// first stands; while it has no interface on the address's network; and for addresses that are the
+// node's, its gateways', the cloud's or another network's (Guard). Losing the link withdraws no
+// address, but for one whose first claim lost it (trial). Before it knows its objects, which are in
+// the device's store, it does not change the state left by an earlier run. The Agent's methods may
+// be called from any goroutine; one goroutine of Run does all the work.
 package vip
 
 import (
@@ -29,7 +29,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/kernel/keepalived"
 )
 
-// Roles computes what to do, in the order of the names. Addresses that don't concern the node, and
+// Roles computes the roles, in the order of the names. Addresses that don't concern the node, and
 // those that are deleted, have no role.
 func Roles(f Facts) []Role {
 	var out []Role
@@ -115,7 +115,7 @@ func sourceRanges(v *v1alpha1.VirtualIP, address netip.Addr) ([]netip.Prefix, er
 	return out, nil
 }
 
-// standby reports whether another node said that it holds the address or can take it.
+// standby reports whether another node reported that it holds the address or can take it.
 func standby(node string, v *v1alpha1.VirtualIP) bool {
 	return slices.ContainsFunc(v.Spec.Nodes, func(n v1alpha1.VirtualIPNode) bool { return n.Name != node && n.Ready })
 }

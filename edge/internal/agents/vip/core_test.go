@@ -174,8 +174,8 @@ var hostile = []string{
 	"\"", "'", "a b", "a\nb", "$(reboot)", "`reboot`", "../../etc", "/etc/passwd", "a\x00b", "-j ACCEPT", "--flush", "{", "}", "#", ";", strings.Repeat("a", 64<<10), "\xff",
 }
 
-// Whatever the strings of an object are, what the drivers are asked for is made of numbers,
-// addresses and names of interfaces that exist, and what is said of it is short.
+// For all strings in an object, the drivers' input consists of numbers, addresses and names of
+// existing interfaces, and messages are short.
 func TestHostile_17_FieldsOfVirtualIPsAreInert(t *testing.T) {
 	for _, word := range hostile {
 		for field, edit := range map[string]func(*v1alpha1.VirtualIP){

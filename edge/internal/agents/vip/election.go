@@ -81,12 +81,13 @@ func (r Role) election() string {
 	return r.Instance.Name
 }
 
-// holding is what the node would hold by a role, whose election is its own.
+// holding returns the node's holding for a role with an election of its own.
 func (r Role) holding() holding {
 	return holding{r.Instance.Name, r.Instance.Interface, r.Instance.Address.Is6(), r.Instance.VRID, r.Ready}
 }
 
-// clear reports whether nothing speaks against having the address beside others of its election.
+// clear reports whether there is no obstacle to holding the address together with others of its
+// election.
 func (r Role) clear() bool {
 	return r.Fault == "" && r.Duplicate == "" && r.Unasked == "" && !r.Waiting
 }
@@ -109,8 +110,8 @@ func instances(roles []Role) []keepalived.Instance {
 	return out
 }
 
-// unicast is whom a node advertises itself to: the other nodes of the pool. Until all have reported
-// where they are, multicast is used by all.
+// unicast returns the peers for a node's advertisements: the other nodes of the pool. Until all
+// have reported their addresses, all use multicast.
 func unicast(node string, v *v1alpha1.VirtualIP, own netip.Addr) keepalived.Unicast {
 	if !v.Spec.Unicast {
 		return keepalived.Unicast{}

@@ -15,7 +15,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/kernel/netif"
 )
 
-// Facts are what a node knows.
+// Facts are the inputs of Roles, as known to a node.
 type Facts struct {
 	Node       string
 	VIPs       []*v1alpha1.VirtualIP
@@ -24,9 +24,10 @@ type Facts struct {
 	// Guards are networks whose addresses the node never claims.
 	Guards []Guard
 	// PreBootContainers are IDs of containers that ran before the device booted: the store may
-	// still say that they are ready.
+	// still have them as ready.
 	PreBootContainers map[string]bool
-	// Maintenance: hand everything over. Draining: hand over what another node can take.
+	// Maintenance: hand all addresses over. Draining: hand over the addresses that another node can
+	// take.
 	Maintenance, Draining bool
 	// Untaken names the VirtualIPs that were handed over and that no other node took.
 	Untaken map[string]bool
@@ -40,7 +41,7 @@ type Facts struct {
 	Adverts []acd.Advert
 }
 
-// Role is what the node is to do for one address.
+// Role is the node's desired state for one address.
 type Role struct {
 	VIP      *v1alpha1.VirtualIP
 	Instance keepalived.Instance // of the VirtualIP whose election it is, where it is shared
@@ -60,9 +61,9 @@ type Role struct {
 	// other addresses.
 	Stranger      string
 	ForeignRouter string
-	// Duplicate is the hardware address of another host that has the address. Unasked is why that
-	// could not be found out, and Waiting says that it is being found out. In all three cases the
-	// node is not Ready although its pods are.
+	// Duplicate is the hardware address of another host that has the address. Unasked is the reason
+	// why that could not be determined, and Waiting means that the probe is running. In all three
+	// cases the node is not Ready although its pods are.
 	Duplicate string
 	Unasked   string
 	Waiting   bool

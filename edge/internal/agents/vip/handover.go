@@ -14,10 +14,10 @@ import (
 const (
 	// handover is how long HandOver waits for keepalived to let go.
 	handover = 15 * time.Second
-	// takeover is how long others have to take what this node let go: a backup that hears priority
-	// 0 waits for less than one advertisement (RFC 5798, 6.4.2), and the interval is 1 s unless a
-	// pool says otherwise; the rest is for a busy node. Once another one advertises the address
-	// nothing more is waited for.
+	// takeover is the time for others to take an address released by this node: a backup that hears
+	// priority 0 waits for less than one advertisement (RFC 5798, 6.4.2), and the interval is 1 s
+	// unless a pool sets another; the rest is for a busy node. The wait ends once another node
+	// advertises the address.
 	takeover   = 3 * time.Second
 	handedPoll = 50 * time.Millisecond
 )
@@ -29,11 +29,11 @@ func (a *Agent) SetMaintenance(ctx context.Context, on bool) error {
 }
 
 // HandOver hands over, for a drain, the addresses that another node can take, and returns when this
-// node holds none of these and others had the time to take them. An address that no other node said
-// it could take stays here, and so does one that was let go and that no other node took: the last
-// holder keeps it until its pod goes, and hands it over as soon as another node can take it. An
-// address that keepalived does not let go in time is logged and holds nothing up. It holds over
-// reboots, until TakePart. An operator's own maintenance is another matter.
+// node has released these and others had the time to take them. An address that no other node
+// reported it could take stays here, and so does one that was let go and that no other node took:
+// the last holder keeps it until its pod goes, and hands it over as soon as another node can take
+// it. An address that keepalived does not release in time is logged and does not block the drain.
+// It holds over reboots, until TakePart. An operator's own maintenance is independent of it.
 func (a *Agent) HandOver(ctx context.Context) error {
 	return a.handOver(ctx, func() error { return a.order(ctx, func(m *memory) { m.Draining = true }) })
 }
@@ -44,7 +44,7 @@ func (a *Agent) Leave(ctx context.Context) error {
 	return a.handOver(ctx, func() error { return a.setLeaving(ctx, true) })
 }
 
-// Stay ends what Leave began.
+// Stay ends the maintenance begun by Leave.
 func (a *Agent) Stay(ctx context.Context) error { return a.setLeaving(ctx, false) }
 
 func (a *Agent) setLeaving(ctx context.Context, yes bool) error {
@@ -75,7 +75,7 @@ func (a *Agent) handOver(ctx context.Context, order func() error) error {
 	return nil
 }
 
-// TakePart ends what HandOver began.
+// TakePart ends the hand-over begun by HandOver.
 func (a *Agent) TakePart(ctx context.Context) error {
 	return a.order(ctx, func(m *memory) { m.Draining = false })
 }
@@ -105,10 +105,10 @@ func (a *Agent) handingOver() bool {
 // untakenFor is how long an address that no other node took is not handed over again.
 const untakenFor = 5 * time.Minute
 
-// followReleases notes which addresses a drain hands over, and takes back what no other node has
-// advertised since: a drain may hand over when it begins or at any later time, when it hears of a
-// node that can take an address. It is called before the drivers are. again says when to look next,
-// 0 for no hurry.
+// followReleases records which addresses a drain hands over, and reclaims those that no other node
+// has advertised since: a drain may hand over when it begins or at any later time, when it hears of
+// a node that can take an address. It is called before the drivers are. again is the time until the
+// next call, 0 for no deadline.
 func (r *run) followReleases(ctx context.Context, roles []Role, now time.Time) (again time.Duration) {
 	states := r.cfg.Elector.States()
 	r.mu.Lock()

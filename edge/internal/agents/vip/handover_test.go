@@ -15,7 +15,7 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/poll"
 )
 
-// readyVIP is a VirtualIP whose nodes have all said that they can take it.
+// readyVIP is a VirtualIP whose nodes have all reported that they can take it.
 func (s *system) readyVIP() *v1alpha1.VirtualIP {
 	v := s.vip()
 	for i := range v.Spec.Nodes {
@@ -24,8 +24,8 @@ func (s *system) readyVIP() *v1alpha1.VirtualIP {
 	return v
 }
 
-// Before a drain evicts, the address is at another node. What an operator ordered stays when
-// the drain is over.
+// Before a drain evicts, the address is at another node. An operator's maintenance remains when the
+// drain is over.
 func TestHandOver(t *testing.T) {
 	s := newSystem(t, 2)
 	s.give(s.readyVIP())
@@ -58,13 +58,13 @@ func TestHandOver(t *testing.T) {
 	poll.True(t, "it is a backup", func() bool { return h.report(theVIP).State == v1alpha1.VIPBackup })
 }
 
-// A drain hands over only what another node can hold: the last holder keeps its address until its
-// pod goes, and hands it over as soon as there is another. Where the word that another could take
-// it was wrong, the address comes back.
+// A drain hands over only addresses that another node can hold: the last holder keeps its address
+// until its pod goes, and hands it over as soon as there is another. If another node's report that
+// it could take it was wrong, the address comes back.
 func TestTraps_04_LastHolderKeepsItsAddress(t *testing.T) {
 	s := newSystem(t, 2)
 	h, o := s.nodes[0], s.nodes[1]
-	o.api.remove(pod("b1", "b")) // no other node can hold it, and none says so
+	o.api.remove(pod("b1", "b")) // no other node can hold it, or reports that
 	v := s.vip()
 	s.give(v)
 	s.start()
@@ -75,7 +75,7 @@ func TestTraps_04_LastHolderKeepsItsAddress(t *testing.T) {
 		_, err := os.Stat(filepath.Join(h.dir, "handed"))
 		return err == nil
 	}
-	tr := s.sendPatiently() // nothing is to be lost: how long an answer takes is the machine's matter
+	tr := s.sendPatiently() // no request may be lost; the response time depends on the machine
 	fmt.Fprintln(h.stdin, "handover")
 	poll.True(t, "the hand-over ends", handed)
 	if !h.has(theVIP) {
@@ -85,8 +85,8 @@ func TestTraps_04_LastHolderKeepsItsAddress(t *testing.T) {
 		t.Errorf("%d connections were lost", lost)
 	}
 
-	// Another is said to be ready, and is not: it does not take the address, which comes back. So
-	// it does when that is said in mid-drain, after HandOver has ended,
+	// Another node is reported as ready, and is not: it does not take the address, which comes
+	// back. The same if that is reported during the drain, after HandOver has ended,
 	wrong := s.readyVIP()
 	wrong.UID, wrong.Spec.VRID = v.UID, v.Spec.VRID
 	comesBack := func(how string, do func()) {
@@ -104,19 +104,19 @@ func TestTraps_04_LastHolderKeepsItsAddress(t *testing.T) {
 		s.give(v)
 	}
 	comesBack("said in mid-drain", func() { s.give(wrong) })
-	h.stop() // what no other node took stays for some minutes: a fresh agent does not know of that
+	h.stop() // addresses that no other node took stay for some minutes: a fresh agent does not know of that
 	h.start()
 	if s.one() != h {
 		t.Fatal("the node without a pod holds it")
 	}
-	// and when it was said before.
+	// and when it was reported before.
 	comesBack("said before the drain", func() {
 		s.give(wrong)
 		fmt.Fprintln(h.stdin, "handover")
 		poll.True(t, "the hand-over ends", handed)
 	})
 
-	// The other becomes ready, and says so: the address goes there while the drain goes on.
+	// The other becomes ready and reports it: the address moves there during the drain.
 	fmt.Fprintln(h.stdin, "handover")
 	o.api.put(pod("b1", "b", "10.244.2.2"))
 	poll.True(t, "b is a backup", func() bool { return o.report(theVIP).State == v1alpha1.VIPBackup })
@@ -124,15 +124,15 @@ func TestTraps_04_LastHolderKeepsItsAddress(t *testing.T) {
 		t.Error("it went before the other node was known to be ready")
 	}
 	s.give(wrong)
-	// Not before the time for which what no other node took stays: its pod goes first.
+	// Its pod ends first, before the time for which an untaken address stays.
 	h.api.remove(pod("a1", "a"))
 	poll.True(t, "the other holds it", func() bool { return o.has(theVIP) && !h.has(theVIP) })
 }
 
-// A plain `reboot`, the power button, an update: the shutdown waits, by a lock at
-// systemd-logind, until the other node has the address; given up, the node takes part again. The
-// last holder keeps its address, and delays nothing. The bus is a real dbus-daemon; logind on it
-// is played by the test.
+// A plain `reboot`, the power button, an update: the shutdown waits, by a lock at systemd-logind,
+// until the other node has the address; if the shutdown is cancelled, the node takes part again.
+// The last holder keeps its address, and delays no shutdown. The bus is a real dbus-daemon; logind
+// on it is played by the test.
 func TestTraps_21_ShutdownHandsOver(t *testing.T) {
 	s := newSystem(t, 2)
 	h, o := s.nodes[0], s.nodes[1]
@@ -163,8 +163,8 @@ func TestTraps_21_ShutdownHandsOver(t *testing.T) {
 	ready := s.readyVIP()
 	ready.UID, ready.Spec.VRID = v.UID, v.Spec.VRID
 	s.give(ready)
-	// A node hears of that before the shutdown or while it goes on: either way the lock is held
-	// until it is handed over.
+	// A node learns of that before or during the shutdown: either way the lock is held until it is
+	// handed over.
 	open, err := s.client.Dial("tcp", theVIP+":80", patience)
 	if err != nil {
 		t.Fatal(err)
@@ -191,7 +191,7 @@ func TestTraps_21_ShutdownHandsOver(t *testing.T) {
 		_, err := open.Write([]byte("?"))
 		return isReset(err)
 	})
-	// Over the boot nothing is kept of it.
+	// No state of it survives the boot.
 	h.kill()
 	h.killKeepalived()
 	l.Boot()
@@ -200,8 +200,7 @@ func TestTraps_21_ShutdownHandsOver(t *testing.T) {
 	poll.True(t, "after the boot it is a backup", func() bool { return h.report(theVIP).State == v1alpha1.VIPBackup })
 }
 
-// What is counted as open at the move is that one connection, and nothing that a hand-over may not
-// lose.
+// Only that one connection counts as open at the move; a hand-over may lose no other.
 func TestOpenAtTheMove(t *testing.T) {
 	const reset, broken, refused, silent = syscall.ECONNRESET, syscall.EPIPE, syscall.ECONNREFUSED, syscall.ETIMEDOUT
 	for name, c := range map[string]struct {

@@ -11,9 +11,9 @@ import (
 // stateKey is under which everything is kept.
 const stateKey = "state"
 
-// change changes what is kept. Where the store does not take it, this process goes by it all the
-// same, and keep tries again: a disk without room must not keep addresses down. But for an address
-// that is about to be tried, since of that the store has to know first.
+// change changes the stored state. If the store does not take it, this process uses it
+// nevertheless, and keep tries again: a full disk must not keep addresses down. The exception is an
+// address that is about to be tried: that must be stored first.
 func (a *Agent) change(ctx context.Context, edit func(*memory)) error {
 	a.orders.Lock()
 	defer a.orders.Unlock()
@@ -35,7 +35,7 @@ func (a *Agent) change(ctx context.Context, edit func(*memory)) error {
 	return err
 }
 
-// save keeps what outlives a restart. The caller holds orders.
+// save stores the state that survives a restart. The caller holds orders.
 func (a *Agent) save(ctx context.Context, m memory) error {
 	raw, err := json.Marshal(m)
 	if err != nil {
@@ -50,7 +50,7 @@ func (a *Agent) save(ctx context.Context, m memory) error {
 	return nil
 }
 
-// keep saves what the store has not taken yet, if there is anything.
+// keep saves changes that the store has not taken yet.
 func (a *Agent) keep(ctx context.Context) error {
 	a.orders.Lock()
 	defer a.orders.Unlock()
@@ -71,8 +71,8 @@ func (a *Agent) keep(ctx context.Context) error {
 	return a.save(ctx, m)
 }
 
-// recordPreBoot notes, once a boot, which containers that the store calls ready were started before
-// it. What was clear in an earlier boot is asked for again.
+// recordPreBoot records, once a boot, which ready containers in the store were started before it.
+// Addresses found free in an earlier boot are probed again.
 func (r *run) recordPreBoot(ctx context.Context) error {
 	r.mu.Lock()
 	known := r.memory.BootID == r.cfg.BootID
@@ -99,7 +99,7 @@ func (a *Agent) load() error {
 	a.memory = memory{}
 	a.loaded = true
 	if len(raw) > 0 && json.Unmarshal(raw, &a.memory) != nil {
-		a.memory = memory{} // of another edgecore; nothing in it can't be found out again
+		a.memory = memory{} // of another edgecore; all of it can be determined again
 	}
 	return nil
 }

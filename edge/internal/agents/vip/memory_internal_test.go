@@ -27,8 +27,7 @@ func (d *disk) Save(_ context.Context, changes map[string][]byte) error {
 	return nil
 }
 
-// With a full disk what was found out counts, what is ordered or about to be tried does not: of
-// that the disk has to have a word.
+// With a full disk findings count, orders and trials do not: those must be on the disk.
 func TestMemory_fullDisk(t *testing.T) {
 	d := &disk{kept: map[string][]byte{}}
 	a := New(Config{Memory: d})

@@ -69,7 +69,7 @@ func place(f Facts, asked string, address netip.Addr) (iface netif.Interface, ow
 	return iface, own, "no interface of the node is on the network of " + address.String()
 }
 
-// podNetwork reports whether pods of this node have addresses in a network: a bridge's, say.
+// podNetwork reports whether pods of this node have addresses in a network, such as a bridge's.
 func podNetwork(f Facts, network netip.Prefix) bool {
 	for _, p := range f.Pods {
 		if p.Spec.HostNetwork {

@@ -62,7 +62,7 @@ func preBootContainers(boot time.Time, pods []*corev1.Pod) map[string]bool {
 	return out
 }
 
-// target is a pod's port for one of the Service's, 0 where the pod has none of that name.
+// target returns a pod's port for one of the Service's, 0 if the pod has no port of that name.
 func target(p *corev1.Pod, port v1alpha1.VirtualIPPort) uint16 {
 	if port.TargetPort.Type == intstr.Int {
 		return uint16(port.TargetPort.IntVal)

@@ -21,8 +21,8 @@ import (
 // dropPause is how soon it is looked again whether an address that was given up has gone.
 const dropPause = 500 * time.Millisecond
 
-// report sends the cloud, and writes into the node's events, what changed. It looks again while an
-// address that was given up is there.
+// report sends changes to the cloud and the node's events. It asks to be called again while a
+// released address is present.
 func (r *run) report(ctx context.Context, f Facts, roles []Role, programmed error) (again time.Duration, err error) {
 	states := r.cfg.Elector.States()
 	now := metav1.Now().Rfc3339Copy()
@@ -46,7 +46,7 @@ func (r *run) report(ctx context.Context, f Facts, roles []Role, programmed erro
 		e := entry(f, role, state, programmed)
 		entries[role.VIP.Name] = reported{uid: role.VIP.UID, entry: e}
 	}
-	// An address is given to another Service once all nodes have said that they dropped it.
+	// An address is given to another Service once all nodes have reported that they dropped it.
 	leaving, leavingErr := r.cfg.Elector.Leaving()
 	for _, v := range f.VIPs {
 		address, _ := netip.ParseAddr(v.Spec.Address)
@@ -107,7 +107,7 @@ func equal(a, b v1alpha1.VirtualIPNodeStatus) bool {
 	return a == b
 }
 
-// entry is what the node says of an address.
+// entry returns the node's status of an address.
 func entry(f Facts, r Role, state keepalived.State, programmed error) v1alpha1.VirtualIPNodeStatus {
 	e := v1alpha1.VirtualIPNodeStatus{
 		Name: f.Node, Priority: int32(r.Instance.Priority), ReadyEndpoints: int32(r.Endpoints), Programmed: r.Fault == "" && programmed == nil, Message: r.Fault,

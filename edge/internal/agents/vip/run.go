@@ -37,7 +37,7 @@ const (
 	settle = 2 * time.Second
 )
 
-// Elector is what holds elections: *keepalived.Daemon.
+// Elector holds elections: *keepalived.Daemon.
 type Elector interface {
 	Run(ctx context.Context) error
 	Apply(ctx context.Context, instances []keepalived.Instance) error
@@ -51,7 +51,7 @@ type Elector interface {
 	Restarts() uint64
 }
 
-// Plane is what carries traffic: *iptables.Plane or *ipvs.Plane.
+// Plane carries traffic: *iptables.Plane or *ipvs.Plane.
 type Plane interface {
 	Name() string
 	Apply(ctx context.Context, want []balance.Service) error
@@ -73,10 +73,10 @@ type Config struct {
 	// Watch calls changed when Interfaces gives something else, until ctx ends; default
 	// netif.Watch.
 	Watch func(ctx context.Context, changed func()) error
-	// Guards are networks whose addresses the node never claims: what leads to the cloud, name
-	// servers; nil without one. It is asked whenever everything is looked at.
+	// Guards returns networks whose addresses the node never claims: those on the path to the
+	// cloud, name servers; nil: no networks. It is called at each sync.
 	Guards func() []Guard
-	// Hub is the module that has the link, which the cloud is asked through; "" for none.
+	// Hub is the module that has the link, through which the cloud is asked; "" without one.
 	Hub message.Name
 	// Probation takes back an address that takes the link away, and with it the way to ask; nil:
 	// there is no cloud to lose.
@@ -90,7 +90,7 @@ type Config struct {
 	// BootID tells one boot from another, and BootTime when this one was, by the present clock.
 	BootID   string
 	BootTime func() time.Time
-	// Times are what the agent waits for; the zero value for what it does on devices.
+	// Times are the agent's timeouts; the zero value means those for devices.
 	Times Times
 }
 
@@ -121,7 +121,7 @@ type Agent struct {
 	loaded  bool
 	leaving bool                // the device shuts down: as memory.Draining, but for this boot only
 	entries map[string]reported // by name
-	held    map[string]holding  // by name: what the node holds, or would
+	held    map[string]holding  // by name: the node's holdings, actual or prepared
 	untaken map[string]time.Time
 	// releases are by name of the VirtualIP: those that exist and are handed over, no more.
 	releases map[string]*release
@@ -174,7 +174,7 @@ type run struct {
 	vips  *agent.Objects[*v1alpha1.VirtualIP]
 	pods  *agent.Objects[*corev1.Pod]
 	first map[types.UID]time.Time // when a new address was first seen
-	ready map[string]bool         // what the elector's SetReady was called with
+	ready map[string]bool         // the last arguments of the elector's SetReady
 	// readySince is since when an instance may stand: for a moment after that its state is still
 	// the one of before.
 	readySince map[string]time.Time
@@ -188,7 +188,7 @@ type run struct {
 	suspected time.Time
 }
 
-// memory is what Memory keeps, as JSON.
+// memory is the content of Memory, as JSON.
 type memory struct {
 	BootID            string   `json:"bootID"`
 	PreBootContainers []string `json:"preBootContainers,omitempty"`
@@ -200,7 +200,7 @@ type memory struct {
 	// Clouds are addresses of cloudcore, the latest first.
 	Clouds []netip.Addr `json:"clouds,omitempty"`
 	// Proven are the addresses with which the cloud was reached; Trying are those that are being
-	// tried, and CutOff says of those with which it was not what was seen. All by UID.
+	// tried, and CutOff has the observed failure of those with which it was not. All by UID.
 	Proven []types.UID          `json:"proven,omitempty"`
 	Trying []types.UID          `json:"trying,omitempty"`
 	CutOff map[types.UID]string `json:"cutOff,omitempty"`

@@ -34,18 +34,18 @@ type traffic struct {
 	lastWords string
 }
 
-// outcome is what came of one connection.
+// outcome is the result of one connection.
 type outcome struct {
 	word string
 	err  error
 }
 
-// send begins to ask every 20 ms, each with little patience, so that what is lost is counted and
+// send begins to ask every 20 ms, each with little patience, so that lost requests are counted and
 // not waited for.
 func (s *system) send() *traffic { return s.sendEvery(200 * time.Millisecond) }
 
-// sendPatiently is send for what must lose nothing: each question has patience, also on a
-// machine that is busy.
+// sendPatiently is send for tests that must not lose a request: each one has a long timeout, also
+// on a busy machine.
 func (s *system) sendPatiently() *traffic { return s.sendEvery(patience) }
 
 func (s *system) sendEvery(wait time.Duration) *traffic {
@@ -88,8 +88,8 @@ func (tr *traffic) reaches(t testing.TB, n *node) {
 	})
 }
 
-// end tells what was lost. Times on a loaded machine are for the reader; that service came back
-// is for the test.
+// end reports the losses. Times on a loaded machine are only logged; the test checks that service
+// came back.
 func (tr *traffic) end(t testing.TB, what string) (asked, lost int) {
 	t.Helper()
 	close(tr.stop)
@@ -105,9 +105,9 @@ func (tr *traffic) end(t testing.TB, what string) (asked, lost int) {
 	return tr.asked, tr.lost
 }
 
-// openAtTheMove is how many of the lost connections, 0 or 1, were open when the address moved: the
-// last answer before it is from's, the next one to's, and it was reset. What is refused before it
-// is open, or never answered, is none of them. It is called after end.
+// openAtTheMove counts the lost connections, 0 or 1, that were open when the address moved: the
+// last answer before it is from's, the next one to's, and it was reset. Connections that are
+// refused before they are open, or never answered, don't count. It is called after end.
 func (tr *traffic) openAtTheMove(from, to *node) int {
 	for i, o := range tr.outcomes {
 		if isReset(o.err) && (i == 0 || strings.HasPrefix(tr.outcomes[i-1].word, from.name)) &&
@@ -205,7 +205,7 @@ func TestVIPs_17_AgentKilledRecovers(t *testing.T) {
 	if again := s.one(); again != h {
 		t.Errorf("it moved to %s", again.name)
 	}
-	// Both at once, and the agent comes again to what was left behind.
+	// Both at once, and the agent restarts with the state left behind.
 	h.kill()
 	h.killKeepalived()
 	o := s.other(h)
@@ -365,8 +365,8 @@ func TestVIPs_24_OldHolderReturnsWithoutFailback(t *testing.T) {
 	}
 }
 
-// Scenario 25, the node's part: what is deleted is dropped, confirmed and forgotten; what is
-// changed follows; others' things stay.
+// Scenario 25, the node's part: deleted addresses are dropped, confirmed and forgotten; changed
+// ones are updated; foreign state stays.
 func TestVIPs_25_DroppedAndConfirmed(t *testing.T) {
 	sideBySide(t)
 	s := newSystem(t, 2)

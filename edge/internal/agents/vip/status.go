@@ -9,7 +9,7 @@ import (
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
 
-// Status is what the device knows, for `edgecore status`.
+// Status is the device's view, for `edgecore status`.
 type Status struct {
 	DataPlane   string    `json:"dataPlane"`
 	Maintenance bool      `json:"maintenance"`

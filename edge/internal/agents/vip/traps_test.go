@@ -129,8 +129,8 @@ func TestTraps_02_NoClaimOnTheUplink(t *testing.T) {
 	}
 }
 
-// frames are what a host on the LAN sees of an address: who advertises it, and who
-// announces it by ARP.
+// frames records the frames about an address seen by a host on the LAN: its VRRP advertisements and
+// ARP announcements.
 type frames struct {
 	mu  sync.Mutex
 	all []string // "advert MAC", "announce MAC"
@@ -190,9 +190,9 @@ func (s *system) listen() *frames {
 	return f
 }
 
-// After two parts of the LAN have come together, who goes on holding the address announces it
-// within five of its advertisements (a second at this interval) of the last word of the other, and
-// not at the next refresh.
+// After two parts of the LAN have joined, the remaining holder announces the address within five of
+// its advertisements (a second at this interval) of the other's last one, and not at the next
+// refresh.
 func TestTraps_03_WinnerAnnouncesItself(t *testing.T) {
 	s := newSystem(t, 2)
 	s.give(s.vip())
@@ -314,7 +314,7 @@ func TestTraps_07_SharedElectionMovesTogether(t *testing.T) {
 }
 
 // A router that is no node advertises the address itself, with a higher priority: the nodes stand
-// back, and say who it is.
+// back, and report it.
 func TestTraps_08_StrangerAdvertisesTheAddress(t *testing.T) {
 	s := newSystem(t, 2)
 	v := s.known()

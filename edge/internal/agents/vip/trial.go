@@ -26,7 +26,7 @@ const (
 // together; where they did it, one by one after that. An address that the node took without a
 // link is tried at the next one.
 type trial struct {
-	ask  func(ctx context.Context) error // nil: there is nothing to ask
+	ask  func(ctx context.Context) error // nil: no probe
 	wake func()
 	most time.Duration // that an answer may take
 
@@ -40,7 +40,7 @@ type trial struct {
 type trialResult struct {
 	uids   []types.UID
 	proven bool
-	cutOff string // what was seen, where the addresses did it; "" where that is not certain
+	cutOff string // observed failure if the addresses caused it; "" if that is uncertain
 }
 
 // start tries addresses unless others are being tried.

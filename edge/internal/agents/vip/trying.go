@@ -53,13 +53,12 @@ func (r *run) withheldNow() map[types.UID]string {
 	return out
 }
 
-// claimOf names an address in the probation of what this device applies: a newer object has another
-// uid.
+// claimOf names an address's claim in the probation: a newer object has another uid.
 func claimOf(v *v1alpha1.VirtualIP) string { return fmt.Sprintf("%s (%s)", v.Name, v.UID) }
 
 // applied tells the probation which addresses there are, and which this node has and had while it
-// was linked. One that it took on an island is none: no cloud answers either way, and the other
-// devices rely on it.
+// was linked. One that it took on an island is not a claim: no cloud answers either way, and the
+// other devices rely on it.
 func (r *run) applied(vips []*v1alpha1.VirtualIP, roles []Role) {
 	link, states := r.kit.Link(), r.cfg.Elector.States()
 	if link.Up {
@@ -89,8 +88,8 @@ func (r *run) applied(vips []*v1alpha1.VirtualIP, roles []Role) {
 // tried when it does.
 const suspectFor = 15 * time.Second
 
-// tryNew begins to try the addresses that this node holds and that were never tried, and takes in
-// what came of the last trial.
+// tryNew begins to try the addresses that this node holds and that were never tried, and processes
+// the result of the last trial.
 func (r *run) tryNew(ctx context.Context, roles []Role) error {
 	if r.trial.ask == nil {
 		return nil
@@ -126,7 +125,7 @@ func (r *run) tryNew(ctx context.Context, roles []Role) error {
 	if len(uids) == 0 {
 		return nil
 	}
-	// Written first: a process that dies meanwhile leaves a word for the next one.
+	// Written first, so that after a crash the next process finds the trial.
 	if err := r.change(ctx, func(m *memory) { m.Trying = uids }); err != nil {
 		return err
 	}
@@ -143,7 +142,7 @@ func (r *run) nextSuspect() {
 	r.kit.Wake()
 }
 
-// judged takes in what came of a trial.
+// judged processes the result of a trial.
 func (r *run) judged(ctx context.Context, roles []Role) error {
 	r.trial.mu.Lock()
 	result := r.trial.result
