@@ -3,8 +3,8 @@
 //
 // It owns the question where pods look for the cluster's API: the addresses of the Service
 // default/kubernetes, which the kubelet gives to pods. It refuses IPv6 addresses, which it leaves
-// as they are. Plan computes what is to be redirected, a Redirector makes it so. While the Service
-// is not known, or is gone, what was redirected stays so.
+// as they are. Plan computes the redirections, a Redirector applies them. While the Service is not
+// known, or is deleted, existing redirections stay.
 package apiredirect
 
 import (
@@ -44,8 +44,8 @@ type Config struct {
 	// API leads to the edge API.
 	API      *rest.Config
 	Redirect Redirector
-	// Listen is where the edge API serves pods. The zero value: pods are not led there, and what an
-	// earlier run has left is removed.
+	// Listen is where the edge API serves pods. The zero value: pods are not redirected, and
+	// leftovers of an earlier run are removed.
 	Listen netip.AddrPort
 	// Serve is given the addresses under which pods know the API before anything is redirected: its
 	// certificate must be valid for them.
@@ -92,8 +92,8 @@ func (c *Config) apply(rules []redirect.Rule) error {
 	return nil
 }
 
-// Plan is what leads the Service's clients to listen: one rule for each address and the port that
-// pods are given (KUBERNETES_SERVICE_PORT: the one called https, else the first).
+// Plan returns the rules that redirect the Service's clients to listen: one for each address and
+// the port that pods are given (KUBERNETES_SERVICE_PORT: the one called https, else the first).
 func Plan(s *corev1.Service, listen netip.AddrPort) []redirect.Rule {
 	var port uint16
 	for _, p := range s.Spec.Ports {
@@ -110,7 +110,7 @@ func Plan(s *corev1.Service, listen netip.AddrPort) []redirect.Rule {
 	}
 	var rules []redirect.Rule
 	for _, text := range all {
-		if ip, err := netip.ParseAddr(text); err == nil && ip.Is4() { // "None" is no address
+		if ip, err := netip.ParseAddr(text); err == nil && ip.Is4() { // "None" is not an address
 			rules = append(rules, redirect.Rule{From: netip.AddrPortFrom(ip, port), To: listen})
 		}
 	}

@@ -52,7 +52,7 @@ func TestPlan(t *testing.T) {
 	}
 }
 
-// kernel is a Redirector that remembers, and fails as often as the test says.
+// kernel is a Redirector that remembers, and fails as often as the test wants.
 type kernel struct {
 	mu    sync.Mutex
 	fails int
@@ -120,7 +120,7 @@ func TestAgent(t *testing.T) {
 	}
 }
 
-// Switched off, what an earlier run has left goes.
+// Switched off, leftovers of an earlier run are removed.
 func TestAgent_Off(t *testing.T) {
 	k := &kernel{have: []redirect.Rule{{From: listen, To: listen}}}
 	beehivetest.Run(t, nil, beehive.Entry{Module: apiredirect.New(apiredirect.Config{Redirect: k})})

@@ -1,10 +1,10 @@
 // Package history detects that the cluster was restored from a backup since this device reported to
 // it, and has everything reported again.
 //
-// cloudcore names the history in each Welcome. Another name than the one that is kept means that
-// the cluster may have gone back in time, and that reports of objects are lost. It owns
-// the name, kept in the store once all that was to be reported is in the outbox: a process that
-// ends before does it again. It refuses to judge what was lost. Sync runs on one goroutine.
+// cloudcore names the history in each Welcome. Another name than the stored one means that the
+// cluster may have gone back in time, and that reports of objects are lost. It owns the name,
+// stored once all repeated reports are in the outbox: a process that ends before that repeats them
+// again. It does not judge which reports were lost. Sync runs on one goroutine.
 package history
 
 import (
@@ -68,7 +68,7 @@ func (k *keeper) linked(ctx context.Context, name string) (again time.Duration, 
 	switch {
 	case name == "" || name == k.kept:
 		return 0, nil
-	case k.kept == "": // the first link: nothing was reported to another one
+	case k.kept == "": // the first link: no other cloud has reports
 	case k.repeating != name:
 		klog.FromContext(ctx).Info("Reporting everything again: the cluster may have lost earlier reports", "history", name, "before", k.kept)
 		k.repeating = name

@@ -19,7 +19,8 @@ import (
 // poller sets one condition by a problem that it polls.
 type poller struct {
 	every time.Duration
-	// problem is what is wrong, and in one word for the condition's reason; empty for nothing.
+	// problem returns the current problem, and one word for the condition's reason; empty without a
+	// problem.
 	problem func(ctx context.Context) (reason, message string)
 	good    corev1.NodeCondition // the condition without a problem
 	node    string
@@ -27,7 +28,7 @@ type poller struct {
 }
 
 // run polls until ctx ends. The condition is written when the problem changes, the first time only
-// where there is one; written is called after that, nil for nothing.
+// if there is one; written, if set, is called after that.
 func (p *poller) run(ctx context.Context, port *beehive.Port, written func(before, problem string)) error {
 	client, err := kubernetes.NewForConfig(p.client)
 	if err != nil {
@@ -60,8 +61,8 @@ func (p *poller) run(ctx context.Context, port *beehive.Port, written func(befor
 	}
 }
 
-// set sets a condition of the Node, where its status, or the message of what is wrong, differs from
-// what is there. One that is not there counts as false.
+// set sets a condition of the Node if its status, or the message of a problem, differs from the
+// current one. A missing condition counts as false.
 func set(ctx context.Context, client kubernetes.Interface, name string, want corev1.NodeCondition) error {
 	node, err := client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
 	if err != nil {

@@ -16,14 +16,14 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/core/store"
 )
 
-// DiskFull is the condition of a Node whose edgecore has no room for what it must keep.
+// DiskFull is the condition of a Node whose edgecore has no space for its state.
 const DiskFull corev1.NodeConditionType = "SkerryDataDiskFull"
 
-// leastFree is what must be free on the disk of the data directory, in bytes: the store's file
-// grows by as much at a time.
+// leastFree is the required free space on the disk of the data directory, in bytes: the store's
+// file grows by as much at a time.
 const leastFree = 1 << 20
 
-// DiskStatus is the room for what edgecore keeps.
+// DiskStatus reports the disk space for edgecore's state.
 type DiskStatus struct {
 	Path    string `json:"path"`
 	Free    uint64 `json:"freeBytes"`
@@ -39,7 +39,7 @@ type Disk struct {
 }
 
 // NewDisk returns the disk that the data directory at path is on. s keeps its file there; nil: only
-// what is free counts.
+// the free space counts.
 func NewDisk(path string, s *store.Store) Disk {
 	if s == nil {
 		return Disk{path: path, full: func() bool { return false }}
@@ -51,12 +51,12 @@ func NewDisk(path string, s *store.Store) Disk {
 	}}
 }
 
-// refresh has the store try again where its last write found no room and there is room now: an idle
-// device may have nothing to write for long, and would be called full until then.
+// refresh makes the store retry if its last write found no space and there is space now: an idle
+// device may not write for long, and would be reported as full until then.
 func (d Disk) refresh(ctx context.Context) {
 	var fs unix.Statfs_t
 	if d.full() && unix.Statfs(d.path, &fs) == nil && free(&fs) >= leastFree {
-		_ = d.try(ctx) // what came of it is what full says
+		_ = d.try(ctx) // full reports its result
 	}
 }
 
@@ -110,7 +110,7 @@ func NewDiskModule(disk Disk, node string, client *rest.Config) *DiskModule {
 // Name implements beehive.Module.
 func (*DiskModule) Name() message.Name { return "disk" }
 
-// diskPoll is how often the disk is looked at: statfs(2) costs microseconds and writes nothing.
+// diskPoll is the interval of disk checks: statfs(2) costs microseconds and does not write.
 const diskPoll = 10 * time.Second
 
 // Run implements beehive.Module.

@@ -21,8 +21,7 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// A device that has nothing to write is not called full for ever: the last write of its store that
-// found no room was long ago.
+// An idle device is not reported as full forever because of an old failed write of its store.
 func TestADiskHasRoomAgain(t *testing.T) { smalldisk.Run(t, "idle") }
 
 func idle(dir string) error {

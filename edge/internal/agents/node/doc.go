@@ -20,7 +20,7 @@
 // a live kubelet only, and the same at most every 10 s.
 //
 // The package refuses to judge whether the Node may come back (kube-apiserver does, and a device
-// that is to stay away is revoked by `cloudcore node revoke`), and to act on its conditions: a full
-// disk and a version that does not fit stop nothing. Run of each module is called once; Register,
-// Problem and Disk may be used by many goroutines.
+// that is to stay away is revoked by `cloudcore node revoke`), and to act on its conditions:
+// neither a full disk nor an unsupported version stops a module. Run of each module is called once;
+// Register, Problem and Disk may be used by many goroutines.
 package node

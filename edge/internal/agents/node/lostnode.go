@@ -13,7 +13,8 @@ import (
 // (pkg/controller/nodelifecycle).
 const nodeLostReason = "NodeStatusUnknown"
 
-// nodeConditions are what the kubelet, or anybody on the device, said last of its Node.
+// nodeConditions are the last conditions of the Node written by the kubelet or another client on
+// the device.
 type nodeConditions map[corev1.NodeConditionType]corev1.NodeCondition
 
 func (said nodeConditions) take(obj runtime.Object, now time.Time) (lost []any) {

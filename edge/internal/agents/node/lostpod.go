@@ -8,13 +8,13 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// podReadiness are the conditions Ready of pods that said True last.
+// podReadiness has the conditions Ready of pods whose last value was True.
 type podReadiness map[types.UID]corev1.PodCondition
 
-// take knows kube-controller-manager's hand by what it leaves
-// (pkg/controller/util/node.MarkPodsNotReady): Ready becomes False, nothing else changes. A kubelet
-// that says so gives a reason. What is restored is the condition as it was, with its time: the
-// kubelet then finds what it has, and writes nothing.
+// take recognises kube-controller-manager's change by its form
+// (pkg/controller/util/node.MarkPodsNotReady): Ready becomes False, no other field changes. A
+// kubelet that sets False gives a reason. The condition is restored with its original time: the
+// kubelet then finds its own state, and does not write.
 func (said podReadiness) take(obj runtime.Object, _ time.Time) (lost []any) {
 	pod, ok := obj.(*corev1.Pod)
 	if !ok {

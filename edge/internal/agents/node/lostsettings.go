@@ -18,7 +18,7 @@ import (
 // taints that only an administrator can set.
 const SettingsLost corev1.NodeConditionType = "SkerryNodeSettingsLost"
 
-// settingsPoll is how often it is looked what is missing: it costs nothing.
+// settingsPoll is the interval of checks for missing settings; they are cheap.
 const settingsPoll = 5 * time.Second
 
 // LostSettingsModule sets the condition SettingsLost.
@@ -27,8 +27,8 @@ type LostSettingsModule struct {
 	events func(ctx context.Context) (agent.Recorder, error)
 }
 
-// NewLostSettingsModule returns the module for the Node of that name. problem says what is missing,
-// "" for nothing; client is of the edge API.
+// NewLostSettingsModule returns the module for the Node of that name. problem describes the missing
+// settings, "" if there are none; client is of the edge API.
 func NewLostSettingsModule(problem func() string, node string, client *rest.Config, events func(ctx context.Context) (agent.Recorder, error)) *LostSettingsModule {
 	good := corev1.NodeCondition{Type: SettingsLost, Reason: "Complete", Message: "the Node has what it had"}
 	return &LostSettingsModule{poller{settingsPoll, func(context.Context) (reason, message string) {

@@ -25,8 +25,8 @@ import (
 )
 
 const (
-	// firstTry and lastTry bound the pause between two tries, which doubles. Without a link a
-	// try costs nothing.
+	// firstTry and lastTry bound the pause between two attempts, which doubles. Without a link an
+	// attempt is cheap.
 	firstTry = time.Second
 	lastTry  = 30 * time.Second
 	// tryTimeout bounds one try.
@@ -61,14 +61,14 @@ type Memory interface {
 // memoryKey is of the one entry in Memory.
 const memoryKey = "node"
 
-// NewRegistration returns a Registration. replaced is called, and must return
-// soon, whenever the Node is another one than before, whoever made it: with the one before, the
-// cloud has forgotten what the device had reported.
+// NewRegistration returns a Registration. replaced is called, and must return soon, whenever the
+// Node was replaced, whoever created it: with the previous one the cloud has lost the device's
+// reports.
 func NewRegistration(backend Backend, node string, memory Memory, replaced func()) *Registration {
 	return &Registration{backend: backend, node: node, memory: memory, replaced: replaced}
 }
 
-// Load reads what was remembered. It is called before anything runs.
+// Load reads the saved state. It is called before any other method.
 func (r *Registration) Load() error {
 	all, err := r.memory.Load()
 	if err != nil {
@@ -86,14 +86,14 @@ func (r *Registration) Load() error {
 	return nil
 }
 
-// Problem says what an administrator has to set again; "" for nothing.
+// Problem describes the settings that an administrator has to restore; "" if there are none.
 func (r *Registration) Problem() string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.known.Problem(r.node)
 }
 
-// Register writes a create of a Node by the kubelet, with what is remembered of it. The body is
+// Register writes a create of a Node by the kubelet, with its remembered settings. The body is
 // kept, some 3 kB.
 func (r *Registration) Register(ctx context.Context, w metamanager.Write) (metamanager.Result, error) {
 	r.mu.Lock()
@@ -102,19 +102,20 @@ func (r *Registration) Register(ctx context.Context, w metamanager.Write) (metam
 	r.mu.Unlock()
 	result, err := r.backend.Write(ctx, amended(ctx, w, known, true))
 	if result.Code == http.StatusForbidden || apierrors.IsForbidden(err) {
-		// A label that chooses for a NodePool, say: better without all than not at all.
+		// For example a label that a NodePool selects: registering without labels is better than
+		// not at all.
 		klog.FromContext(ctx).Info("The Node may not register with the labels that it had, registering without them", "node", r.node)
 		return r.backend.Write(ctx, amended(ctx, w, known, false))
 	}
 	return result, err
 }
 
-// amended is a registration with what is remembered.
+// amended returns a registration with the remembered settings.
 func amended(ctx context.Context, w metamanager.Write, known Remembered, withLabels bool) metamanager.Write {
 	obj, err := object.DecodeRaw(w.Body)
 	node, ok := obj.(*corev1.Node)
 	if err != nil || !ok {
-		return w // kube-apiserver will say what is wrong with it
+		return w // kube-apiserver will report the error
 	}
 	known.Amend(node, withLabels)
 	body, err := object.EncodeLike(w.Body, node)
@@ -203,7 +204,7 @@ func (r *Registration) follow(ctx context.Context, w metamanager.Watch) {
 	}
 }
 
-// register says once more what the kubelet said, and reports whether that was the end of it.
+// register repeats the kubelet's registration, and reports whether it is done.
 func (r *Registration) register(ctx context.Context) bool {
 	r.mu.Lock()
 	said := r.said

@@ -21,7 +21,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/core/object"
 )
 
-// device is what a Registration sees of one.
+// device is a Registration's Backend.
 type device struct {
 	events chan metamanager.Event
 
@@ -29,7 +29,7 @@ type device struct {
 	linked  bool
 	held    bool
 	written []string
-	refuses string // what a write must not have; "": nothing
+	refuses string // a field that writes must not have; "": accepts all
 }
 
 func (d *device) Watch(context.Context, object.Selection, metamanager.WatchOptions) (metamanager.Watch, error) {
@@ -69,7 +69,7 @@ func (d *device) count() int {
 	return len(d.written)
 }
 
-// memory is what a device remembers.
+// memory is a Memory in memory.
 type memory map[string][]byte
 
 func (m memory) Load() (map[string][]byte, error) { return m, nil }

@@ -13,13 +13,13 @@ import (
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
 
-// Remembered is what an administrator, or cloudcore for one, has said of a Node, and what would go
-// with it. The rest of a Node is the kubelet's own to say, or the control plane's.
+// Remembered has the settings of a Node by an administrator, or by cloudcore for one, that are lost
+// with the Node. The other fields are set by the kubelet or the control plane.
 type Remembered struct {
 	UID    types.UID         `json:"uid"`
 	Labels map[string]string `json:"labels,omitempty"`
 	Taints []corev1.Taint    `json:"taints,omitempty"`
-	// PodCIDRs is what the pods of this device have their addresses of.
+	// PodCIDRs are the address ranges of this device's pods.
 	PodCIDRs []string `json:"podCIDRs,omitempty"`
 	Cordoned bool     `json:"cordoned,omitempty"`
 	CordonOf string   `json:"cordonOf,omitempty"` // whose cordon it is (v1alpha1.CordonAnnotation)
@@ -28,7 +28,7 @@ type Remembered struct {
 	Lost []string `json:"lost,omitempty"`
 }
 
-// Follow is what is to be remembered once a Node has been seen.
+// Follow returns the settings to remember once a Node has been seen.
 func (r Remembered) Follow(n *corev1.Node) Remembered {
 	now := Remembered{UID: n.UID, Labels: map[string]string{}, PodCIDRs: n.Spec.PodCIDRs, Cordoned: n.Spec.Unschedulable, CordonOf: n.Annotations[v1alpha1.CordonAnnotation]}
 	for k, v := range n.Labels {
@@ -89,7 +89,7 @@ func (r Remembered) has(setting string) bool {
 	return ok
 }
 
-// Amend adds to a Node that registers what it had before. Labels that a node may not give itself,
+// Amend adds the previous settings to a Node that registers. Labels that a node may not set itself,
 // by NodeRestriction or by Skerry's own policies, are left out; withLabels false leaves out all.
 func (r Remembered) Amend(n *corev1.Node, withLabels bool) {
 	if withLabels {
@@ -142,7 +142,7 @@ func ownToSet(key string) bool {
 	return true
 }
 
-// Problem says what an administrator has to set again; "" for nothing.
+// Problem describes the settings that an administrator has to restore; "" if there are none.
 func (r Remembered) Problem(node string) string {
 	if len(r.Lost) == 0 {
 		return ""

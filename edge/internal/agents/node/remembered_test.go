@@ -41,8 +41,8 @@ func labelled() *corev1.Node {
 	return n
 }
 
-// What a node may say of itself comes back with its registration, and the kubelet's own word
-// counts.
+// Settings that a node may set itself are restored with its registration, and the kubelet's own
+// values take precedence.
 func TestRememberedAmend(t *testing.T) {
 	known := node.Remembered{}.Follow(labelled())
 	n := aNode("", map[string]string{"team": "of the kubelet", "skerry.io/edge": ""}, dedicated)
@@ -65,8 +65,8 @@ func TestRememberedAmend(t *testing.T) {
 	}
 }
 
-// What is missing of the Node before is named until it is there, in whatever value, or an
-// administrator says that it is not missed.
+// Missing settings of the previous Node are reported until they are set to any value, or an
+// administrator waives them.
 func TestRememberedProblem(t *testing.T) {
 	known := node.Remembered{}.Follow(labelled())
 	if p := known.Problem("edge1"); p != "" {
@@ -97,8 +97,8 @@ func TestRememberedProblem(t *testing.T) {
 	lost("accepted")
 }
 
-// A registration with the labels of before is tried without them where they are refused; what is
-// known outlives edgecore.
+// A registration is retried without the previous labels if they are refused; the remembered
+// settings survive edgecore's restart.
 func TestKeeper_Refused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := &device{events: make(chan metamanager.Event), held: true, linked: true}

@@ -22,23 +22,23 @@ import (
 )
 
 const (
-	// restoreEvery is the kubelet's own pace (nodeStatusUpdateFrequency, and the pause between two
-	// looks of its status manager). What is lost again sooner is lost for another reason than a
-	// link that was away.
+	// restoreEvery is the kubelet's own pace (nodeStatusUpdateFrequency, and the sync period of its
+	// status manager). A status that is lost again sooner is lost for another reason than a lost
+	// link.
 	restoreEvery = 10 * time.Second
 	// writeTimeout bounds a write, which is applied and kept here.
 	writeTimeout = 10 * time.Second
 )
 
-// Restorer restores what was lost.
+// Restorer restores lost statuses.
 type Restorer struct {
 	backend Backend
 	node    string
 	alive   func() bool
 }
 
-// NewRestorer returns the module for the Node of that name. alive says whether the kubelet lives.
-// It starts nothing.
+// NewRestorer returns the module for the Node of that name. alive reports whether the kubelet is
+// alive. It starts no goroutine.
 func NewRestorer(backend Backend, node string, alive func() bool) *Restorer {
 	return &Restorer{backend, node, alive}
 }
@@ -70,14 +70,14 @@ func (m *Restorer) Restore(ctx context.Context) error {
 	return g.Wait()
 }
 
-// follower is what is known of one kind of object.
+// follower has the state of one kind of object.
 type follower struct {
 	mine     fields.Selector
 	said     statements
 	restored map[types.UID]time.Time // when
 }
 
-// statements is what was said last of each object of a kind.
+// statements has the last status of each object of a kind.
 type statements interface {
 	// take takes in an object as it is now, and returns the conditions that it has lost, as they
 	// are to be again.

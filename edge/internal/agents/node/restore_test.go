@@ -24,7 +24,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/core/object"
 )
 
-// reporting is what a Restorer sees of one.
+// reporting is a Restorer's Backend.
 type reporting struct {
 	t     *testing.T
 	nodes chan metamanager.Event
@@ -168,8 +168,8 @@ func started(t *testing.T) (d *reporting, expect func(what string, want ...strin
 	}
 }
 
-// What kube-controller-manager has set to Unknown becomes again what the kubelet said last, at
-// once; nothing else is written.
+// Conditions that kube-controller-manager has set to Unknown are restored to the kubelet's last
+// values at once; no other write happens.
 func TestNodeConditions(t *testing.T) {
 	const (
 		ready, pressure         = "Ready=True KubeletReady", "DiskPressure=False KubeletHasNoDiskPressure"
@@ -212,8 +212,8 @@ func TestNodeConditions(t *testing.T) {
 	})
 }
 
-// A pod's Ready that kube-controller-manager has set to False becomes again what it was, with its
-// time; what a kubelet says stays.
+// A pod's Ready that kube-controller-manager has set to False is restored with its time; a
+// kubelet's own value stays.
 func TestPodReadiness(t *testing.T) {
 	const (
 		ready, containers = "Ready=True", "ContainersReady=True"

@@ -18,14 +18,13 @@ import (
 	"github.com/skerry-io/skerry/common/version"
 )
 
-// VersionSkew is the condition of a Node whose kubelet does not fit the cluster's
-// kube-apiserver: one of the two was changed since the device joined. Pods go on: what a
-// kubelet and a kube-apiserver make of each other's fields is not promised, but stopping what
-// runs would not help.
+// VersionSkew is the condition of a Node whose kubelet does not fit the cluster's kube-apiserver:
+// one of the two was changed since the device joined. Pods keep running: the two may misinterpret
+// each other's fields, but stopping pods would not help.
 const VersionSkew corev1.NodeConditionType = "SkerryVersionSkew"
 
 const (
-	skewPoll  = 10 * time.Second // how often it is looked whether there is something to ask: it costs nothing
+	skewPoll  = 10 * time.Second // interval of checks whether a request is needed; they are cheap
 	skewEvery = time.Hour        // how often kube-apiserver is asked over one link: a cluster may be upgraded behind it
 )
 
@@ -37,8 +36,8 @@ type SkewModule struct {
 	client  *rest.Config
 }
 
-// NewSkewModule returns the module for the Node of that name. linked says whether there is a link,
-// request asks kube-apiserver through it, client is of the edge API.
+// NewSkewModule returns the module for the Node of that name. linked reports whether there is a
+// link, request asks kube-apiserver through it, client is of the edge API.
 func NewSkewModule(linked func() bool, request func(context.Context, *topicpb.APIRequest) (*topicpb.APIResponse, error), node string, client *rest.Config) *SkewModule {
 	return &SkewModule{linked, request, node, client}
 }

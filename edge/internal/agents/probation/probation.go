@@ -1,15 +1,15 @@
-// Package probation takes back what cut this device off from the cloud, by the device itself: what
-// it heard from there can then no longer be corrected from there.
+// Package probation withdraws changes that cut this device off from the cloud: the cloud can then
+// no longer correct them.
 //
 // It owns which claims are proven, withheld and refused, and keeps that over boots. A claim is a
 // text of an agent that applies it: a route to another device's pods, an address of a Service, a
-// virtual IP. It is proven once the cloud answered a new connection while it stood. Where the cloud
-// does not answer, all that is unproven, of all agents, is withheld for a while: if it answers
+// virtual IP. It is proven once the cloud answered a new connection while it was applied. If the
+// cloud does not answer, all unproven claims of all agents are withheld for a while: if it answers
 // then, each is tried alone, in the order of their age, and the one that cuts the device off again,
-// with the network well in between, is refused for good; a newer object has another text. If it
-// does not answer either way, claims are not the cause, and stand again until the next link. It
-// refuses to touch the kernel: an agent applies what is allowed, and reports what stands. Run is
-// called once; the others by any goroutine.
+// with a working network in between, is refused permanently; a newer object has another text. If it
+// does not answer either way, claims are not the cause, and are applied again until the next link.
+// It does not touch the kernel: an agent applies the allowed claims, and reports the applied ones.
+// Run is called once; the other methods by any goroutine.
 package probation
 
 import (
@@ -38,7 +38,7 @@ const (
 	// askAgain is the pause between two questions, and applying how long the caller may take.
 	askAgain = 500 * time.Millisecond
 	applying = 15 * time.Second
-	// between is the pause between two trials: each dials the cloud, and what comes together is
+	// between is the pause between two trials: each dials the cloud, and simultaneous claims are
 	// tried together.
 	between = 10 * time.Second
 
@@ -52,7 +52,7 @@ const (
 // Config configures a Probation.
 type Config struct {
 	Memory agent.Memory
-	// Ask asks the cloud by a connection that begins from nothing.
+	// Ask asks the cloud by a new connection.
 	Ask func(ctx context.Context) error
 }
 
@@ -68,9 +68,9 @@ type Probation struct {
 	wakes    map[string]func() // of each kind
 	epoch    uint64            // of the link that is known
 	proven   map[string]bool
-	refused  map[string]string // and what was seen
+	refused  map[string]string // and the observed failure
 	known    []string          // all that there are, the oldest first
-	standing map[string]bool   // of those, what is in the kernel
+	standing map[string]bool   // of those, the claims in the kernel
 	withheld map[string]bool
 	put      bool // off, until the next link
 }
@@ -90,7 +90,7 @@ func (m Module) Run(ctx context.Context, port *beehive.Port) error {
 	return m.Probation.Run(ctx)
 }
 
-// New makes a Probation. It reads and starts nothing.
+// New makes a Probation. It does not read the store or start a goroutine.
 func New(c Config) *Probation {
 	return &Probation{
 		config: c, kick: make(chan struct{}, 1), stood: make(chan struct{}, 1), turn: make(chan struct{}, 1), wakes: map[string]func(){}, proven: map[string]bool{},
@@ -98,9 +98,9 @@ func New(c Config) *Probation {
 	}
 }
 
-// Alone waits until no other trial of what cuts this device off is under way, and keeps others from
-// beginning until release is called: two at once would be taken for each other's cause. A nil
-// Probation has none.
+// Alone waits until no other trial of changes that may cut this device off is running, and keeps
+// others from beginning until release is called: two at once would be blamed for each other. A nil
+// Probation has no trials.
 func (p *Probation) Alone(ctx context.Context) (release func(), err error) {
 	if p == nil {
 		return func() {}, nil
@@ -113,14 +113,14 @@ func (p *Probation) Alone(ctx context.Context) (release func(), err error) {
 	}
 }
 
-// Claims are those of one agent. A nil one holds nothing back.
+// Claims are those of one agent. A nil one withholds no claim.
 type Claims struct {
 	probation *Probation
 	kind      string
 }
 
-// Of returns the claims of an agent, by a word for what they are, for one run of it; wake has it
-// apply what is allowed now. A nil Probation has none.
+// Of returns the claims of an agent, identified by their kind, for one run of it; wake makes it
+// apply the allowed claims. A nil Probation returns nil.
 func (p *Probation) Of(kind string, wake func()) *Claims {
 	if p == nil {
 		return nil
@@ -175,7 +175,7 @@ func (c *Claims) Applied(all, standing []string) {
 	for _, claim := range all {
 		if claim = prefix + claim; !slices.Contains(p.known, claim) {
 			p.known = append(p.known, claim)
-			p.put = false // something new; what is only put back is not
+			p.put = false // a new claim; one that is only restored is not
 		}
 	}
 	maps.DeleteFunc(p.standing, func(claim string, _ bool) bool { return strings.HasPrefix(claim, prefix) })
@@ -188,7 +188,7 @@ func (c *Claims) Applied(all, standing []string) {
 	}
 }
 
-// Linked has what was put off looked at again, once for each link.
+// Linked reconsiders postponed claims, once for each link.
 func (c *Claims) Linked(epoch uint64) {
 	if c == nil {
 		return
@@ -307,8 +307,8 @@ func (p *Probation) withhold(ctx context.Context, tried string, wait bool, claim
 	}
 }
 
-// settled reports whether the claim that is tried stands, and whether that and the absence of what
-// is withheld are as they should be.
+// settled reports whether the tried claim is applied, and whether that and the absence of the
+// withheld claims are as desired.
 func (p *Probation) settled(tried string) (stands, done bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -358,7 +358,7 @@ func (p *Probation) answers(ctx context.Context, patience time.Duration) error {
 	}
 }
 
-// load reads what was kept, once. mu is held.
+// load reads the stored state, once. mu is held.
 func (p *Probation) load() {
 	if p.loaded {
 		return
@@ -376,7 +376,8 @@ func (p *Probation) load() {
 	}
 }
 
-// save keeps both. mu is held. What a full disk does not take is tried again after the next boot.
+// save keeps both. mu is held. State that a full disk does not take is tried again after the next
+// boot.
 func (p *Probation) save() {
 	proven, err := json.Marshal(p.proven)
 	if err != nil {

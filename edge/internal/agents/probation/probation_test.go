@@ -13,7 +13,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/agents/probation"
 )
 
-// store keeps what a device keeps.
+// store fakes a device's store.
 type store map[string][]byte
 
 func (s store) Load() (map[string][]byte, error) { return maps.Clone(s), nil }
@@ -23,8 +23,8 @@ func (s store) Save(_ context.Context, changes map[string][]byte) error {
 	return nil
 }
 
-// device applies what is allowed, and reaches the cloud as long as no bad claim stands and the
-// network is there.
+// device applies the allowed claims, and reaches the cloud as long as no bad claim is applied and
+// the network works.
 type device struct {
 	p       *probation.Claims
 	all     *probation.Probation
@@ -171,8 +171,8 @@ func TestClaims_01_NoAgentIsBlamedForAnother(t *testing.T) {
 	})
 }
 
-// A network that is away for another reason costs nothing that is proven, and what is not is put
-// back; it is tried again when a link opens.
+// A network that fails for another reason costs no proven claim, and unproven ones are restored;
+// they are tried again when a link opens.
 func TestClaims_01_NetworkThatIsAwayCostsNoClaim(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newDevice(t, store{})

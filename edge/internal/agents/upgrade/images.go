@@ -9,8 +9,8 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/agents/drain"
 )
 
-// pull pulls one image after the other. What is on the device is not pulled again, so an operation
-// that was cut continues where it was.
+// pull pulls one image after the other. Images on the device are not pulled again, so an
+// interrupted operation resumes.
 func (w *Works) pull(ctx context.Context, o drain.Operation, report func(drain.Work)) drain.Work {
 	spec := *o.Spec.ImagePull
 	work := drain.Work{}

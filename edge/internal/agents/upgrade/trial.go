@@ -70,7 +70,7 @@ func (w *Works) back(ctx context.Context, state launch.State, work drain.Work, l
 		cause = launch.NoLink
 	}
 	if _, err := w.config.Directory.Save(state.Back(cause, text)); err != nil {
-		// The disk takes nothing: the starts of the trial are bounded all the same.
+		// The disk fails: the starts of the trial are bounded nevertheless.
 		work.Message = err.Error()
 	}
 	return w.restart(ctx, work, report)

@@ -22,8 +22,8 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/core/launch"
 )
 
-// system is a device with a real Store and a real directory of skerry-launch; the rest of edgecore
-// is what its fields say. Each do is a process of its own.
+// system is a device with a real Store and a real directory of skerry-launch; its fields define the
+// rest of edgecore. Each do is a process of its own.
 type system struct {
 	*testing.T
 	repo      *artefactrepo.Repository
@@ -141,7 +141,7 @@ func (d device) Judge(patch []byte) error {
 	return nil
 }
 
-// What the device can't use is refused before a byte is fetched, with the reason.
+// An unusable artefact is refused before a byte is fetched, with the reason.
 func TestRefused(t *testing.T) {
 	for name, c := range map[string]struct {
 		change func(*artefactrepo.Target)
@@ -298,7 +298,8 @@ func TestTrialGoesBack(t *testing.T) {
 	})
 }
 
-// Without a link the version before judges: it has one, so the version is at fault; or it has none.
+// Without a link the previous version decides: if it has a link, the new version is at fault;
+// otherwise not.
 func TestTrialWithoutALink(t *testing.T) {
 	for name, network := range map[string]bool{"the version is at fault": true, "the network is at fault": false} {
 		t.Run(name, func(t *testing.T) {
@@ -430,8 +431,8 @@ func (i *images) Keep(_ context.Context, image string) error {
 	return nil
 }
 
-// Images come one after the other; what is there is not pulled again, and a Secret that no pod here
-// refers to is refused.
+// Images are pulled one after the other; present ones are not pulled again, and a Secret that no
+// pod here refers to is refused.
 func TestImagesArePulledOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSystem(t)

@@ -2,12 +2,12 @@
 // images before they are needed: NodeOperations of type Upgrade, Config and ImagePull.
 //
 // It owns the way from an operation to a trial (skerry-launch starts it), the judgement whether a
-// trial is healthy, and the way back. It refuses what the device can't judge: an artefact that no
-// key of the device has signed, a downgrade that was not allowed, a kubelet that is newer than
-// kube-apiserver, a change of a field that only the device's operator may change. It decides
-// nothing about turns: package drain calls it for one operation at a time, from one goroutine.
+// trial is healthy, and the way back. It refuses an artefact that no trusted key of the device has
+// signed, a downgrade that was not allowed, a kubelet that is newer than kube-apiserver, a change
+// of a field that only the device's operator may change. It does not schedule: package drain calls
+// it for one operation at a time, from one goroutine.
 //
-// Everything is begun again after a crash: what was fetched is on the disk, and package launch has
+// Everything is restarted after a crash: fetched files are on the disk, and package launch knows
 // whether there is a trial, and of which operation.
 package upgrade
 
@@ -31,7 +31,7 @@ const (
 	poll            = 500 * time.Millisecond
 )
 
-// Device is what is asked of the rest of edgecore.
+// Device is the interface to the rest of edgecore.
 type Device interface {
 	// Linked reports whether there is a session with the cloud, opened by this process.
 	Linked() bool
@@ -45,14 +45,14 @@ type Device interface {
 	Judge(patch []byte) error
 }
 
-// Config is what Works need.
+// Config configures Works.
 type Config struct {
 	Started   launch.Started // how this process was started
 	Launched  bool           // it was started by skerry-launch
 	Directory launch.Directory
 	Artefacts *artefact.Store
 	Cloud     artefact.Source
-	Bundle    artefact.Source // what an operator has brought to the device
+	Bundle    artefact.Source // a bundle that an operator has brought to the device
 	Device    Device
 	Images    Images
 	Checks    func(ctx context.Context) ([]v1alpha1.HealthCheck, error)
@@ -74,7 +74,7 @@ type Works struct {
 	began  time.Time // of this process
 }
 
-// New returns Works. It reads nothing yet.
+// New returns Works. It does not read the disk.
 func New(c Config) *Works { return &Works{config: c, began: c.Now()} }
 
 // ID tells an operation's try from all others; the state of package launch has it.
@@ -100,7 +100,7 @@ type Images interface {
 // Credentials are the user names and passwords of registries.
 type Credentials map[string]Credential
 
-// Credential is what one registry wants.
+// Credential is the login of one registry.
 type Credential struct{ Username, Password string }
 
 func done(work drain.Work, reason, message string) drain.Work {
