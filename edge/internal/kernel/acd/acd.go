@@ -3,11 +3,11 @@
 // 5227) and by a neighbour solicitation as duplicate address detection sends it for IPv6 (RFC 4862,
 // 5.4).
 //
-// It owns nothing and changes nothing, neither here nor in the tables of others: a probe bears no
-// sender's address. It returns an error for an interface without carrier, where no host could
-// answer. A node that holds the address by VRRP is no conflict: it is recognized by its
-// advertisements, which name the address (RFC 5798, 5). Probe may be called from any goroutine; it
-// sees the network namespace of the calling thread, and runs in the calling goroutine alone.
+// It owns no state and changes no table, neither here nor on other hosts: a probe has no sender
+// address. It returns an error for an interface without carrier, where no host could answer. A node
+// that holds the address by VRRP is no conflict: it is recognized by its advertisements, which name
+// the address (RFC 5798, 5). Probe may be called from any goroutine; it sees the network namespace
+// of the calling thread, and runs in the calling goroutine alone.
 package acd
 
 import (
@@ -25,8 +25,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrNoCarrier says that the interface is missing, down, or without carrier: nothing can
-// be known now.
+// ErrNoCarrier means that the interface is missing, down, or without carrier: conflicts can't be
+// detected now.
 var ErrNoCarrier = errors.New("the interface has no carrier")
 
 // RFC 5227 section 1.1 sends three probes, 1 to 2 s apart, and listens for 2 s more: times for
@@ -66,8 +66,8 @@ func Probe(ctx context.Context, iface string, targets []Target) (map[netip.Addr]
 	if err != nil {
 		return nil, err
 	}
-	// The kernel drops packets for a link that has just lost its carrier before it says so: silence
-	// then means nothing.
+	// The kernel drops packets for a link that has just lost its carrier before it reports that:
+	// silence is no evidence then.
 	if _, err := carrier(iface); err != nil {
 		return nil, err
 	}
@@ -91,8 +91,8 @@ type prober struct {
 	conn *packet.Conn
 	own  net.HardwareAddr
 	all  map[string]bool // the hardware addresses of this host
-	// asked are the addresses that are asked for: what else a busy LAN says is not kept. heard are
-	// who answered, by address; held are those that VRRP advertises.
+	// asked are the probed addresses: other traffic of a busy LAN is not recorded. heard are the
+	// hosts that answered, by address; held are the addresses that VRRP advertises.
 	asked map[netip.Addr]bool
 	heard map[netip.Addr]net.HardwareAddr
 	held  map[netip.Addr]bool
@@ -160,8 +160,8 @@ func (p *prober) run(ctx context.Context, targets []Target) (map[netip.Addr]net.
 				return nil, err
 			}
 			if _, err := p.conn.WriteTo(frame, &packet.Addr{HardwareAddr: to}); err != nil {
-				// The last is what the kernel says while it takes a link without carrier
-				// out of service.
+				// The last is the kernel's error while it takes a link without carrier out of
+				// service.
 				if errors.Is(err, unix.ENETDOWN) || errors.Is(err, unix.ENXIO) || errors.Is(err, unix.ENOBUFS) {
 					return nil, fmt.Errorf("asking for %s: %w", t.Address, ErrNoCarrier)
 				}
@@ -196,7 +196,7 @@ func (p *prober) run(ctx context.Context, targets []Target) (map[netip.Addr]net.
 // foreign reports whether a host that is no holder of ours has answered for the address.
 func (p *prober) foreign(a netip.Addr) bool { return p.heard[a] != nil && !p.held[a] }
 
-// hear takes in what comes until a time, or until done.
+// hear processes received frames until a time, or until done.
 func (p *prober) hear(ctx context.Context, until time.Time, done func() bool) error {
 	// Short reads, so that the end of ctx is seen.
 	const look = 100 * time.Millisecond

@@ -128,7 +128,7 @@ func TestProbe_HolderByVRRP(t *testing.T) {
 			t.Fatal("keepalived never took the addresses")
 		}
 	}
-	// Another host beside it is reported.
+	// Another host in addition to it is reported.
 	lan.Host("10.80.0.3/24")
 	found, err := probe(t, asking, "10.80.0.9", "2001:db8:80::9", "10.80.0.3")
 	if err != nil || len(found) != 1 || found[netip.MustParseAddr("10.80.0.3")] == nil {

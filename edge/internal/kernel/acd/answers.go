@@ -16,7 +16,7 @@ const askEvery = 100 * time.Millisecond
 
 // Answers reports whether the kernel of the host that has an address answers on an interface within
 // patience. It returns at the first answer. Another host of the LAN that has taken the address
-// answers too: what the answer is worth is for the caller to say.
+// answers too: the caller decides whether to trust the answer.
 func Answers(ctx context.Context, iface string, target netip.Addr, patience time.Duration) (bool, error) {
 	ifi, err := carrier(iface)
 	if err != nil {

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Lengths and numbers of what is sent and read.
+// Lengths and numbers of frames.
 const (
 	snap     = 2048
 	macLen   = 6
@@ -94,9 +94,9 @@ func solicit(own net.HardwareAddr, a netip.Addr) ([]byte, net.HardwareAddr, erro
 	return append(b, body...), to, nil
 }
 
-// answer reads from a frame which host claims an address. A probe of another host claims nothing:
-// the other nodes of the pool ask at the same time as we do, and any other host that asks does not
-// have it yet.
+// answer reads from a frame which host claims an address. A probe of another host is no claim: the
+// other nodes of the pool ask at the same time as we do, and any other host that asks does not have
+// it yet.
 func answer(frame []byte) (who net.HardwareAddr, a netip.Addr, ok bool) {
 	body := frame[etherLen:]
 	switch binary.BigEndian.Uint16(frame[12:]) {
@@ -116,7 +116,7 @@ func answer(frame []byte) (who net.HardwareAddr, a netip.Addr, ok bool) {
 }
 
 // advertised are the addresses that an advertisement of VRRP names, RFC 5798, 5.1 (versions 2 and 3
-// agree so far). None for one by which a holder gives up.
+// agree so far). An advertisement that releases the addresses returns no address.
 func advertised(frame []byte) []netip.Addr {
 	body, size, ok := vrrpBody(frame)
 	if !ok || body[2] == 0 {
@@ -142,7 +142,7 @@ func vrrpBody(frame []byte) (body []byte, size int, ok bool) {
 		if header < 20 || total > len(body) || total < header {
 			return nil, 0, false
 		}
-		body, size = body[header:total], 4 // what follows is the padding of a short frame
+		body, size = body[header:total], 4 // the rest is the padding of a short frame
 	case unix.ETH_P_IPV6:
 		if len(body) < ip6Len || body[6] != protocolVRRP || body[7] != hops {
 			return nil, 0, false

@@ -34,8 +34,8 @@ func FuzzTake(f *testing.F) {
 	})
 }
 
-// The checksum is what x/net/icmp makes; that it covers the right addresses is seen by the
-// kernels of TestProbe.
+// The checksum is that of x/net/icmp; the kernels of TestProbe verify that it covers the right
+// addresses.
 func TestQuestion(t *testing.T) {
 	own := net.HardwareAddr{2, 0, 0, 0, 0, 1}
 	frame, to, err := question(own, netip.MustParseAddr("2001:db8::12:3456"))

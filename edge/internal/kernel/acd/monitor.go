@@ -25,7 +25,7 @@ type Advert struct {
 	VRID      uint8
 	Priority  uint8 // 0: the sender gives up
 	Addresses []netip.Addr
-	Interval  time.Duration // until the next one, as the sender says
+	Interval  time.Duration // until the next one, according to the sender
 }
 
 // Names reports whether an advertisement is for an address.
@@ -41,7 +41,7 @@ func (a Advert) Names(address netip.Addr) bool {
 // Monitor calls heard for each advertisement of VRRP that arrives on an interface from another
 // host, by multicast or to this host, until ctx ends. The error is ErrNoCarrier when the interface
 // is not there or has gone. heard is called by Monitor's goroutine and must not block for long: the
-// kernel drops what does not fit into the socket's buffer.
+// kernel drops frames that do not fit into the socket's buffer.
 func Monitor(ctx context.Context, iface string, heard func(Advert)) error {
 	ifi, err := net.InterfaceByName(iface)
 	if err != nil {
@@ -103,7 +103,7 @@ func parseAdvert(frame []byte) (a Advert, ok bool) {
 	return a, true
 }
 
-// vrrpOnly lets VRRP through, and nothing else of a busy LAN.
+// vrrpOnly passes only VRRP.
 func vrrpOnly() []bpf.Instruction {
 	return []bpf.Instruction{
 		bpf.LoadAbsolute{Off: 12, Size: 2},

@@ -16,7 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrFiltered says that this host's own packet filter lets no VRRP out of an interface, or none in.
+// ErrFiltered means that this host's own packet filter drops outgoing or incoming VRRP on an
+// interface.
 var ErrFiltered = errors.New("this device's packet filter drops IP protocol 112 (VRRP)")
 
 // loopWait is how long the host's own packet is waited for: the kernel hands it back before it
@@ -26,7 +27,7 @@ const loopWait = time.Second
 // Passes reports whether this host's packet filter lets VRRP through an interface, both ways; the
 // error is ErrFiltered where it does not. It sends one packet to VRRP's group (RFC 5798, 5.1) that
 // no other host sees: with a TTL of 0 it does not leave the host (RFC 1112, 6.1), which hears what
-// it sends to a group itself. What a switch drops it does not notice. A router of VRRP on this host
+// it sends to a group itself. It does not detect drops by a switch. A router of VRRP on this host
 // ignores the packet, whose TTL is wrong.
 func Passes(ctx context.Context, iface string, family netip.Addr) error {
 	ifi, err := net.InterfaceByName(iface)

@@ -14,7 +14,7 @@ func TestPasses(t *testing.T) {
 	lan := lantest.New(t)
 	h := lan.Host("10.81.0.1/24", "2001:db8:81::1/64")
 	other := lan.Host("10.81.0.2/24", "2001:db8:81::2/64")
-	// The other one counts what it sees of protocol 112.
+	// The other one counts packets of protocol 112.
 	other.Shell("iptables -t raw -A PREROUTING -p 112; ip6tables -t raw -A PREROUTING -p 112")
 	passes := func(family string) error {
 		return h.Do(func() error { return acd.Passes(t.Context(), lantest.Interface, netip.MustParseAddr(family)) })

@@ -1,8 +1,8 @@
-// Package balance says what a data plane for virtual IPs is to do: which ports of which address
-// lead to which pods of this node.
+// Package balance defines the desired state of a data plane for virtual IPs: which ports of which
+// address are forwarded to which pods of this node.
 //
-// It owns the types that the two data planes (../iptables, ../ipvs) and their user share, and
-// nothing else; balancetest holds the contract of both. Its values are plain.
+// It owns the types that the two data planes (../iptables, ../ipvs) and their user share;
+// balancetest holds the contract of both. Its values are plain.
 package balance
 
 import (
@@ -23,15 +23,15 @@ const (
 	SCTP Protocol = "sctp"
 )
 
-// Service is an address and what is served there.
+// Service is an address and the ports served there.
 type Service struct {
 	Address   netip.Addr
 	Interface string // of the LAN, where clients come from
 	Ports     []Port
 	// KeepSource leaves clients' addresses as they are; otherwise pods see the node's.
 	KeepSource bool
-	// Sources, unless nil, are the only networks whose packets reach the address; empty: none do.
-	// Echo and what neighbours say to each other pass all the same.
+	// Sources, unless nil, are the only networks whose packets reach the address; empty: no
+	// network. Echo and neighbour discovery pass regardless.
 	Sources []netip.Prefix
 	// Affinity, unless 0, is for how long after its last connection a client comes to the same
 	// backend, in whole seconds.
@@ -72,7 +72,7 @@ func Normal(all []Service) []Service {
 // maxAffinity is Kubernetes' bound for timeoutSeconds.
 const maxAffinity = 24 * time.Hour
 
-// Validate refuses what no kernel could do.
+// Validate refuses services that no kernel could implement.
 func Validate(all []Service) error {
 	for _, s := range all {
 		if s.Affinity < 0 || s.Affinity > maxAffinity || s.Affinity%time.Second != 0 {

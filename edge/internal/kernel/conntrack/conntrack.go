@@ -1,8 +1,8 @@
 // Package conntrack makes the kernel forget TCP connections to hosts that are gone, so that their
 // clients get a reset, and not a time-out.
 //
-// It owns nothing: the entries are the kernel's, and a packet of a live connection makes its
-// entry again. It touches no UDP, which kube-proxy's own clean-up is for, and no connection to
+// It owns no state: the entries are the kernel's, and a packet of a live connection recreates its
+// entry. It does not touch UDP, which kube-proxy's own clean-up is for, and no connection to
 // another address. Forget may be called from any goroutine; it sees the network namespace of the
 // calling thread.
 package conntrack
@@ -24,8 +24,8 @@ type Driver struct{}
 // New returns a Driver.
 func New() *Driver { return &Driver{} }
 
-// gone matches entries whose answers come from one of the prefixes: what a client has dialled may
-// be a Service's address.
+// gone matches entries whose answers come from one of the prefixes: a client may have dialled a
+// Service's address.
 type gone []netip.Prefix
 
 // MatchConntrackFlow implements netlink.CustomConntrackFilter.

@@ -1,5 +1,5 @@
-// Package diskkey is the key that seals what is secret on the device's disk, where that key itself
-// must not lie on the disk: it comes from a command, or is a credential that systemd has decrypted.
+// Package diskkey has the key that seals secrets on the device's disk, without being stored there
+// itself: it comes from a command, or is a credential that systemd has decrypted.
 //
 // It owns where the key comes from, and how files are sealed by it. It refuses a key that is not 32
 // bytes, and never makes one: who lost it joins again. A Key is never changed; its methods may be
@@ -32,7 +32,7 @@ const (
 	maxText  = 4 << 10     // bytes of the command's output, and of its complaint, that are kept; the rest is dropped
 )
 
-// Config says where the key comes from; at most one of them. Neither: there is no such key.
+// Config is the source of the key; at most one of them. Neither: there is no such key.
 type Config struct {
 	Command    string // for /bin/sh; prints the key in hexadecimal
 	Credential string // its name in the directory that systemd has made for this process
@@ -44,8 +44,8 @@ type Key struct {
 	seal value.Transformer
 }
 
-// Read gets the key; nil where the configuration says nothing of one. The command has its output
-// read for a minute at most and is killed then, with its process group.
+// Read gets the key; nil if the configuration names no source. The command has its output read for
+// a minute at most and is killed then, with its process group.
 func Read(ctx context.Context, c Config) (*Key, error) {
 	var text []byte
 	var err error
@@ -65,7 +65,7 @@ func Read(ctx context.Context, c Config) (*Key, error) {
 	}
 	raw, err := hex.DecodeString(string(bytes.TrimSpace(text)))
 	if err != nil || len(raw) != 32 {
-		return nil, fmt.Errorf("%s does not give 32 bytes in hexadecimal (openssl rand -hex 32)", from) // and not what it gave: it is secret
+		return nil, fmt.Errorf("%s does not give 32 bytes in hexadecimal (openssl rand -hex 32)", from) // without its output: it is secret
 	}
 	// A key of its own for each file, derived from a random nonce: no bound on how many of them
 	// one key may seal.
@@ -79,7 +79,7 @@ func Read(ctx context.Context, c Config) (*Key, error) {
 // Bytes are the key itself.
 func (k *Key) Bytes() []byte { return bytes.Clone(k.raw) }
 
-// Seal seals the content of what is called name; Open of that name alone opens it.
+// Seal seals content under a name; it can only be opened with that name.
 func (k *Key) Seal(name string, content []byte) ([]byte, error) {
 	sealed, err := k.seal.TransformToStorage(context.Background(), content, value.DefaultContext("file "+name))
 	if err != nil {
@@ -88,7 +88,7 @@ func (k *Key) Seal(name string, content []byte) ([]byte, error) {
 	return sealed, nil
 }
 
-// Open opens what Seal has sealed.
+// Open opens content sealed by Seal.
 func (k *Key) Open(name string, sealed []byte) ([]byte, error) {
 	content, _, err := k.seal.TransformFromStorage(context.Background(), sealed, value.DefaultContext("file "+name))
 	if err != nil {
@@ -130,7 +130,7 @@ func said(text []byte) error {
 	return nil
 }
 
-// head keeps the beginning of what is written.
+// head keeps the beginning of the written data.
 type head struct{ bytes.Buffer }
 
 func (h *head) Write(p []byte) (int, error) {
@@ -143,8 +143,8 @@ const (
 	ramfsMagic = 0x858458f6
 )
 
-// InMemory makes a directory for root alone whose files never come to the disk, as far as its file
-// system says: swap is the operator's to encrypt.
+// InMemory makes a directory for root alone whose files are never written to the disk, according to
+// its file system: encrypting swap is up to the operator.
 func InMemory(dir string) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return fmt.Errorf("making the directory of keys: %w", err)

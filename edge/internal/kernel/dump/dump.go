@@ -1,10 +1,10 @@
 // Package dump reads lists of the kernel that a change interrupts.
 //
-// A list comes in several reads. Where something of it changes in between, as with every pod that
-// starts or ends, the kernel marks it (NLM_F_DUMP_INTR, linux/netlink.h): it may lack what was
-// there all the time. Then it is read again.
+// A list comes in several reads. If it changes in between, as with every pod that starts or ends,
+// the kernel marks it (NLM_F_DUMP_INTR, linux/netlink.h): it may lack entries that existed all the
+// time. Then it is read again.
 //
-// It owns nothing. It refuses a list that changes in each of a number of readings. Its functions
+// It owns no state. It refuses a list that changes in each of a number of readings. Its functions
 // may be called from any goroutine; they see the network namespace of the calling thread.
 package dump
 
@@ -17,15 +17,15 @@ import (
 )
 
 // readings is how often a list is read at most, without a pause: a reading takes a millisecond or
-// less, and what changes an interface rarely does so more often.
+// less, and interfaces rarely change more often.
 const readings = 20
 
-// Repeat calls read, which reads lists, until none of them was interrupted. The error is the one of
-// the last call.
+// Repeat calls read, which reads lists, until all of them were uninterrupted. The error is the one
+// of the last call.
 func Repeat(read func() error) error {
 	var err error
 	for range readings {
-		// netlink.ErrDumpInterrupted is an EINTR too, beside that of a signal.
+		// netlink.ErrDumpInterrupted is an EINTR too, like that of a signal.
 		if err = read(); !errors.Is(err, unix.EINTR) {
 			return err
 		}

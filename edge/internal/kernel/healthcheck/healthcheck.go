@@ -1,7 +1,7 @@
 // Package healthcheck runs the site's own health checks: the programs in a directory.
 //
-// It owns nothing. It refuses what is no executable file of root's, runs one program at a time,
-// each for a bounded time, and passes no argument to it. Its functions may be called by any
+// It owns no state. It refuses files that are not executables owned by root, runs one program at a
+// time, each for a bounded time, and passes no argument to it. Its functions may be called by any
 // goroutine.
 package healthcheck
 
@@ -31,8 +31,8 @@ type Result struct {
 	Code int
 }
 
-// Run runs the programs of a directory in the order of their names. A directory that is not there
-// has none.
+// Run runs the programs of a directory in the order of their names. A missing directory counts as
+// empty.
 func Run(ctx context.Context, dir string) ([]Result, error) {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {

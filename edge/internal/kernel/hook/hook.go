@@ -2,13 +2,13 @@
 // shutdown, image update.
 //
 // It owns the processes of a hook: their process group, their environment, the end of their output,
-// their end. It refuses an operation that has no hook. What a hook is for, and when it may run, is
-// decided elsewhere.
+// their end. It refuses an operation that has no hook. Its callers decide the purpose and the time
+// of a hook.
 //
 // A hook outlives the process that started it: systemd's KillMode=process leaves it alone when
-// edgecore is restarted, and an update must not be cut in the middle by that. So what is to be
-// known of it is in files, and a later process adopts it (record.go). At most one hook runs at a
-// time. A Hooks is never changed; Run and Kill must not be called at the same time.
+// edgecore is restarted, and an update must not be cut in the middle by that. So its state is in
+// files, and a later process adopts it (record.go). At most one hook runs at a time. A Hooks is
+// never changed; Run and Kill must not be called at the same time.
 package hook
 
 import (
@@ -37,7 +37,7 @@ const (
 
 // Config configures Hooks.
 type Config struct {
-	Commands map[string]string // by operation, each for /bin/sh; an empty one is none
+	Commands map[string]string // by operation, each for /bin/sh; empty: no hook
 	Dir      string            // where a running hook is recorded; made on first use
 	Boot     string            // tells one boot of the device from another
 	Timeout  time.Duration     // after which a hook is killed, on the monotonic clock; 0: never
@@ -55,7 +55,7 @@ func New(c Config) *Hooks {
 	return &Hooks{config: c, records: records{dir: c.Dir, boot: c.Boot}}
 }
 
-// Check says whether there is a hook.
+// Check returns an error for an operation without a hook.
 func (h *Hooks) Check(operation string) error {
 	if h.config.Commands[operation] == "" {
 		return fmt.Errorf("%s: %w", operation, ErrNoHook)
@@ -67,7 +67,7 @@ func (h *Hooks) Check(operation string) error {
 // environment, and returns the end of its output and its exit code. Where the hook of this id runs
 // already, or has ended since, it is adopted and not started again. The error is of a hook that
 // could not be run, that was killed, or whose code is not 0. When ctx ends Run returns and the hook
-// goes on: the next Run adopts it. Kill ends it.
+// keeps running: the next Run adopts it. Kill ends it.
 func (h *Hooks) Run(ctx context.Context, id, operation string, env ...string) (output string, code int, err error) {
 	if err := h.Check(operation); err != nil {
 		return "", -1, err
@@ -87,7 +87,7 @@ func (h *Hooks) run(ctx context.Context, id, operation string, env []string) (co
 	if err != nil {
 		return -1, err
 	}
-	if running && last.ID != id { // nothing wants that one any more, or it would be asked for
+	if running && last.ID != id { // obsolete, or it would be asked for
 		if err := h.end(ctx, last); err != nil {
 			return -1, fmt.Errorf("ending the hook of another operation: %w", err)
 		}
@@ -105,8 +105,8 @@ func (h *Hooks) run(ctx context.Context, id, operation string, env []string) (co
 }
 
 // script is the shell in front of a hook. It is the leader of the hook's process group and has the
-// lock (file descriptor 3), which the hook itself doesn't get: what that leaves in the background
-// is no hook any more. A SIGTERM to the group is for the hook.
+// lock (file descriptor 3), which the hook itself doesn't get: its background processes are no
+// longer part of the hook. A SIGTERM to the group is for the hook.
 const script = `trap : TERM
 echo $$ >"$3.new" && mv "$3.new" "$3" || exit 125
 /bin/sh -c "$1" 2>&1 3>&-
@@ -114,13 +114,13 @@ code=$?
 echo $code >"$2.new" && mv "$2.new" "$2"
 exit $code`
 
-// start starts a hook in a session of its own. What is recorded is on its way to the disk before.
+// start starts a hook in a session of its own. Its record is written before.
 func (h *Hooks) start(id, command string, env []string) (record, error) {
 	lock, out, r, err := h.records.begin(id)
 	if err != nil {
 		return record{}, err
 	}
-	defer lock.Close() // the hook has it now: the lock belongs to what was opened, not to us
+	defer lock.Close() // the hook has it now: the lock belongs to the open file, not to us
 	defer out.Close()
 	cmd := exec.Command("/bin/sh", "-c", script, "hook", command, h.records.path(exitFile), h.records.path(pidFile))
 	cmd.Env = append(os.Environ(), env...)

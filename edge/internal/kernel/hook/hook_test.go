@@ -46,7 +46,7 @@ func TestRun(t *testing.T) {
 			t.Errorf("%s: got %v, want ErrNoHook", operation, err)
 		}
 	}
-	// What a hook leaves in the background holds nothing up.
+	// Background processes of a hook do not delay its end.
 	output, _, err := h.Run(t.Context(), "fork", "fork")
 	if err != nil {
 		t.Fatal(err)
@@ -60,7 +60,7 @@ func TestRun(t *testing.T) {
 	}
 }
 
-// A hook that hangs is killed with all that it started, and says what it printed.
+// A hook that hangs is killed with its child processes, and its output is returned.
 func TestTraps_17_TimeoutKillsTheHooksGroup(t *testing.T) {
 	alive := filepath.Join(t.TempDir(), "alive")
 	h := hook.New(hook.Config{Dir: t.TempDir(), Boot: "1", Timeout: 300 * time.Millisecond, Commands: map[string]string{
@@ -166,7 +166,7 @@ func TestTraps_17_HookIsAdoptedAfterKill(t *testing.T) {
 	}
 }
 
-// The hook of an operation that nothing remembers is ended before another one begins.
+// The hook of a forgotten operation is ended before another one begins.
 func TestTraps_17_ForgottenHookIsEndedFirst(t *testing.T) {
 	dir := t.TempDir()
 	ctx, cancel := context.WithCancel(t.Context())

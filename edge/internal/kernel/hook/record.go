@@ -29,11 +29,11 @@ const (
 // maxOutput is how many bytes of output are reported, the last ones.
 const maxOutput = 4096
 
-// maxFile bounds the file of a hook's output, in bytes: it is cut to its end then. While no
-// edgecore runs, nothing cuts it.
+// maxFile bounds the file of a hook's output, in bytes: it is cut to its end then. While edgecore
+// does not run, it is not cut.
 const maxFile = 1 << 20
 
-// record is what a later edgecore has to know of a hook.
+// record is the state of a hook for a later edgecore.
 type record struct {
 	ID      string        `json:"id"`
 	Boot    string        `json:"boot"`
@@ -135,7 +135,7 @@ func (r records) exit() (code int, ended bool) {
 	return code, err == nil
 }
 
-// output is the end of what the hook printed.
+// output returns the end of the hook's output.
 func (r records) output() string {
 	f, err := os.Open(r.path(outputFile))
 	if err != nil {
@@ -154,8 +154,8 @@ func (r records) output() string {
 	return string(raw)
 }
 
-// shorten cuts the output to its end when it has grown too long. What is printed in that
-// moment is lost.
+// shorten cuts the output to its end when it has grown too long. Output printed in that moment is
+// lost.
 func (r records) shorten() {
 	i, err := os.Stat(r.path(outputFile))
 	if err != nil || i.Size() <= maxFile {

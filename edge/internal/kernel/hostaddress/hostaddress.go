@@ -1,8 +1,8 @@
-// Package hostaddress gives this device addresses of its own on the loopback interface, for what
-// only the device and its pods talk to.
+// Package hostaddress adds addresses to this device's loopback interface, for servers that only the
+// device and its pods use.
 //
-// It owns the addresses with its label, and refuses to touch others: one that is there already is
-// taken as it is. It keeps nothing; any goroutine may call it.
+// It owns the addresses with its label, and refuses to touch others: an existing one is used
+// unchanged. It is stateless; any goroutine may call it.
 package hostaddress
 
 import (
@@ -17,7 +17,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/kernel/dump"
 )
 
-// label marks our addresses, beside those of package redirect (ip-address(8)).
+// label marks our addresses, distinct from those of package redirect (ip-address(8)).
 const label = "lo:skerry-n"
 
 // Keep makes the device have the addresses, and takes those from it that an earlier run gave it and

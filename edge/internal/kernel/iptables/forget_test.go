@@ -18,8 +18,8 @@ import (
 )
 
 // A client that always connects from one port, as machines in a plant do, is served by the new pod
-// at once when the old one has ended its connection with a reset: the kernel goes on remembering
-// that one for 10 s.
+// at once when the old one has ended its connection with a reset: the kernel keeps that entry for
+// 10 s.
 func TestOnePortAfterAReset(t *testing.T) {
 	lan := lantest.New(t)
 	node, client := lan.Host("10.78.0.1/24"), lan.Host("10.78.0.200/24")
@@ -52,7 +52,7 @@ func TestOnePortAfterAReset(t *testing.T) {
 	}
 }
 
-// resets makes a pod that says its word and ends each connection with a reset, without a FIN.
+// resets starts a pod that sends its word and ends each connection with a reset, without a FIN.
 func resets(t *testing.T, pod *lantest.Host, at netip.AddrPort, word string) {
 	t.Helper()
 	err := pod.Do(func() error {
@@ -68,7 +68,7 @@ func resets(t *testing.T, pod *lantest.Host, at netip.AddrPort, word string) {
 					return
 				}
 				_, _ = c.Write([]byte(word))
-				_, _ = c.Read(make([]byte, 1)) // the client has it, and says so
+				_, _ = c.Read(make([]byte, 1)) // the client has it, and confirms
 				_ = c.(*net.TCPConn).SetLinger(0)
 				c.Close()
 			}

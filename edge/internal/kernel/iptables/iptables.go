@@ -2,8 +2,8 @@
 // node's own pods, each in turn.
 //
 // It owns the chains whose names begin with SKERRY-, and one rule in each of the kernel's chains
-// that leads to them. It refuses to touch anything else and never flushes. What is served is added
-// before what is not served any more is removed. Plane.Apply is called by one goroutine at a time.
+// that leads to them. It refuses to touch anything else and never flushes. New rules are added
+// before old ones are removed. Plane.Apply is called by one goroutine at a time.
 package iptables
 
 import (
@@ -24,7 +24,8 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/kernel/dump"
 )
 
-// Bases lead to our chains. DNAT is looked up for what arrives and for what the node itself sends.
+// Bases are the rules that jump to our chains. DNAT applies to arriving packets and to those of the
+// node itself.
 func Bases() []Base {
 	return []Base{natIn(), natOut(), Source(), sources(), Input(), Forward(), loop()}
 }
@@ -38,17 +39,17 @@ func Source() Base { return Base{Table: "nat", Name: prefix + "VIP-SOURCE", Hook
 // Input closes the ports that are not served.
 func Input() Base { return Base{Table: "filter", Name: prefix + "VIP-PORTS", Hook: "INPUT"} }
 
-// Forward lets through what goes to pods where the policy is DROP; behind all other rules, so that
-// it opens nothing that another rule closed.
+// Forward accepts packets to pods if the policy is DROP; after all other rules, so that it does not
+// override a drop of another rule.
 func Forward() Base {
 	return Base{Table: "filter", Name: prefix + "VIP-FORWARD", Hook: "FORWARD", Last: true}
 }
 
-// loop drops what would leave by the interface of the LAN on which it came: a packet for an address
-// that no node holds would travel between a router and this node.
+// loop drops packets that would leave by the LAN interface on which they arrived: a packet for an
+// address that no node holds would travel between a router and this node.
 func loop() Base { return Base{Table: "mangle", Name: prefix + "VIP-LOOP", Hook: "FORWARD"} }
 
-// sources drops what comes from elsewhere than the service allows, before anything is translated.
+// sources drops packets from sources that the service does not allow, before translation.
 func sources() Base {
 	return Base{Table: "mangle", Name: prefix + "VIP-RANGES", Hook: "PREROUTING"}
 }
@@ -58,7 +59,7 @@ type Plane struct {
 	four, six *Rules
 }
 
-// New finds the programs. IPv6 may be missing on a device that has none.
+// New finds the programs. ip6tables may be missing on a device without IPv6.
 func New() (*Plane, error) {
 	four, err := NewRules(false)
 	if err != nil {
@@ -160,14 +161,14 @@ func again(s balance.Service, p balance.Port) [][]string {
 	return rules
 }
 
-// list names what the kernel remembers of a pod's clients.
+// list names the kernel's list of a pod's recent clients.
 func list(s balance.Service, p balance.Port, b netip.AddrPort) string {
 	sum := sha256.Sum256(fmt.Append(nil, s.Address, p.Protocol, p.Number, b))
 	return prefix + hex.EncodeToString(sum[:10])
 }
 
-// SourceRules are what becomes of the client's address. It is kept only on demand; a pod that
-// reaches itself by way of the address must not see its own.
+// SourceRules are the rules for the client's address. It is kept only on demand; a pod that reaches
+// itself by way of the address must not see its own.
 func SourceRules(s balance.Service, p balance.Port) [][]string {
 	if !s.KeepSource {
 		return [][]string{{"-j", "MASQUERADE"}}
@@ -180,8 +181,8 @@ func SourceRules(s balance.Service, p balance.Port) [][]string {
 }
 
 // Guard are the rules that keep an address to itself: ports that are not served are refused, and
-// nothing goes in circles. A data plane that delivers on the node itself, behind INPUT, says so by
-// local: its ports must pass.
+// forwarding loops are prevented. local is for a data plane that delivers on the node itself,
+// behind INPUT: its ports must pass.
 func Guard(s balance.Service, local bool) []Leaf {
 	icmp, refuse := "icmp", "icmp-port-unreachable"
 	if s.Address.Is6() {
@@ -204,8 +205,8 @@ func Guard(s balance.Service, local bool) []Leaf {
 	)
 	out := []Leaf{{Base: Input(), Match: []string{"-d", whole(s.Address)}, Rules: rules}}
 	if s.Sources != nil {
-		// What a pod answers comes to the address too where the node's own, which the pod sees, is
-		// the address itself: for IPv6 the kernel may choose it.
+		// A pod's answers are sent to the address too if the node's own, which the pod sees, is the
+		// address itself: for IPv6 the kernel may choose it.
 		from := [][]string{{"-p", icmp, "-j", "RETURN"}, {"-m", "conntrack", "--ctdir", "REPLY", "-j", "RETURN"}}
 		for _, r := range s.Sources {
 			from = append(from, []string{"-s", r.Masked().String(), "-j", "RETURN"})
@@ -218,12 +219,12 @@ func Guard(s balance.Service, local bool) []Leaf {
 	return out
 }
 
-// Forget removes what the kernel remembers of flows to pods that are not served any more. A client
-// that goes on sending UDP from one port would be sent to the dead pod for as long as it does. A
-// TCP connection that is open stays: a pod may end it in its own time. One that is over, or was
-// never answered, would take the client that connects again from the same port to where the last
-// one went: nf_conntrack_proto_tcp starts again only where an end has said FIN, not where the pod
-// said RST; and what a client that was not answered sends again belongs to its first try.
+// Forget removes the kernel's entries of flows to pods that are no longer served. A client that
+// keeps sending UDP from one port would be sent to the dead pod for as long as it does. A TCP
+// connection that is open stays: a pod may end it in its own time. One that is over, or was never
+// answered, would send a client that reconnects from the same port to the previous pod:
+// nf_conntrack_proto_tcp creates a new entry only after a FIN, not after the pod's RST; and the
+// retransmissions of an unanswered client belong to its first attempt.
 func Forget(all []balance.Service, six bool) error {
 	f := stale{}
 	for _, s := range all {

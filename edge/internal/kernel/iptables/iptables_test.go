@@ -11,7 +11,7 @@ func TestPlane(t *testing.T) {
 	balancetest.Run(t, plane())
 }
 
-// Clients that the Service does not allow get nothing, and each client stays with its pod.
+// Clients that the Service does not allow are not served, and each client stays with its pod.
 func TestHostile_03_SourceRangesAndAffinityHold(t *testing.T) {
 	balancetest.Hostile(t, plane())
 }

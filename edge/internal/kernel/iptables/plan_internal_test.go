@@ -12,8 +12,8 @@ import (
 	"github.com/skerry-io/skerry/tests/golden"
 )
 
-// text is what a set of services makes of the tables, as iptables-restore reads it, without what
-// leads to our chains.
+// text renders the tables of a set of services in iptables-restore's format, without the jumps to
+// our chains.
 func text(all []balance.Service) string {
 	var b strings.Builder
 	for _, s := range balance.Normal(all) {

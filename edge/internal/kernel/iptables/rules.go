@@ -21,8 +21,8 @@ type Base struct {
 }
 
 // Leaf is a few rules that belong together, behind one match. Its chain is named after its content:
-// it is filled before anything leads to it and never changed after that, so traffic sees the old
-// rules or the new ones and nothing between.
+// it is filled before any rule jumps to it and never changed after that, so traffic sees either the
+// old rules or the new ones.
 type Leaf struct {
 	Base  Base
 	Match []string
@@ -57,8 +57,8 @@ func NewRules(six bool) (*Rules, error) {
 	return &Rules{tool, program}, nil
 }
 
-// read lists a whole table in one go: the lines of each chain, of which the first says that there
-// is one. Asking for the chains one by one would start a process for each, at every look.
+// read lists a whole table in one go: the lines of each chain, the first of which declares the
+// chain. Reading the chains one by one would start a process for each, every time.
 func (r *Rules) read(table string) (map[string][]string, error) {
 	var complaint bytes.Buffer
 	cmd := exec.Command(r.program, "-t", table, "-S", "--wait", "10")
@@ -77,9 +77,9 @@ func (r *Rules) read(table string) (map[string][]string, error) {
 	return chains, nil
 }
 
-// Apply makes the chains of the bases have exactly these leaves, adding before removing. Chains
-// and rules of others are not touched. Without leaves nothing of ours stays in a base's table, not
-// even the way to it.
+// Apply makes the chains of the bases have exactly these leaves, adding before removing. Chains and
+// rules of others are not touched. Without leaves all of our chains are removed from a base's
+// table, including the jump to them.
 func (r *Rules) Apply(bases []Base, leaves []Leaf) error {
 	tables := map[string][]Base{}
 	for _, b := range bases {
@@ -107,7 +107,7 @@ func (r *Rules) table(table string, bases []Base, leaves []Leaf) error {
 	for c := range chains {
 		exists[c] = true
 	}
-	// What leads where.
+	// The jumps.
 	leads := map[string]map[string]int{} // base, leaf's chain: how many rules
 	for _, b := range bases {
 		leads[b.Name] = map[string]int{}
@@ -156,8 +156,8 @@ func (r *Rules) table(table string, bases []Base, leaves []Leaf) error {
 	return errors.Join(errs...)
 }
 
-// Destinations are the addresses that the rules of a base are for: what a fresh process
-// finds in the kernel.
+// Destinations are the addresses that the rules of a base are for, as a fresh process finds them in
+// the kernel.
 func (r *Rules) Destinations(b Base) ([]netip.Addr, error) {
 	ok, err := r.tool.ChainExists(b.Table, b.Name)
 	if err != nil || !ok {

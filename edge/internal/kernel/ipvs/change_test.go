@@ -13,8 +13,8 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/kernel/lantest"
 )
 
-// A device whose data plane is changed while it has an address: the new one serves, nothing of the
-// old one is left in the kernel, either way; what others have there stays.
+// A device whose data plane is changed while it has an address: the new one serves, the old one's
+// state is removed from the kernel, in both directions; foreign state stays.
 func TestTraps_07_DataPlaneChangeLeavesNothingOfTheOld(t *testing.T) {
 	if _, err := ipvs.New(); errors.Is(err, ipvs.ErrUnsupported) {
 		t.Skip(err)

@@ -2,8 +2,8 @@
 // NAT to the node's own pods.
 //
 // It owns the virtual services at addresses for which it has chains of its own (../iptables): the
-// chains are made first and removed last, so that a fresh process knows what is ours. It refuses
-// kernels without IPVS, and never flushes: services of others are not looked at. A TCP connection
+// chains are made first and removed last, so that a fresh process recognises its services. It
+// refuses kernels without IPVS, and never flushes: services of others are ignored. A TCP connection
 // stays with its pod; a pod that is not served any more gets no new ones, and goes when its last
 // one has ended. Plane.Apply is called by one goroutine at a time.
 package ipvs
@@ -26,7 +26,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/kernel/iptables"
 )
 
-// ErrUnsupported says that the kernel has no IPVS, or iptables no match for it.
+// ErrUnsupported means that the kernel has no IPVS, or iptables no match for it.
 var ErrUnsupported = errors.New("the kernel has no IPVS")
 
 // Plane is the data plane.
@@ -34,8 +34,8 @@ type Plane struct {
 	rules map[bool]*iptables.Rules // by: is it IPv6
 }
 
-// New asks the kernel for IPVS, which loads its modules. The error is ErrUnsupported where
-// there is none.
+// New asks the kernel for IPVS, which loads its modules. The error is ErrUnsupported if it is
+// missing.
 func New() (*Plane, error) {
 	h, err := open()
 	if err != nil {
@@ -57,8 +57,7 @@ const sysctlDir = "/proc/sys/net/ipv4/vs/"
 
 func open() (*ipvs.Handle, error) {
 	if _, err := os.Stat(sysctlDir + "conntrack"); err != nil {
-		// The library would load the module too, but complains on standard error where
-		// there is none.
+		// The library would load the module too, but complains on standard error if it is missing.
 		if out, err := exec.Command("modprobe", "ip_vs").CombinedOutput(); err != nil {
 			return nil, fmt.Errorf("%w: %w: %s", ErrUnsupported, err, strings.TrimSpace(string(out)))
 		}
@@ -108,8 +107,8 @@ func (p *Plane) Apply(_ context.Context, want []balance.Service) error {
 	return errors.Join(errs...)
 }
 
-// Withdraw removes our virtual services and nothing else, for a node whose addresses another data
-// plane serves from now on.
+// Withdraw removes only our virtual services, for a node whose addresses another data plane serves
+// from now on.
 func (p *Plane) Withdraw() error {
 	h, err := open()
 	if err != nil {
@@ -129,7 +128,7 @@ func (p *Plane) Withdraw() error {
 	return services(h, nil, owned)
 }
 
-// family applies what one family has: rules, then services, then what rules are too many.
+// family applies the state of one family: rules, then services, then it removes surplus rules.
 func family(h *ipvs.Handle, rules *iptables.Rules, want []balance.Service) error {
 	had, err := rules.Destinations(iptables.Input())
 	if err != nil {
@@ -178,9 +177,9 @@ func leaves(all []balance.Service) []iptables.Leaf {
 	return out
 }
 
-// sysctls switches on what NAT of IPVS and iptables together need: connections of IPVS are tracked,
-// so that MASQUERADE knows them, and those to a pod that is not served any more are forgotten when
-// their next packet comes, and so is which client came to it (Linux,
+// sysctls sets the sysctls that NAT of IPVS and iptables together needs: connections of IPVS are
+// tracked, so that MASQUERADE knows them, and those to a pod that is not served any more are
+// forgotten when their next packet comes, and so is which client came to it (Linux,
 // Documentation/networking/ipvs-sysctl.rst).
 func sysctls() error {
 	for _, name := range []string{"conntrack", "expire_nodest_conn", "expire_quiescent_template"} {
@@ -199,14 +198,14 @@ func sysctls() error {
 	return nil
 }
 
-// services makes the virtual services at our addresses what they should be.
+// services reconciles the virtual services at our addresses.
 func services(h *ipvs.Handle, want []balance.Service, owned map[netip.Addr]bool) error {
 	have, err := read(h, owned)
 	errs := []error{err}
 	if have == nil {
 		return err
 	}
-	failed := map[key]bool{} // services of which nothing more can be done
+	failed := map[key]bool{} // services without further changes
 	for _, c := range plan(want, have) {
 		if failed[c.key] {
 			continue
@@ -247,7 +246,7 @@ func read(h *ipvs.Handle, owned map[netip.Addr]bool) (map[key]virtual, error) {
 	return have, errors.Join(errs...)
 }
 
-// apply makes the change. What is there already, or gone, is as it should be.
+// apply makes the change. An object that exists already, or is already gone, is no error.
 func (c change) apply(h *ipvs.Handle) (err error) {
 	switch c.operation {
 	case addService:

@@ -16,7 +16,7 @@ func TestPlane(t *testing.T) {
 	balancetest.Run(t, plane())
 }
 
-// Clients that the Service does not allow get nothing, and each client stays with its pod.
+// Clients that the Service does not allow are not served, and each client stays with its pod.
 func TestHostile_03_SourceRangesAndAffinityHold(t *testing.T) {
 	if _, err := ipvs.New(); errors.Is(err, ipvs.ErrUnsupported) {
 		t.Skip(err)

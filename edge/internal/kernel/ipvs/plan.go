@@ -21,7 +21,7 @@ const (
 	persistent = 0x1
 )
 
-// key is what the kernel knows a virtual service by.
+// key identifies a virtual service in the kernel.
 type key struct {
 	at       netip.AddrPort
 	protocol balance.Protocol
@@ -37,7 +37,7 @@ type virtual struct {
 	destinations []*ipvs.Destination
 }
 
-// operation is what a change does, as ipvsadm(8) names it.
+// operation is the kind of a change, as in ipvsadm(8).
 type operation string
 
 const (
@@ -90,8 +90,8 @@ func number(p balance.Protocol) uint16 {
 	return unix.IPPROTO_TCP
 }
 
-// plan lists what makes of the virtual services that the kernel has the ones that are wanted, which
-// are Normal: first what is wanted, each service before its pods, then what is too much.
+// plan lists the changes from the kernel's virtual services to the desired ones, which are Normal:
+// first additions, each service before its pods, then removals.
 func plan(want []balance.Service, have map[key]virtual) (changes []change) {
 	rest := maps.Clone(have)
 	for _, s := range want {
@@ -157,7 +157,7 @@ func planService(k key, want balance.Service, p balance.Port, have virtual) (cha
 	return changes
 }
 
-// retire lets a pod's TCP connections end; UDP has none to lose, and moves at once.
+// retire lets a pod's TCP connections end; UDP has no connections to lose, and moves at once.
 func retire(k key, s *ipvs.Service, d *ipvs.Destination) (change, bool) {
 	if k.protocol == balance.UDP || d.ActiveConnections+d.InactiveConnections == 0 {
 		return change{deleteServer, k, s, d}, true

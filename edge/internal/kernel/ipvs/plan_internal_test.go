@@ -20,7 +20,7 @@ import (
 //go:embed testdata
 var goldens embed.FS
 
-// does carries out a plan on what the kernel has.
+// does applies a plan to the kernel's state.
 func does(have map[key]virtual, changes []change) {
 	for _, c := range changes {
 		v := have[c.key]
@@ -46,7 +46,7 @@ func does(have map[key]virtual, changes []change) {
 	}
 }
 
-// A plan is as ipvsadm -R reads it, and after it there is nothing left to do.
+// A plan is as ipvsadm -R reads it, and applying it leaves no further changes.
 func TestPlanText(t *testing.T) {
 	at := netip.MustParseAddrPort
 	port := func(p balance.Protocol, number uint16, pods ...string) balance.Port {

@@ -24,15 +24,16 @@ import (
 const retest = 20 * time.Second
 
 var (
-	// plainName is what is written into the configuration unquoted, and names a file.
+	// plainName matches names that are written unquoted into the configuration, and used as file
+	// names.
 	plainName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$`)
-	// plainInterface leaves out what means something to keepalived's parser; Linux allows it.
+	// plainInterface excludes characters with a meaning for keepalived's parser; Linux allows them.
 	plainInterface = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,14}$`)
 )
 
-// valid leaves out what keepalived must never read, and all but one of those that clash: a second
-// instance with a name, or with a number of the same family on an interface, makes keepalived
-// refuse its whole configuration. One that is in force already stays.
+// valid excludes instances that keepalived must never read, and all but one of conflicting ones: a
+// second instance with a name, or with a number of the same family on an interface, makes
+// keepalived refuse its whole configuration. An active one stays.
 func valid(instances []Instance, inForce func(name string) bool) (good []Instance, problems map[string]error) {
 	instances = slices.Clone(instances)
 	slices.SortStableFunc(instances, func(a, b Instance) int {
@@ -143,7 +144,7 @@ func (d *Daemon) compose(ctx context.Context, instances []Instance, extra []byte
 	return own, good, refused, nil
 }
 
-// sift finds the instances that keepalived takes together. What it says is remembered for a while.
+// sift finds the instances that keepalived accepts together. Its answers are cached for a while.
 func (d *Daemon) sift(ctx context.Context, own []byte, instances []Instance) (good []Instance, refused map[string]error, err error) {
 	if s := d.sifted; bytes.Equal(s.of, own) && (len(s.refused) == 0 || time.Since(s.at) < retest) {
 		return s.good, s.refused, nil
@@ -197,7 +198,7 @@ func (d *Daemon) split(ctx context.Context, instances []Instance, refused map[st
 	return good, nil
 }
 
-// errRefused says that keepalived has judged the configuration itself.
+// errRefused means that keepalived itself has refused the configuration.
 var errRefused = errors.New("keepalived refuses the configuration")
 
 // test lets keepalived judge a configuration, in the network namespace where it is to run: a reload
@@ -227,7 +228,7 @@ func (d *Daemon) test(ctx context.Context, conf []byte) error {
 	return fmt.Errorf("%w: %w: %s", errRefused, err, complaint(out, path))
 }
 
-// complaint is what keepalived said, without what it always says.
+// complaint returns keepalived's messages, without those that it always prints.
 func complaint(out []byte, path string) string {
 	var words []string
 	for line := range strings.Lines(string(out)) {
@@ -247,8 +248,8 @@ func complaint(out []byte, path string) string {
 func render(cfg Config, instances []Instance) []byte {
 	var b bytes.Buffer
 	// script_user comes first: with vrrp_notify_fifo before it keepalived 2.2.7 may crash on a
-	// reload. A change of global_defs means a restart to be safe, so they depend on nothing
-	// but the directory.
+	// reload. A change of global_defs means a restart to be safe, so they depend only on the
+	// directory.
 	//
 	// After two parts of a LAN have come together, a loser that hears the winner before it was
 	// heard itself would stop advertising at once, and the winner would never learn that switches
@@ -257,7 +258,7 @@ func render(cfg Config, instances []Instance) []byte {
 	// addresses, at once and 1 s later.
 	//
 	// A process that other programs keep from running for three intervals loses its addresses
-	// although nothing is wrong with the node: the least nice one goes first (vrrp_priority, see
+	// although the node is healthy: the least nice one goes first (vrrp_priority, see
 	// setpriority(2)).
 	fmt.Fprintf(&b, `# Made by edgecore. Your own sections belong into %s.
 global_defs {

@@ -43,8 +43,8 @@ var hostile = []string{
 	"@include", "include /etc/x", "~SEQ(a,1,2)", strings.Repeat("a", 64<<10), "", " ", "\r", "a\tb", "\u2028",
 }
 
-// What comes from objects reaches the configuration as a plain word or not at all, and the
-// rest is held.
+// Values from objects reach the configuration as plain words or not at all, and the other addresses
+// are held.
 func TestHostile_17_NamesInTheConfigurationAreInert(t *testing.T) {
 	good := Instance{Name: "good", Interface: "lan0", VRID: 51, Priority: 200, Advert: time.Second, Address: netip.MustParseAddr("192.168.1.100")}
 	want := render(Config{Dir: "/run/d"}, []Instance{good})

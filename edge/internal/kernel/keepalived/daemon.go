@@ -7,13 +7,13 @@ import (
 	"time"
 )
 
-// Config says where things are.
+// Config has the paths.
 type Config struct {
 	// Dir holds everything; it should be on a file system of memory, such as
 	// /run/skerry/keepalived.
 	Dir string
 	// Extra is a file with the user's own sections of keepalived.conf(5), which may be missing; ""
-	// for none. It must not contain global_defs.
+	// disables it. It must not contain global_defs.
 	Extra string
 	// Program is keepalived; default: found in PATH.
 	Program string
@@ -35,7 +35,7 @@ type Instance struct {
 	Unicast Unicast
 }
 
-// Unicast is whom advertisements go to, and the own address that they come from.
+// Unicast has the peers that advertisements are sent to, and their source address.
 type Unicast struct {
 	Source netip.Addr
 	Peers  []netip.Addr
@@ -43,7 +43,7 @@ type Unicast struct {
 
 func (i Instance) addresses() []netip.Addr { return append([]netip.Addr{i.Address}, i.More...) }
 
-// State is what this node is in an election.
+// State is this node's role in an election.
 type State string
 
 // Daemon is a supervised keepalived.
@@ -68,7 +68,7 @@ type Daemon struct {
 	restarts uint64
 }
 
-// New makes a Daemon. It starts nothing and touches no file.
+// New makes a Daemon. It starts no process and touches no file.
 func New(cfg Config) *Daemon {
 	if cfg.Program == "" {
 		cfg.Program = "keepalived"
@@ -101,7 +101,7 @@ func poke(c chan struct{}) {
 	}
 }
 
-// sifted is what keepalived said of instances that it did not take all of, so that it is not asked
+// sifted caches keepalived's answer on instances of which it refused some, so that it is not asked
 // again at each Apply.
 type sifted struct {
 	of      []byte // the instances as they would be written

@@ -2,12 +2,12 @@
 // Debian's keepalived as a child process.
 //
 // It owns the process, the directory with its configuration, FIFO, pid files and tracked files, and
-// the addresses that its configuration names, on whose interfaces it finds and removes what a
-// killed keepalived left behind. It refuses a configuration that keepalived's own test refuses,
-// since a reload of a bad one ends the daemon and leaves its addresses standing. A user's own
-// sections are included as they were when they last passed that test. Everything is in a directory
-// below /run: nothing is written to flash. The process survives the supervisor, so that a restart
-// of edgecore moves no address; the next supervisor takes it over.
+// the addresses that its configuration names, on whose interfaces it finds and removes the
+// addresses left by a killed keepalived. It refuses a configuration that keepalived's own test
+// refuses, since a reload of a bad one ends the daemon and leaves its addresses standing. A user's
+// own sections are included as they were when they last passed that test. All files are in a
+// directory below /run, not on flash. The process survives the supervisor, so that a restart of
+// edgecore moves no address; the next supervisor takes it over.
 //
 // Run is called once. The other methods may be called from any goroutine.
 package keepalived
@@ -24,8 +24,8 @@ import (
 	"github.com/skerry-io/skerry/common/atomicfile"
 )
 
-// Changed signals that States may differ from what it was. It is level-triggered: several changes
-// may be signalled once.
+// Changed signals that States may have changed. It is level-triggered: several changes may be
+// signalled once.
 func (d *Daemon) Changed() <-chan struct{} { return d.changed }
 
 // States are the states of all instances.
@@ -60,9 +60,9 @@ func (d *Daemon) ExtraProblem() error {
 	return d.extra
 }
 
-// SetReady says whether this node may hold an instance's address. keepalived watches the file: no
+// SetReady sets whether this node may hold an instance's address. keepalived watches the file: no
 // reload is needed, and giving up is announced to the others at once. An instance is not ready
-// before SetReady said so.
+// before a call of SetReady.
 func (d *Daemon) SetReady(name string, ready bool) error {
 	if !plainName.MatchString(name) {
 		return fmt.Errorf("%.40q can't be the name of an instance", name)

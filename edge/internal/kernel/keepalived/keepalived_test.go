@@ -351,7 +351,7 @@ func TestTraps_01_OneBadInstanceIsLeftOut(t *testing.T) {
 		}
 	}
 	holds(t, a, b)
-	// The same from the start, as after a reboot: nothing is in force yet.
+	// The same from the start, as after a reboot: no configuration is active yet.
 	a.stop()
 	a.start()
 	a.ready("web", true)
@@ -470,8 +470,8 @@ func TestVIPs_17_KeepalivedKilledRecovers(t *testing.T) {
 	}
 }
 
-// Scenario 17, the supervisor's part: it is killed, keepalived goes on, and the next one takes it
-// over without a flap.
+// Scenario 17, the supervisor's part: it is killed, keepalived keeps running, and the next one
+// takes it over without a flap.
 func TestVIPs_17_SupervisorKilledAdoptsKeepalived(t *testing.T) {
 	_, a, b := pair(t)
 	pid, err := os.ReadFile(filepath.Join(a.dir, "keepalived.pid"))
@@ -493,7 +493,7 @@ func TestVIPs_17_SupervisorKilledAdoptsKeepalived(t *testing.T) {
 	holds(t, b, a)
 	a.ready("web", true)
 
-	// Both are killed: the next supervisor removes what was left behind.
+	// Both are killed: the next supervisor removes the leftovers.
 	b.ready("web", false)
 	holds(t, a, b)
 	a.kill()
@@ -534,7 +534,7 @@ func TestClear(t *testing.T) {
 	}
 }
 
-// A pid file of a keepalived that is gone, or of another process, keeps nothing from starting.
+// A pid file of a keepalived that is gone, or of another process, does not prevent a start.
 func TestStart_stalePIDFiles(t *testing.T) {
 	l := lantest.New(t)
 	a := newNode(t, l, "10.77.0.1/24")

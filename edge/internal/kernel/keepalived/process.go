@@ -58,7 +58,7 @@ const (
 )
 
 // openLog opens the log for appending. It is emptied at each start that finds it above its bound; a
-// running keepalived says little.
+// running keepalived logs little.
 func (d *Daemon) openLog() (*os.File, error) {
 	flags := os.O_CREATE | os.O_WRONLY | os.O_APPEND
 	if info, err := os.Stat(d.path(fileLog)); err == nil && info.Size() > logBound {

@@ -24,5 +24,5 @@ func TestBuried_closesThePidfd(t *testing.T) {
 	if to, err := os.Readlink("/proc/self/fd/" + strconv.Itoa(fd)); err == nil && strings.Contains(to, "pidfd") {
 		t.Errorf("descriptor %d is open still: %s", fd, to)
 	}
-	d.buried() // nothing is left to close
+	d.buried() // no pidfd is left to close
 }

@@ -100,7 +100,7 @@ func (d *Daemon) adjust(ctx context.Context) error {
 		}
 		log.Info("keepalived runs", "pid", d.proc.pid)
 	case !d.wanted && d.proc == nil:
-		// What an earlier run left, although nothing is wanted now.
+		// A process of an earlier run, although no instance is desired now.
 		p, err := d.adopt()
 		if p == nil || err != nil {
 			return err

@@ -24,9 +24,8 @@ type place struct {
 }
 
 // own remembers, before keepalived may add them, which addresses are ours: a keepalived that is
-// killed leaves them on their interfaces, and a fresh process must know them for what they are.
-// An entry leaves when its address has been seen to be gone (sweep). A reboot empties /run and
-// the kernel alike.
+// killed leaves them on their interfaces, and a fresh process must recognise them. An entry leaves
+// when its address has been seen to be gone (sweep). A reboot empties /run and the kernel alike.
 func (d *Daemon) own(instances []Instance) error {
 	all, err := d.owned()
 	if err != nil {
@@ -146,7 +145,7 @@ func (d *Daemon) Leaving() ([]netip.Addr, error) {
 }
 
 // remove takes an address from its interface if it is there, whole (/32 or /128): a shorter prefix
-// was set by another program. present says that it was there.
+// was set by another program. present reports whether it was there.
 func remove(p place, really bool) (present bool, err error) {
 	link, err := netlink.LinkByName(p.iface)
 	if errors.As(err, new(netlink.LinkNotFoundError)) {

@@ -2,9 +2,9 @@
 // nftables mode, and its iptables mode for kernels before that.
 //
 // It owns the nftables tables and iptables chains of kube-proxy's names, which outlive the process
-// on purpose. It refuses to run beside another kube-proxy: who opens it asks first. A Proxy may be
-// called by any goroutine. It can't be stopped (its loop has no end in Kubernetes' code), so a
-// process opens one.
+// on purpose. It must not run together with another kube-proxy: its caller checks that first. A
+// Proxy may be called by any goroutine. It can't be stopped (its loop has no end in Kubernetes'
+// code), so a process opens one.
 package kubeproxy
 
 import (
@@ -26,7 +26,7 @@ import (
 	"sigs.k8s.io/knftables"
 )
 
-// Proxy is what an opened driver receives; of Kubernetes' proxy.Provider.
+// Proxy is the input of an opened driver; the subset of Kubernetes' proxy.Provider.
 type Proxy interface {
 	OnServiceAdd(s *corev1.Service)
 	OnServiceUpdate(old, s *corev1.Service)
@@ -62,10 +62,10 @@ type Driver struct {
 	refusals   []knftables.Interface // of each family, once they are open
 }
 
-// New makes a Driver. It touches nothing.
+// New makes a Driver. It does not touch the kernel.
 func New(mode, node string) *Driver { return &Driver{mode: mode, node: node} }
 
-// Open makes the proxy, in the mode that it says. No rule is written before both Synced calls.
+// Open makes the proxy, and returns its mode. No rule is written before both Synced calls.
 func (d *Driver) Open(ctx context.Context) (Proxy, string, error) {
 	config := configuration()
 	if err := refuseAtOnce(); err != nil {
@@ -89,7 +89,7 @@ func (d *Driver) Open(ctx context.Context) (Proxy, string, error) {
 	return p, IPTables, err
 }
 
-// Clear removes what an earlier run has left in the kernel, in either mode.
+// Clear removes an earlier run's rules from the kernel, in either mode.
 func (*Driver) Clear(ctx context.Context) error {
 	failed := nftables.CleanupLeftovers(ctx)
 	if iptablesThere() {

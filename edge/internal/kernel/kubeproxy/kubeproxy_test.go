@@ -26,8 +26,8 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/poll"
 )
 
-// proxyMode marks the process that is a proxy: one can't be stopped, and what it runs must be in
-// the network of its host.
+// proxyMode marks the process that is a proxy: one can't be stopped, and its child processes must
+// be in the network of its host.
 const proxyMode = "SKERRY_TEST_PROXY_MODE"
 
 func TestMain(m *testing.M) {
@@ -41,7 +41,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// change is a line of what the proxy reads: each has the new state of one of the two.
+// change is a line of the proxy's input: each has the new state of one of the two.
 type change struct {
 	Service *corev1.Service
 	Slice   *discoveryv1.EndpointSlice
@@ -130,9 +130,9 @@ func slice(addresses ...string) *discoveryv1.EndpointSlice {
 	return s
 }
 
-// Both modes lead ClusterIPs and NodePorts to endpoints, over TCP and UDP, from the device, its
+// Both modes forward ClusterIPs and NodePorts to endpoints, over TCP and UDP, from the device, its
 // pods and the LAN; follow a change; refuse where there is no endpoint; keep a client's endpoint;
-// serve on while the process is gone; and leave nothing when they are cleared.
+// serve on while the process is gone; and leave no rules when they are cleared.
 func TestModes(t *testing.T) {
 	for _, mode := range []string{kubeproxy.NFTables, kubeproxy.IPTables} {
 		t.Run(mode, func(t *testing.T) { testMode(t, mode) })
@@ -148,7 +148,7 @@ func testMode(t *testing.T, mode string) {
 		pods[a].Serve(8080, a)
 	}
 	asker := host.Pod(netip.MustParseAddr("10.88.0.4"))
-	host.Shell("ip route add default dev lan0") // what has no route at all is not translated
+	host.Shell("ip route add default dev lan0") // packets without a route are not translated
 
 	p := start(t, host, mode)
 	p.tell(change{Service: web(nil)})

@@ -18,7 +18,7 @@ func Running() (bool, error) {
 	if err != nil {
 		return false, fmt.Errorf("looking for a kube-proxy: %w", err)
 	}
-	for _, p := range processes { // one that has ended meanwhile can't be read
+	for _, p := range processes { // one that has ended since can't be read
 		name, err := os.ReadFile(filepath.Join(p, "comm"))
 		if err != nil || strings.TrimSpace(string(name)) != "kube-proxy" {
 			continue

@@ -2,9 +2,9 @@
 // on which they speak, the beacons by which they find each other, whether a host answers, and
 // whether a network has a carrier.
 //
-// It owns no state in the kernel beside its sockets. It refuses interfaces without a network of
-// their own, such as those of pods. All methods see the network namespace of the calling thread,
-// may be called from any goroutine, and start none; Watch's reader ends with it.
+// It owns no kernel state except its sockets. It refuses interfaces without a network of their own,
+// such as those of pods. All methods see the network namespace of the calling thread, may be called
+// from any goroutine, and start no other; Watch's reader ends with it.
 package lan
 
 import (
@@ -48,8 +48,8 @@ type LAN struct{}
 // New returns a LAN.
 func New() *LAN { return &LAN{} }
 
-// Networks are the networks of interfaces that are up, with carrier or without, but for loopback. A
-// network of one address, as a pod's interface has it, is none.
+// Networks are the networks of interfaces that are up, with carrier or without, but for loopback.
+// Networks of a single address, as on a pod's interface, are excluded.
 func (*LAN) Networks() ([]Network, error) {
 	links, addresses, err := dump.Interfaces()
 	if err != nil {
@@ -213,7 +213,7 @@ func echo(ctx context.Context, address netip.Addr, patience time.Duration) (bool
 		for {
 			size, from, err := conn.ReadFrom(buffer)
 			if err != nil {
-				break // the time is over, or the network says that there is no way
+				break // timeout, or the network is unreachable
 			}
 			m, err := icmp.ParseMessage(protocol, buffer[:size])
 			if err != nil || m.Type != answer {
@@ -251,8 +251,8 @@ type Changes struct {
 	done   chan struct{}
 }
 
-// Subscribe opens a subscription in the namespace of the calling thread (rtnetlink(7)). What the
-// kernel had no room for counts as a change.
+// Subscribe opens a subscription in the namespace of the calling thread (rtnetlink(7)). Messages
+// lost by the kernel count as a change.
 func (*LAN) Subscribe() (*Changes, error) {
 	c := &Changes{make(chan struct{}, 1), make(chan error, 2), make(chan struct{})}
 	fail := func(err error) {

@@ -25,7 +25,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Interface is what a host calls its place on the LAN.
+// Interface is the name of a host's interface on the LAN.
 const Interface = "lan0"
 
 // LAN is a bridge with hosts.
@@ -113,7 +113,7 @@ func (l *LAN) Host(addresses ...string) *Host {
 
 // Settle waits until the kernel uses all IPv6 addresses of the host. It takes an address into use
 // in the background, also without duplicate address detection (addrconf_dad_start in
-// net/ipv6/addrconf.c); what connects before that on a busy machine has ::1 as its source, and is
+// net/ipv6/addrconf.c); a connection before that on a busy machine has ::1 as its source, and is
 // never answered.
 func (h *Host) Settle() {
 	h.t.Helper()
@@ -157,7 +157,7 @@ func (h *Host) Command(ctx context.Context, name string, args ...string) *exec.C
 	return exec.CommandContext(ctx, "nsenter", append([]string{"--net=/run/netns/" + h.NS, name}, args...)...)
 }
 
-// Shell runs a line of shell on the host and returns what it prints.
+// Shell runs a line of shell on the host and returns its output.
 func (h *Host) Shell(line string) string {
 	h.t.Helper()
 	out, err := h.Command(context.Background(), "sh", "-c", line).CombinedOutput()
@@ -294,7 +294,7 @@ func (h *Host) Dial(network, address string, patience time.Duration) (net.Conn, 
 	return c, err
 }
 
-// Ask connects, sends a byte, and returns the word and the address that the server says.
+// Ask connects, sends a byte, and returns the word and the address that the server sends.
 func (h *Host) Ask(network, address string, patience time.Duration) (word, seen string, err error) {
 	c, err := h.Dial(network, address, patience)
 	if err != nil {

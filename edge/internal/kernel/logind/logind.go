@@ -3,10 +3,10 @@
 // upgrades. It takes an inhibitor lock of mode delay (https://systemd.io/INHIBITOR_LOCKS).
 //
 // It owns the lock, its connection to the system bus, and one drop-in of logind.conf(5) that lets
-// the lock last as long as is asked for. It refuses nothing and never blocks a shutdown for good:
-// logind goes on after its InhibitDelayMaxSec. A device without logind or without a bus is served
-// without it. Run works in the calling goroutine, and calls its functions there; ShuttingDown may
-// be called from any.
+// the lock last as long as is asked for. It never blocks a shutdown permanently: logind continues
+// after its InhibitDelayMaxSec. A device without logind or without a bus is served without it. Run
+// works in the calling goroutine, and calls its functions there; ShuttingDown may be called from
+// any.
 package logind
 
 import (
@@ -45,7 +45,7 @@ const (
 	// SystemBus is where the bus of the device is (D-Bus specification, "System message bus").
 	SystemBus = "unix:path=/run/dbus/system_bus_socket"
 
-	// retry is how soon a bus that is not there, or went, is tried again: many devices have none.
+	// retry is the delay before a missing or lost bus is tried again: many devices have no bus.
 	retry = 30 * time.Second
 	// callTimeout bounds one call of logind.
 	callTimeout = 10 * time.Second
@@ -55,9 +55,9 @@ const (
 	// often it is looked whether it has.
 	reloadTimeout = 3 * time.Second
 	reloadPoll    = 100 * time.Millisecond
-	// margin is left of what logind allows, for the lock to be given up in time.
+	// margin is subtracted from logind's limit, so that the lock is released in time.
 	margin = 500 * time.Millisecond
-	// defaultDelay is what logind allows where it does not say: the default of InhibitDelayMaxSec,
+	// defaultDelay is logind's limit if it does not report one: the default of InhibitDelayMaxSec,
 	// logind.conf(5).
 	defaultDelay = 5 * time.Second
 	// signals is how many signals may wait. PrepareForShutdown comes twice a shutdown at most; at
@@ -71,7 +71,7 @@ type Config struct {
 	Bus string
 	// Retry is how soon a bus that is not there is tried again; default 30 s.
 	Retry time.Duration
-	// Why says to a person (systemd-inhibit --list) what is delayed for.
+	// Why is the reason shown by systemd-inhibit --list.
 	Why string
 	// Delay is how long a shutdown should wait for Prepare; 0: as long as logind lets it. Where
 	// logind lets it wait for less, DropIn raises that.
@@ -156,7 +156,7 @@ func Run(ctx context.Context, c Config) error {
 	}
 }
 
-// server is what one Run owns.
+// server is the state of one Run.
 type server struct {
 	Config
 	down bool // Prepare was called, and Resume was not since
@@ -180,7 +180,7 @@ func (s *server) serve(ctx context.Context) error {
 	heard := make(chan *dbus.Signal, signals)
 	conn.Signal(heard)
 	logind := conn.Object(service, path)
-	var lock *os.File // nil: none is held
+	var lock *os.File // nil: no lock is held
 	defer func() { _ = lock.Close() }()
 	switch down := preparing(ctx, logind); {
 	case down: // logind gives out no more locks
@@ -211,7 +211,7 @@ func (s *server) serve(ctx context.Context) error {
 			}
 			if down, is := said.Body[0].(bool); is && down {
 				s.prepare(ctx, delay(logind))
-				_ = lock.Close() // it goes on
+				_ = lock.Close() // the shutdown continues
 			} else if is {
 				if err := s.resume(ctx); err != nil {
 					return err

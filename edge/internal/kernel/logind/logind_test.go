@@ -91,8 +91,8 @@ func TestRun_OutOfTime(t *testing.T) {
 	l.Wait()
 }
 
-// What logind lets a shutdown wait is raised where more is wanted, by a file that outlives a boot
-// and comes after a kubelet's.
+// logind's limit of a shutdown's delay is raised if necessary, by a file that survives a boot and
+// is read after a kubelet's.
 func TestRun_RaisesTheDelay(t *testing.T) {
 	l := logindtest.New(t, 5*time.Second)
 	file := filepath.Join(l.Conf, filepath.Base(logind.DropIn))

@@ -4,8 +4,8 @@
 // It owns the chains SKERRY-MARKS and SKERRY-ACE of that table, and one rule of PREROUTING for each
 // that leads to it: the second before all other rules, the first behind those that restore marks.
 // It refuses to touch anything else. All changes of a family are one transaction of
-// iptables-restore; where the kernel is as it should be, nothing is written. What it has made stays
-// when the process ends. Apply is called by one goroutine at a time.
+// iptables-restore; it does not write if the kernel state is as desired. The chains stay when the
+// process ends. Apply is called by one goroutine at a time.
 package mangle
 
 import (
@@ -36,8 +36,8 @@ type family struct {
 }
 
 // Apply makes the chains hold exactly these rules, and reports how many families it changed.
-// Without rules nothing of ours stays, and a device without iptables is as it should be. One family
-// does not wait for the other, nor for its failure.
+// Without rules all of ours are removed, and a device without iptables is no error. The families
+// are independent of each other, also of each other's failure.
 func (*Driver) Apply(ctx context.Context, want Rules) (changed int, err error) {
 	var errs []error
 	var saves []*command
@@ -91,7 +91,7 @@ func begin(ctx context.Context, input, program string, args ...string) *command 
 	return c
 }
 
-// end waits for the program, and returns what it wrote.
+// end waits for the program, and returns its output.
 func (c *command) end() (string, error) {
 	err := c.failed
 	if err == nil {

@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// Rules are what our chains hold, by family. A rule is written as iptables-save(8) writes it,
-// without the chain; no rules in a chain: there is no chain.
+// Rules are the contents of our chains, by family. A rule is in the format of iptables-save(8),
+// without the chain; a chain without rules does not exist.
 type Rules struct{ V4, V6 Chains }
 
 // Chains are the rules of one family.
@@ -39,14 +39,14 @@ type chain struct {
 
 func chains(c Chains) []chain {
 	return []chain{
-		// An answer never says where the client wanted to go.
+		// An answer does not have the client's original destination.
 		{marksChain, "-m conntrack --ctdir ORIGINAL", false, c.Marks},
 		{aceChain, "-p tcp -m addrtype --dst-type LOCAL -m conntrack --ctdir ORIGINAL -m tcp --dport 6443", true, c.ACE},
 	}
 }
 
-// Comment is a text as a comment of a rule: quoted, of printable ASCII, and cut to what the kernel
-// takes. Whatever the text is, the rule is one.
+// Comment is a text as a comment of a rule: quoted, of printable ASCII, and cut to the kernel's
+// limit. Every text gives a single rule.
 func Comment(text string) string {
 	var b strings.Builder
 	for _, r := range text {
@@ -61,9 +61,9 @@ func Comment(text string) string {
 	return `"` + b.String() + `"`
 }
 
-// restore is the input of iptables-restore --noflush that makes the kernel, which has what
-// iptables-save wrote, have these chains; "" where it does. One COMMIT: traffic meets the old rules
-// or the new ones.
+// restore returns the input of iptables-restore --noflush that changes the kernel state, as written
+// by iptables-save, to these chains; "" if it has them. One COMMIT: traffic meets the old rules or
+// the new ones.
 func restore(want Chains, saved string) string {
 	have := parse(saved)
 	var declare, fill, end []string
@@ -124,7 +124,7 @@ func placed(rules []string, at int, first bool) bool {
 	return !slices.ContainsFunc(rules[at+1:], func(r string) bool { return strings.Contains(r, "-j CONNMARK --restore-mark") })
 }
 
-// parse reads what iptables-save wrote: the rules by chain, without "-A CHAIN ". A chain without
+// parse reads the output of iptables-save: the rules by chain, without "-A CHAIN ". A chain without
 // rules is there too.
 func parse(saved string) map[string][]string {
 	have := map[string][]string{}

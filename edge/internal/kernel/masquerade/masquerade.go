@@ -2,7 +2,7 @@
 // the site, and packets of the device itself to pods of others the address that those can answer.
 //
 // It owns the nftables tables "skerry-pods" of the families ip and ip6, whole, and touches no
-// other: that is how a fresh process knows what is ours. It refuses a family that has no ranges,
+// other: by these names a fresh process recognises them. It refuses a family that has no ranges,
 // whose table goes. A table is replaced in one transaction, and stays when the process ends. Apply
 // is called by one goroutine at a time.
 package masquerade
@@ -20,13 +20,13 @@ import (
 
 const table = "skerry-pods"
 
-// Rules are what is masqueraded: packets from Pods, but for those to Inside; and what the device
-// itself sends to Others, the pods of other devices. A connection to a ClusterIP has the address of
-// the way that the ClusterIP is on, mostly the uplink's, to which no host on the LAN has a route.
-// Neighbours are the other devices themselves, to which a ClusterIP leads where a pod has its
-// device's network: what goes there by the translation of a ClusterIP gets the way's address too.
-// Strays are pods of this device that no other device knows a way to: what they send has the
-// device's address wherever it leaves the device.
+// Rules select the masqueraded packets: those from Pods, except those to Inside; and the device's
+// own to Others, the pods of other devices. A connection to a ClusterIP has the source address of
+// the ClusterIP's route, mostly the uplink's, to which no host on the LAN has a route. Neighbours
+// are the other devices themselves, which a ClusterIP reaches if a pod has its device's network:
+// packets translated to them get the address of the outgoing route too. Strays are pods of this
+// device that no other device has a route to: their packets have the device's address wherever they
+// leave the device.
 type Rules struct {
 	Pods   []netip.Prefix
 	Inside []netip.Prefix
@@ -76,8 +76,8 @@ func (d *Driver) Apply(ctx context.Context, want Rules) error {
 	return errors.Join(errs...)
 }
 
-// render is a family's table as nft(8) reads it; "" for none. The first two lines remove what is
-// there, whether it is or not.
+// render is a family's table as nft(8) reads it; "" for no table. The first two lines remove an
+// existing table, and succeed without one.
 func render(family string, want Rules) string {
 	of := func(all []netip.Prefix) (texts []string) {
 		for _, p := range all {

@@ -39,7 +39,7 @@ func TestApply(t *testing.T) {
 	apply(rules)
 	seen("10.94.0.2", "10.95.1.7")
 	seen("10.94.0.3", "10.94.0.1")
-	// A fresh process makes the same of what it finds, and restores what was removed.
+	// A fresh process comes to the same state, and restores removed rules.
 	driver = masquerade.New()
 	apply(rules)
 	device.Shell("nft flush table ip skerry-pods; nft delete table ip skerry-pods")
@@ -90,8 +90,8 @@ func TestApply_OtherPods(t *testing.T) {
 	}
 }
 
-// A ClusterIP leads to a peer itself, where a pod has its device's network: the peer sees an
-// address that it can answer, and what goes to it without a ClusterIP keeps its own.
+// A ClusterIP forwards to a peer itself, if a pod has its device's network: the peer sees an
+// address that it can answer, and packets to it without a ClusterIP keep their own.
 func TestClaims_31_ClusterIPOfAPeerItself(t *testing.T) {
 	lan := lantest.New(t)
 	device, peer := lan.Host("10.94.0.1/24"), lan.Host("10.94.0.2/24")

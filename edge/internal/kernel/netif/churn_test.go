@@ -25,7 +25,7 @@ func TestList_interfacesComeAndGo(t *testing.T) {
 	})
 }
 
-// They don't end a Watch either, and it sees what comes afterwards.
+// They don't end a Watch either, and it sees later changes.
 func TestWatch_interfacesComeAndGo(t *testing.T) {
 	h := wire.NewHost(t)
 	ctx, cancel := context.WithCancel(t.Context())

@@ -18,8 +18,8 @@ func ResolverFiles() []string {
 	return []string{"/etc/resolv.conf", "/run/systemd/resolve/resolv.conf"}
 }
 
-// Resolvers are the DNS servers in such files that are not on this device itself. A file that can't
-// be read has none.
+// Resolvers are the DNS servers in such files that are not on this device itself. An unreadable
+// file counts as empty.
 func Resolvers(files ...string) (all []netip.Addr) {
 	for _, file := range files {
 		text, err := os.ReadFile(file)
@@ -40,7 +40,7 @@ func Resolvers(files ...string) (all []netip.Addr) {
 }
 
 // PodRanges are the networks that the CNI configurations in a directory give to pods by their own
-// IPAM (host-local's subnet, range and ranges; others' subnet). What can't be read has none: a
+// IPAM (host-local's subnet, range and ranges; others' subnet). Unreadable files are skipped: a
 // plugin may get its ranges elsewhere.
 func PodRanges(dir string) (all []netip.Prefix) {
 	for _, pattern := range []string{"*.conf", "*.conflist", "*.json"} {
@@ -81,8 +81,8 @@ func subnets(v any, all []netip.Prefix) []netip.Prefix {
 	return all
 }
 
-// NameServers are the name servers of the host but for one, which DHCP may change at any time: the
-// files are small, and to be read for what is not cached only.
+// NameServers returns the name servers of the host except one. DHCP may change them at any time:
+// the files are small, and read only for names that are not cached.
 func NameServers(except netip.AddrPort) (all []netip.AddrPort) {
 	for _, ip := range Resolvers(ResolverFiles()...) {
 		if u := netip.AddrPortFrom(ip, 53); u != except {

@@ -1,6 +1,6 @@
 // Package netif looks at the network interfaces of the device.
 //
-// It owns nothing and changes nothing. Its functions may be called from any goroutine; they see the
+// It only reads, and has no state. Its functions may be called from any goroutine; they see the
 // network namespace of the calling thread.
 package netif
 
@@ -22,7 +22,7 @@ type Interface struct {
 	Prefixes []netip.Prefix
 	// Default: the device's default route leads through it.
 	Default bool
-	// HardwareAddress is as text; "" where there is none.
+	// HardwareAddress is as text; "" without one.
 	HardwareAddress string
 	// Gateways are the next hops of routes through it, of the main table.
 	Gateways []netip.Addr

@@ -22,9 +22,9 @@ const (
 // Watch calls changed whenever List has become another, until ctx ends. Changes that List does not
 // show, such as an address without a network, are not reported. It reads rtnetlink(7).
 //
-// No failure ends it: it would end what depends on it, such as the elections for virtual IPs, and
-// move them to other nodes. What failed is logged and tried again. Where messages of the kernel
-// were lost, as there was no room for them, it subscribes to them again and looks for itself.
+// No failure ends it: that would end its users, such as the elections for virtual IPs, and move
+// addresses to other nodes. Failures are logged and retried. If the socket's buffer overflowed and
+// messages were lost, it subscribes again and reads the state.
 func Watch(ctx context.Context, changed func()) error {
 	watch(ctx, subscribe, List, changed)
 	return nil
@@ -52,7 +52,7 @@ func watch(ctx context.Context, open func() (*subscription, error), list func() 
 			log.Error(err, "Failed to read the network interfaces; it is tried again", "in", pause)
 			again = time.After(pause)
 			pause = min(2*pause, pauseMost)
-		case first || !reflect.DeepEqual(last, now): // what changed before the first look is not known
+		case first || !reflect.DeepEqual(last, now): // changes before the first reading are unknown
 			first, last = false, now
 			changed()
 			fallthrough
@@ -80,8 +80,8 @@ func watch(ctx context.Context, open func() (*subscription, error), list func() 
 // subscription is one to changes of interfaces, addresses and routes.
 type subscription struct {
 	wake chan struct{} // something changed
-	// lost has why nothing comes of one kind of changes any more. The library ends a subscription
-	// at the first message that there was no room for (ENOBUFS), and has a text for that only.
+	// lost has the reason why a subscription ended. The library ends one at the first lost message
+	// (ENOBUFS), and reports only a text.
 	lost chan error
 	done chan struct{}
 }

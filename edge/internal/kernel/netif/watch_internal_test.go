@@ -68,7 +68,7 @@ func (k *kernel) expect(t *testing.T, when string, opens, changes int) {
 	}
 }
 
-// Nothing that fails ends a Watch, and nothing is missed for it.
+// No failure ends a Watch, and no change is missed.
 func TestWatch_failures(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
@@ -87,7 +87,7 @@ func TestWatch_failures(t *testing.T) {
 			t.Errorf("in ten minutes it was tried %d times", k.lists)
 		}
 		k.mu.Lock()
-		k.err = nil // the kernel says nothing: nothing has changed
+		k.err = nil // no message of the kernel: no change
 		k.mu.Unlock()
 		time.Sleep(pauseMost + time.Second)
 		synctest.Wait()
@@ -122,7 +122,7 @@ func TestWatch_failures(t *testing.T) {
 	})
 }
 
-// What fails from the start is tried again as well.
+// A failure at the start is retried as well.
 func TestWatch_failsAtTheStart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())

@@ -1,6 +1,6 @@
 // Package netport switches the device's network ports on for applications that are given one.
 //
-// It owns nothing: a port that is on stays on. It refuses the loopback interface. Up may be called
+// It has no state: a port that is on stays on. It refuses the loopback interface. Up may be called
 // from any goroutine, and sees the network namespace of the calling thread.
 package netport
 
@@ -33,9 +33,9 @@ func Up(name string) error {
 	return nil
 }
 
-// Depends names what depends on a port: this device's default route, its way to one of those
-// addresses, or one of its own, also by a bridge, a bond or a VLAN above the port. "" for nothing,
-// also where there is no such port.
+// Depends names the reason why this device needs a port: its default route, its route to one of the
+// ways, or one of its own addresses, also by a bridge, a bond or a VLAN above the port. "" without
+// a reason, also if there is no such port.
 func Depends(name string, ways, own []netip.Addr) (why string, err error) {
 	port, err := netlink.LinkByName(name)
 	if _, ok := errors.AsType[netlink.LinkNotFoundError](err); ok {
@@ -114,5 +114,5 @@ func depends(l netlink.Link, ways, own []netip.Addr) (why string, err error) {
 	return "", nil
 }
 
-// ErrMissing says that the device has no interface of that name.
+// ErrMissing means that the device has no interface of that name.
 var ErrMissing = errors.New("this device has none of that name")

@@ -11,8 +11,8 @@ import (
 	"github.com/skerry-io/skerry/tests/netns/wire"
 )
 
-// What the device needs is given to no pod: the port with its default route, the way to the cloud,
-// or an address of its own.
+// A port that the device needs is not given to a pod: that of its default route, of the route to
+// the cloud, or of an address of its own.
 func TestClaims_05_PortThatTheDeviceNeeds(t *testing.T) {
 	device, lan := wire.NewHost(t), wire.NewHost(t)
 	for name, address := range map[string]string{"wan0": "198.51.100.2/24", "lan0": "192.168.7.2/24", "cloud0": "203.0.113.2/24", "cam0": "192.168.8.2/24"} {

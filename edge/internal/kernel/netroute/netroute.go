@@ -1,10 +1,10 @@
-// Package netroute makes, changes and removes routes in the kernel, and reads what the kernel has.
+// Package netroute makes, changes and removes routes in the kernel, and reads the kernel's routes.
 //
 // It owns the protocol number (rtm_protocol of rtnetlink(7)) that distinguishes our routes from all
-// others: the kernel keeps it across our restarts, so a fresh process knows what is ours. It
-// refuses to touch a route with another number, unless asked to adopt it. It decides nothing and
-// remembers nothing; which routes there should be is edge/internal/agents/route's business. A
-// Driver's methods may be called by many goroutines at once: changes are made one after another.
+// others: the kernel keeps it across our restarts, so a fresh process recognises our routes. It
+// refuses to touch a route with another number, unless asked to adopt it. It is stateless;
+// edge/internal/agents/route decides the desired routes. A Driver's methods may be called by many
+// goroutines at once: changes are made one after another.
 package netroute
 
 import (
@@ -31,10 +31,10 @@ const (
 	local = unix.RT_TABLE_LOCAL
 )
 
-// metric6 is what the kernel makes of metric 0 for IPv6 (IP6_RT_PRIO_USER).
+// metric6 is the kernel's replacement of metric 0 for IPv6 (IP6_RT_PRIO_USER).
 const metric6 = 1024
 
-// Type is what happens to packets.
+// Type is the kernel's treatment of matching packets.
 type Type uint8
 
 // The types, with the kernel's numbers.
@@ -45,14 +45,14 @@ const (
 	Prohibit    Type = unix.RTN_PROHIBIT
 )
 
-// Key is what identifies a route for the kernel.
+// Key identifies a route in the kernel.
 type Key struct {
 	Table  uint32
 	Prefix netip.Prefix
 	Metric uint32
 }
 
-// NewKey fills in what the kernel would.
+// NewKey fills in the kernel's defaults.
 func NewKey(table uint32, prefix netip.Prefix, metric uint32) Key {
 	if metric == 0 && prefix.Addr().Is6() {
 		metric = metric6
@@ -76,7 +76,7 @@ type Hop struct {
 type Route struct {
 	Key
 	Type   Type
-	Hops   []Hop // none where Type is not Unicast
+	Hops   []Hop // empty unless Type is Unicast
 	Source netip.Addr
 	MTU    int
 }
@@ -89,8 +89,8 @@ type Found struct {
 	Dead bool
 }
 
-// Satisfies reports whether the kernel's route is the wanted one. What a wanted hop leaves open
-// (its interface) may be anything.
+// Satisfies reports whether the kernel's route is the desired one. A field that a desired hop
+// leaves open (its interface) matches any value.
 func (f Found) Satisfies(want Route) bool {
 	if f.Key != want.Key || f.Type != want.Type || f.Source != want.Source || f.MTU != want.MTU || len(f.Hops) != len(want.Hops) {
 		return false
@@ -117,7 +117,7 @@ type Link struct {
 	Addresses []netip.Prefix
 }
 
-// What a change may be refused for. Callers branch on these; the error's text is the kernel's.
+// Reasons to refuse a change. Callers branch on these; the error's text is the kernel's.
 var (
 	ErrExists    = errors.New("a route for this table, subnet and metric is there already")
 	ErrNoGateway = errors.New("the gateway is on no network of this node")
@@ -130,8 +130,8 @@ var (
 type Config struct {
 	// Protocol marks our routes.
 	Protocol uint8
-	// Buffer is the size of the socket for events, in bytes. What does not fit is lost, which is
-	// noticed. Default 1 MiB.
+	// Buffer is the size of the socket for events, in bytes. Events that do not fit are lost, which
+	// is detected. Default 1 MiB.
 	Buffer int
 }
 
@@ -158,8 +158,8 @@ func Open(config Config) (*Driver, error) {
 		ns.Close()
 		return nil, fmt.Errorf("opening the kernel's routes: %w", err)
 	}
-	// The kernel then filters dumps itself and says in words what it refuses. Old ones know
-	// neither; nothing depends on it.
+	// The kernel then filters dumps itself and explains its errors. Old kernels can't, and that is
+	// optional.
 	_ = h.SetStrictCheck(true)
 	return &Driver{config: config, ns: ns, handle: h}, nil
 }
@@ -170,7 +170,7 @@ func (d *Driver) Close() {
 	d.ns.Close()
 }
 
-// Ours reports whether a route bears our number.
+// Ours reports whether a route has our number.
 func (d *Driver) Ours(f Found) bool { return f.Protocol == d.config.Protocol }
 
 // Routes reads all routes but those of the kernel's local table, and hands them to visit, which
@@ -295,21 +295,19 @@ func addr(ip net.IP) netip.Addr {
 	return a.Unmap()
 }
 
-// Add makes a route where there is none for its key; ErrExists where there is one, of whatever
-// protocol.
+// Add adds a route; ErrExists if its key exists already, of any protocol.
 func (d *Driver) Add(ctx context.Context, r Route) error {
 	return d.write(ctx, r, d.config.Protocol, d.handle.RouteAdd)
 }
 
-// Replace puts a route in the place of the one with the same key, or where there is none, in one
-// step: no packet finds no route. The caller knows that the route that goes is ours, or wants to
-// adopt it.
+// Replace sets a route atomically, replacing one with the same key: no packet finds a missing
+// route. The caller knows that the replaced route is ours, or wants to adopt it.
 func (d *Driver) Replace(ctx context.Context, r Route) error {
 	return d.write(ctx, r, d.config.Protocol, d.handle.RouteReplace)
 }
 
-// Restore puts back what was there before a Replace, as it was: another process' route has its
-// number again.
+// Restore restores the route before a Replace unchanged: another process' route has its number
+// again.
 func (d *Driver) Restore(ctx context.Context, f Found) error {
 	return d.write(ctx, f.Route, f.Protocol, d.handle.RouteReplace)
 }
@@ -429,7 +427,7 @@ func explain(err error, r Route) error {
 	return fmt.Errorf("setting %s: %w (%w)", r.Key, why, errno(err))
 }
 
-// errno is the bare number of a kernel's answer; its words would say the same a second time.
+// errno is the bare number of a kernel's answer; its text would repeat the message.
 func errno(err error) error {
 	if n, ok := errors.AsType[syscall.Errno](err); ok {
 		return n

@@ -153,7 +153,7 @@ func TestDriver_Routes(t *testing.T) {
 			if err := s.driver.Replace(t.Context(), r); err != nil {
 				t.Errorf("replaced by itself: %v", err)
 			}
-			for range 2 { // the second time there is none, which is fine
+			for range 2 { // the second time the route is missing, which is no error
 				if err := s.driver.Delete(t.Context(), r); err != nil {
 					t.Error(err)
 				}

@@ -12,8 +12,8 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/kernel/dump"
 )
 
-// ErrLost ends a Watch when the kernel had more events than the socket had room for (ENOBUFS,
-// netlink(7)), or none can come any more: the caller watches again and reads everything.
+// ErrLost ends a Watch when events overflowed the socket's buffer (ENOBUFS, netlink(7)), or the
+// socket is closed: the caller watches again and reads all state.
 var ErrLost = errors.New("events of the kernel were lost")
 
 // Event is something that changed. Exactly one of its fields is set.
@@ -21,8 +21,8 @@ type Event struct {
 	// Route was made, changed (Gone false) or removed (Gone true).
 	Route *Found
 	Gone  bool
-	// Links: an interface or an address came, went or changed. The kernel does not say which routes
-	// went with it.
+	// Links: an interface or an address came, went or changed. The kernel does not report which
+	// routes were removed with it.
 	Links bool
 }
 

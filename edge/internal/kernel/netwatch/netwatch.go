@@ -1,10 +1,10 @@
 // Package netwatch wakes a listener when the device's network may have come back: a link came up,
 // an address or a route is new.
 //
-// It owns three netlink subscriptions (rtnetlink(7)) and decides nothing: a wake-up is a reason to
-// try, no promise that it helps. Messages that the kernel had no room for (ENOBUFS) count as a
-// change. One goroutine reads; the channel holds one word, so that a slow listener is woken once
-// for many changes.
+// It owns three netlink subscriptions (rtnetlink(7)) and makes no decisions: a wake-up is a reason
+// to try, no promise that it helps. Messages lost by the kernel (ENOBUFS) count as a change. One
+// goroutine reads; the channel has a buffer of one, so that a slow listener is woken once for many
+// changes.
 package netwatch
 
 import (
@@ -21,7 +21,7 @@ import (
 	"github.com/skerry-io/skerry/beehive/message"
 )
 
-// Name is the module's address on the bus. It receives nothing.
+// Name is the module's address on the bus. It receives no messages.
 const Name message.Name = "netwatch"
 
 // Watcher is the module.
@@ -54,7 +54,7 @@ func (w *Watcher) Run(ctx context.Context, port *beehive.Port) error {
 			drain()
 		}
 	}()
-	failed := make(chan error, 3) // one for each subscription: none is held up at the end
+	failed := make(chan error, 3) // one for each subscription: no sender blocks at the end
 	fail := func(err error) {
 		if errors.Is(err, unix.ENOBUFS) {
 			w.notify()
@@ -101,7 +101,7 @@ func (w *Watcher) Run(ctx context.Context, port *beehive.Port) error {
 			}
 		}
 		if ended {
-			// The subscription has said why, or is about to.
+			// The subscription has sent its error, or is about to.
 			select {
 			case err := <-failed:
 				return fmt.Errorf("reading changes of the network: %w", err)
@@ -115,7 +115,7 @@ func (w *Watcher) Run(ctx context.Context, port *beehive.Port) error {
 }
 
 func drain[T any](ch <-chan T) {
-	for range ch { // what comes now is of no use
+	for range ch { // later updates are ignored
 	}
 }
 

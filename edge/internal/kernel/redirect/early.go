@@ -10,16 +10,16 @@ import (
 
 // kube-proxy in nftables mode has chains of the priority that iptables' nat table has
 // (NF_IP_PRI_NAT_DST, -100), and of two such chains the kernel asks the one first that was
-// registered last (nf_hook_entries_grow): a kube-proxy that starts after us would lead pods
-// elsewhere, and no order among iptables' own rules helps. So the same is said once more, by a
-// table of nftables one earlier. Where that has chosen, nothing behind it is asked.
+// registered last (nf_hook_entries_grow): a kube-proxy that starts after us would redirect pods
+// elsewhere, and no order among iptables' own rules helps. So the same redirection is also in a
+// table of nftables one priority earlier. If that matches, later chains are not evaluated.
 const (
 	earlyTable    = "skerry-api"
 	earlyPriority = "-101"
 )
 
-// applyEarly makes the kernel have the table, or none. Without the program nft, or a kernel that
-// has nftables, there is none.
+// applyEarly creates or removes the table. Without the program nft, or nftables in the kernel,
+// there is no table.
 func applyEarly(want []Rule) error {
 	if _, err := exec.LookPath("nft"); err != nil {
 		return nil //nolint:nilerr // see above
@@ -48,8 +48,8 @@ func applyEarly(want []Rule) error {
 	return err
 }
 
-// earlyText is the table as nft(8) reads it, in one transaction. The first two lines remove what is
-// there, whether it is or not.
+// earlyText is the table as nft(8) reads it, in one transaction. The first two lines remove an
+// existing table, and succeed without one.
 func earlyText(want []Rule) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "table ip %s\ndelete table ip %[1]s\ntable ip %[1]s {\n", earlyTable)

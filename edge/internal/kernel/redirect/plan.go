@@ -17,15 +17,15 @@ const (
 	chain = "SKERRY-API"
 )
 
-// hooks are where what arrives, and what the device itself sends, is led to the chain. Before all
-// other rules: kube-proxy knows another way to the same address.
+// hooks are the chains in which arriving packets, and the device's own, jump to our chain. Before
+// all other rules: kube-proxy translates the same address differently.
 func hooks() []string { return []string{"PREROUTING", "OUTPUT"} }
 
-// state is what the kernel has. Rules are as `iptables -S` writes them; the first line of a list
+// state is the kernel state. Rules are in the format of `iptables -S`; the first line of a list
 // makes the chain or sets its policy.
 type state struct {
 	addresses []address           // of the loopback interface
-	chain     []string            // of ours; nil: there is none
+	chain     []string            // of ours; nil: it does not exist
 	hooks     map[string][]string // by name
 }
 
@@ -76,8 +76,8 @@ func (c change) String() string {
 	}
 }
 
-// plan is what makes the kernel redirect exactly this. Addresses come first and go last: a rule to
-// one that is not here would lead into the network.
+// plan returns the changes that make the kernel redirect exactly this. Addresses are added first
+// and removed last: a rule to a missing one would forward into the network.
 func plan(want []Rule, have state) []change {
 	added, removed := planAddresses(want, have)
 	changes := added

@@ -1,9 +1,9 @@
 // Package redirect leads TCP connections that are for elsewhere to a listener on this device.
 //
-// It owns the chain SKERRY-API of the nat table with the two rules that lead to it, the table
-// skerry-api of nftables, which says the same in front of kube-proxy's nftables mode, and the
-// addresses of the loopback interface that bear its label. It refuses IPv6, and touches nothing
-// else. Chain and addresses stay when the process ends: a connection that was led here must not end
+// It owns the chain SKERRY-API of the nat table with the two rules that jump to it, the table
+// skerry-api of nftables, which has the same redirections ahead of kube-proxy's nftables mode, and
+// the addresses of the loopback interface with its label. It refuses IPv6, and touches no other
+// state. Chain and addresses stay when the process ends: a redirected connection must not end
 // elsewhere for the length of a restart. Apply is called by one goroutine at a time.
 package redirect
 
@@ -25,8 +25,8 @@ type Driver struct{}
 // New returns a Driver. It needs the program iptables as soon as there is something to redirect.
 func New() *Driver { return &Driver{} }
 
-// Apply makes the kernel redirect exactly this. Without rules nothing of ours stays, and a device
-// without iptables is as it should be.
+// Apply makes the kernel redirect exactly this. Without rules all of ours are removed, and a device
+// without iptables is no error.
 func (*Driver) Apply(want []Rule) error {
 	for _, r := range want {
 		if !r.From.Addr().Is4() || !r.To.Addr().Is4() {
@@ -56,7 +56,7 @@ func (*Driver) Apply(want []Rule) error {
 	return errors.Join(errs...)
 }
 
-// read is what the kernel has of ours, and where.
+// read returns our kernel state, and the hooks with our rules.
 func read(tool *iptables.IPTables) (have state, err error) {
 	lo, err := netlink.LinkByName("lo")
 	if err != nil {

@@ -70,7 +70,7 @@ func TestDriver(t *testing.T) {
 		"-A SKERRY-API -d 10.96.0.1/32 -p tcp -m tcp --dport 443 -j DNAT --to-destination 169.254.20.20:10550",
 		"169.254.20.20/32",
 	}
-	for range 2 { // the second time nothing is left to do
+	for range 2 { // the second time there are no changes left
 		apply(rule("10.96.0.1:443", "169.254.20.20:10550"))
 		if diff := cmp.Diff(want, rules(t, device)); diff != "" {
 			t.Errorf("one rule (-want +got):\n%s", diff)
@@ -120,8 +120,7 @@ func TestDriver(t *testing.T) {
 	}
 	pod.Must(t, ask)
 	device.Must(t, ask)
-	// What another program does to ours is repaired, and nothing is written where all is
-	// as it should be.
+	// Changes by another program are repaired, and there is no write if the state is as desired.
 	before := nft("-a", "list", "table", "ip", "skerry-api")
 	apply(rule("10.96.0.1:443", "169.254.20.20:10550"))
 	if after := nft("-a", "list", "table", "ip", "skerry-api"); after != before {

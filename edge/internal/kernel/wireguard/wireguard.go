@@ -1,12 +1,12 @@
 // Package wireguard keeps one WireGuard interface of the kernel's, by which packets reach devices
 // that are on no network of this one.
 //
-// It owns the interface skerry-wg, whole: its key, its addresses and its peers. The name is how a
-// fresh process knows it, and the key is made with it and lives in the kernel alone: it outlives
-// edgecore and not the boot, and is on no disk. It refuses an interface of that name that is no
-// WireGuard, and implementations outside of the kernel. What is to change is computed by plan,
-// which is pure. A Driver sees the network namespace of the calling thread, and is used by one
-// goroutine at a time.
+// It owns the interface skerry-wg, whole: its key, its addresses and its peers. A fresh process
+// recognises it by the name, and the key is made with it and is in the kernel only: it survives
+// edgecore but not a boot, and is on no disk. It refuses an interface of that name that is no
+// WireGuard, and implementations outside of the kernel. The changes are computed by plan, which is
+// pure. A Driver sees the network namespace of the calling thread, and is used by one goroutine at
+// a time.
 package wireguard
 
 import (
@@ -29,8 +29,8 @@ import (
 // Interface is the interface's name.
 const Interface = "skerry-wg"
 
-// What a packet grows by, for each family that carries it: the header of IP, that of UDP, and 32
-// bytes of WireGuard's (wireguard.com/papers/wireguard.pdf, 5.4.6).
+// The overhead of a packet, for each outer family: the header of IP, that of UDP, and 32 bytes of
+// WireGuard's (wireguard.com/papers/wireguard.pdf, 5.4.6).
 const (
 	Overhead4 = 60
 	Overhead6 = 80
@@ -40,8 +40,8 @@ const (
 	// keepalive keeps the way open through a NAT on it; RFC 4787, 4.3, lets one forget after two
 	// minutes, and many do after half of one.
 	keepalive = 25 * time.Second
-	// silence is how long a peer may not have been heard before it is looked for where it is said
-	// to be: a session ends after 180 s (the paper's 6.1, REJECT-AFTER-TIME).
+	// silence is the time without packets of a peer after which its reported endpoint is used: a
+	// session ends after 180 s (the paper's 6.1, REJECT-AFTER-TIME).
 	silence = 3 * time.Minute
 )
 
@@ -61,17 +61,17 @@ type Peer struct {
 	Allowed []netip.Prefix
 }
 
-// Config is what the interface is to be.
+// Config is the desired state of the interface.
 type Config struct {
 	Port      int
 	MTU       int
-	Addresses []netip.Addr // of the interface: what this device itself sends has one of them
+	Addresses []netip.Addr // of the interface: the source addresses of this device's own packets
 	Peers     []Peer
 }
 
 // Driver keeps the interface.
 type Driver struct {
-	said map[Key]netip.AddrPort // which endpoints were set: what the kernel has meanwhile may be newer
+	said map[Key]netip.AddrPort // endpoints that were set: those in the kernel may be newer by now
 }
 
 // New returns a Driver.
@@ -137,7 +137,7 @@ func (d *Driver) Remove() error {
 func find() (netlink.Link, error) {
 	link, err := netlink.LinkByName(Interface)
 	if missing := (netlink.LinkNotFoundError{}); errors.As(err, &missing) {
-		return nil, nil //nolint:nilnil // there is none
+		return nil, nil //nolint:nilnil // it does not exist
 	}
 	if err != nil {
 		return nil, fmt.Errorf("looking for %s: %w", Interface, err)
@@ -206,8 +206,8 @@ func addresses(link netlink.Link, want []netip.Addr) error {
 	return errors.Join(errs...)
 }
 
-// plan is what is to change, and whether anything is. A peer that speaks from elsewhere than it is
-// said to be stays there, until it has been silent or is said to be at another place.
+// plan returns the changes, and whether there are any. A peer that sends from another endpoint than
+// the reported one keeps it, until it has been silent or another endpoint is reported.
 func plan(have *wgtypes.Device, want Config, said map[Key]netip.AddrPort, now time.Time) (change wgtypes.Config, differs bool) {
 	if have.ListenPort != want.Port {
 		change.ListenPort, differs = &want.Port, true
@@ -241,7 +241,7 @@ func plan(have *wgtypes.Device, want Config, said map[Key]netip.AddrPort, now ti
 	return change, differs
 }
 
-// moved reports whether what is said of a peer's place is newer than what the kernel has seen.
+// moved reports whether a peer's reported endpoint is newer than the one that the kernel has seen.
 func moved(old wgtypes.Peer, p Peer, said map[Key]netip.AddrPort, now time.Time) bool {
 	if before, ok := said[p.Key]; ok && before != p.Endpoint {
 		return true

@@ -2,7 +2,7 @@
 // test calls Run.
 //
 // It owns the LAN on which it tries them, with a client, a node and its pods, and traffic that goes
-// through the real kernel. It refuses nothing and is for tests only.
+// through the real kernel. It is for tests only.
 package balancetest
 
 import (
@@ -20,7 +20,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/kernel/lantest"
 )
 
-// Plane is what is tried.
+// Plane is the data plane under test.
 type Plane interface {
 	Apply(context.Context, []balance.Service) error
 }
@@ -154,7 +154,7 @@ func Hostile(t *testing.T, c Case) {
 	}
 }
 
-// sourceRanges: who is in none of the ranges is not served, at any port, and the others are.
+// sourceRanges: a client outside of all ranges is not served, at any port, and the others are.
 func sourceRanges(b *bench) {
 	s := b.service("one", "two")
 	around := func(text string, bits int) netip.Prefix {
@@ -218,7 +218,7 @@ func clientAffinity(b *bench) {
 	if word, _ := b.ask(second, "tcp", 80); word == first {
 		b.t.Errorf("both clients come to %s", word)
 	}
-	// The pods are applied again, in another order: nothing changes for the client.
+	// The pods are applied again, in another order: the client sees no change.
 	again := b.service("two", "one")
 	again.Affinity = s.Affinity
 	b.apply(again)
@@ -259,7 +259,7 @@ func traffic(b *bench) {
 	b.refused("udp", 53)
 }
 
-// refusedBefore: nothing is served at an address that was just added.
+// refusedBefore: an address that was just added serves no port.
 func (b *bench) refusedBefore() { b.refused("tcp", 80) }
 
 func sourceAddress(b *bench) {
@@ -322,7 +322,7 @@ func changes(b *bench) {
 	}
 }
 
-// gone: a client that goes on sending from one port is served by another pod once its own is gone.
+// gone: a client that keeps sending from one port is served by another pod once its own is gone.
 func gone(b *bench) {
 	b.apply(b.service("one"))
 	c, err := b.client.Dial("udp", b.at(53), patience)

@@ -53,8 +53,8 @@ func (l *Logind) Prepare(down bool) {
 	}
 }
 
-// Boot is the device's next boot: logind prepares for no shutdown. What starts before it belongs to
-// that shutdown.
+// Boot is the device's next boot: logind prepares for no shutdown. A process that starts before it
+// belongs to that shutdown.
 func (l *Logind) Boot() {
 	l.t.Helper()
 	l.Prepare(false)
