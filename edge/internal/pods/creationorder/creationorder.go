@@ -1,16 +1,16 @@
 // Package creationorder keeps a clock that went backwards from stopping pods.
 //
 // The kubelet takes the container with the latest CreatedAt for the last of its name, and the
-// sandbox likewise. Where the clock is earlier than the last start was, as on a device without a
-// battery that boots in 1970, the dead one from before stays the last for ever: the kubelet wants
-// to start the one after it again and again, which is there, and the runtime refuses ("failed to
-// reserve container name"). The clock being put right does not mend that. So this package removes,
-// by CRI, the dead that hide what came after them: before the kubelet starts, and while the clock
-// is behind what is there.
+// sandbox likewise. If the clock is earlier than at the last start, as on a device without a
+// battery that boots in 1970, the dead container stays the last forever: the kubelet tries again
+// and again to start the one after it, which exists, and the runtime refuses ("failed to reserve
+// container name"). Correcting the clock does not repair that. So this package removes, by CRI, the
+// dead containers and sandboxes that hide their successors: before the kubelet starts, and while
+// the clock is behind the existing containers.
 //
-// It owns nothing and sets no clock. It removes nothing that runs, and nothing that the kubelet
-// needs to know that a container must not run again. While the clock is right it asks the runtime
-// nothing. Module.Mend and Run may be called by different goroutines.
+// It has no state and sets no clock. It removes only dead containers, and none that the kubelet
+// needs to know that a container must not run again. While the clock is right it does not call the
+// runtime. Module.Mend and Run may be called by different goroutines.
 package creationorder
 
 import (
@@ -38,12 +38,12 @@ import (
 const Name message.Name = "creationorder"
 
 const (
-	// poll is how often the clock is looked at: no call of the system wakes us in the copy of a
-	// program that sees another clock, and a read costs nothing.
+	// poll is the interval of clock checks: no system call wakes us in a process with another
+	// clock, and a read is cheap.
 	poll = 2 * time.Second
 	// slack is how far a clock may be set back without a look: NTP slews more than that seldom.
 	slack = time.Second
-	// mendTimeout bounds one look and what comes of it.
+	// mendTimeout bounds one check and its removals.
 	mendTimeout = time.Minute
 )
 
@@ -62,7 +62,7 @@ type Module struct {
 	client kubernetes.Interface
 
 	mu     sync.Mutex
-	newest time.Time // nothing was created later, and no later time was seen
+	newest time.Time // no container was created later, and no later time was seen
 }
 
 // New returns a Module.
@@ -111,8 +111,8 @@ func (m *Module) behind(now time.Time) bool {
 	return false
 }
 
-// Mend removes the dead that hide what comes after them, whatever the clock says. It is for the
-// kubelet to wait for: what it sees at its start decides.
+// Mend removes the dead that hide their successors, regardless of the clock. The kubelet waits for
+// it: its view at its start is decisive.
 func (m *Module) Mend(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, mendTimeout)
 	defer cancel()
@@ -134,7 +134,7 @@ func (m *Module) Mend(ctx context.Context) error {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.newest = state.newest() // of what is gone too: then it is looked once more
+	m.newest = state.newest() // of removed ones too: then it is checked once more
 	if n := len(plan.Sandboxes) + len(plan.Containers); n == 0 && m.newest.Before(state.Now) {
 		m.newest = state.Now
 	}
@@ -161,7 +161,7 @@ func remove(ctx context.Context, runtime runtimev1.RuntimeServiceClient, plan Re
 	return errors.Join(errs...)
 }
 
-// read reads what there is.
+// read reads the runtime's state.
 func (m *Module) read(ctx context.Context, runtime runtimev1.RuntimeServiceClient) (State, error) {
 	s := State{Now: time.Now().Round(0), Pods: map[types.UID]Pod{}}
 	pods, err := m.client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{

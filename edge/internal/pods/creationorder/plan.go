@@ -28,15 +28,15 @@ type Container struct {
 	ExitCode    int32 // of a dead one of a pod with restartPolicy OnFailure; of others it doesn't matter
 }
 
-// Pod is what matters of a pod that the device has.
+// Pod has the relevant fields of a pod of the device.
 type Pod struct {
 	Policy corev1.RestartPolicy
-	Ended  bool // Succeeded or Failed: the kubelet starts nothing of it
+	Ended  bool // Succeeded or Failed: the kubelet starts none of its containers
 	// Init are its init containers: all of them run again in a new sandbox, whatever they returned.
 	Init []string
 }
 
-// State is what a Plan is made of.
+// State is the input of Plan.
 type State struct {
 	Now        time.Time
 	Pods       map[types.UID]Pod
@@ -44,19 +44,20 @@ type State struct {
 	Containers []Container
 }
 
-// Removal is what the kubelet must not find. Containers of the sandboxes go with them.
+// Removal has the sandboxes and containers that the kubelet must not find. Containers of the
+// sandboxes go with them.
 type Removal struct {
 	Sandboxes  []string
 	Containers []string
 }
 
-// Plan is what is dead and hides what comes, or came, after it: the kubelet takes the one with the
-// latest CreatedAt for a pod's last.
+// Plan returns the dead that hide later ones, existing or future: the kubelet takes the one with
+// the latest CreatedAt for a pod's last.
 //
-// A dead one hides what follows when it was created at a time that is still to come, and has hidden
-// it when one with a higher attempt is not younger. What the kubelet still needs of the dead stays:
-// that a container of a pod with restartPolicy OnFailure has succeeded, and everything of pods with
-// Never, of pods that have ended, and of pods that the device doesn't know.
+// A dead one hides its successors if its creation time is in the future, and has hidden them if one
+// with a higher attempt is not younger. The dead that the kubelet still needs stay: succeeded
+// containers of pods with restartPolicy OnFailure, and all of pods with Never, of ended pods, and
+// of pods that the device doesn't know.
 func Plan(s State) (r Removal) {
 	gone := map[string]bool{}
 	for _, b := range s.Sandboxes {
@@ -92,7 +93,7 @@ func (s State) needed(c Container) bool {
 	return c.Dead && c.ExitCode == 0 && p.Policy == corev1.RestartPolicyOnFailure && !slices.Contains(p.Init, c.Name)
 }
 
-// newest is the latest time at which anything was created; zero of nothing.
+// newest returns the latest creation time; zero for an empty State.
 func (s State) newest() (at time.Time) {
 	for _, b := range s.Sandboxes {
 		if b.Created.After(at) {

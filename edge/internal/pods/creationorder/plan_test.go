@@ -13,7 +13,7 @@ import (
 
 func at(hour int) time.Time { return time.Unix(0, 0).Add(time.Duration(hour) * time.Hour) }
 
-// The clock of these is hours since 1970; what is dead was created at 100.
+// The clock of these is hours since 1970; the dead were created at 100.
 func TestPlan(t *testing.T) {
 	dead := func(id string, attempt uint32, hour int) creationorder.Container {
 		return creationorder.Container{ID: id, Sandbox: "s" + id, Pod: "p", Name: "c", Attempt: attempt, Created: at(hour), Dead: true, ExitCode: 1}

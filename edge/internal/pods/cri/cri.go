@@ -1,5 +1,5 @@
 // Package cri connects to a container runtime by its own API (CRI), where Kubernetes' client has
-// too little of it, and asks how it is. It owns nothing; a connection is its caller's, and may be
+// too little of it, and asks how it is. It has no state; a connection is its caller's, and may be
 // used by many goroutines.
 package cri
 

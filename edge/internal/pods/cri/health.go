@@ -23,8 +23,8 @@ func Serves(ctx context.Context, endpoint string) error {
 	})
 }
 
-// Health asks the runtime at an endpoint how it is: nil, or what keeps it from starting pods and
-// what to do about that.
+// Health asks the runtime at an endpoint how it is: nil, or the reason why it can't start pods and
+// the action needed.
 func Health(ctx context.Context, endpoint string) error {
 	return ask(ctx, endpoint, func(ctx context.Context, client runtimev1.RuntimeServiceClient) error {
 		answer, err := client.Status(ctx, &runtimev1.StatusRequest{})

@@ -27,9 +27,9 @@ type checkpoint struct {
 	}
 }
 
-// readResources reads the kubelet's checkpoint in a directory. Where there is none no plugin ever
-// registered. One that can't be read is lost to the kubelet too, which would start
-// containers without their devices.
+// readResources reads the kubelet's checkpoint in a directory. Without a checkpoint no plugin ever
+// registered. One that can't be read is lost to the kubelet too, which would start containers
+// without their devices.
 func readResources(dir string) (Resources, error) {
 	r := Resources{Known: sets.New[string](), Allocated: map[types.UID]map[string]sets.Set[string]{}}
 	raw, err := os.ReadFile(filepath.Join(dir, checkpointFile))

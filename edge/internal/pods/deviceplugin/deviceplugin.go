@@ -73,7 +73,7 @@ type Config struct {
 	Timeout time.Duration
 }
 
-// Module withholds pods. A nil Module withholds none.
+// Module withholds pods. A nil Module withholds no pod.
 type Module struct {
 	config Config
 	client kubernetes.Interface
@@ -84,7 +84,7 @@ type Module struct {
 	changed map[object.Ref]struct{} // owned by Run: pods for which the gate has another answer and must be asked again
 
 	mu       sync.Mutex // guards the fields below
-	until    time.Time  // pods may wait until then; zero: none does
+	until    time.Time  // pods may wait until then; zero: no pod waits
 	plugins  Resources  // as the kubelet found them when it started
 	running  map[types.UID]sets.Set[string]
 	waiting  map[types.UID]*waiting
@@ -95,7 +95,7 @@ type Module struct {
 type source interface {
 	// Running are the names of the containers that run, by pod.
 	Running(ctx context.Context) (map[types.UID]sets.Set[string], error)
-	// Resources is what the kubelet has noted.
+	// Resources returns the kubelet's records.
 	Resources() (Resources, error)
 	// Healthy are the devices that plugins have registered, by resource.
 	Healthy(ctx context.Context) (map[string]sets.Set[string], error)
@@ -153,8 +153,8 @@ func (m *Module) Withholds(pod *corev1.Pod) (reason string) {
 	return fmt.Sprintf("waits for a device plugin: %s; see whether the plugin's pod runs; starts in any case %s after the kubelet", w.reason, m.config.Timeout)
 }
 
-// Prepare decides which pods wait. It is for the kubelet to wait for: what it is shown when it
-// starts it admits at once.
+// Prepare decides which pods wait. The kubelet waits for it: at its start it admits all visible
+// pods at once.
 func (m *Module) Prepare(ctx context.Context) error {
 	if m.config.Timeout == 0 {
 		return nil
@@ -275,7 +275,7 @@ func (m *Module) look(ctx context.Context, recorder agent.Recorder) error {
 		some = false
 	}
 	if !some {
-		return m.recorrect(ctx) // also what failed before
+		return m.recorrect(ctx) // also earlier failures
 	}
 	pods, err := m.pods(ctx)
 	if err != nil {

@@ -18,8 +18,8 @@ import (
 // (pluginapi.DevicePluginPath), whatever the kubelet's root directory is.
 const Dir = "/var/lib/kubelet/device-plugins"
 
-// Resources are the resources of device plugins, by name, and what the kubelet has noted of each
-// pod's devices.
+// Resources are the resources of device plugins, by name, and the kubelet's records of each pod's
+// devices.
 type Resources struct {
 	// Known are those that a plugin has registered before. For any other the kubelet allocates no
 	// devices.
@@ -34,14 +34,15 @@ func (r Resources) has(name corev1.ResourceName) bool {
 	return r.Known.Has(string(name)) || r.All && extended(name)
 }
 
-// extended is the kubelet's v1helper.IsExtendedResourceName, less what no API admits.
+// extended is the kubelet's v1helper.IsExtendedResourceName, except names that the API does not
+// admit.
 func extended(name corev1.ResourceName) bool {
 	n := string(name)
 	return strings.Contains(n, "/") && !strings.Contains(n, corev1.ResourceDefaultNamespacePrefix) && !strings.HasPrefix(n, corev1.DefaultResourceRequestsPrefix)
 }
 
-// wanted are the devices of plugins that a container asks for. Those that DRA provides
-// (KEP-5004) are none of them.
+// wanted are the devices of plugins that a container asks for. Those that DRA provides (KEP-5004)
+// are excluded.
 func (r Resources) wanted(pod *corev1.Pod, c *corev1.Container) map[string]int64 {
 	var all map[string]int64
 	for name, quantity := range c.Resources.Limits {
@@ -110,13 +111,13 @@ func isPlugin(pod *corev1.Pod) bool {
 	})
 }
 
-// State is what decides which pods wait on.
+// State is the input of the decision which pods keep waiting.
 type State struct {
 	Resources
 	// Healthy are the IDs of the devices that plugins have registered with this kubelet.
 	Healthy map[string]sets.Set[string]
-	// Allocatable is the Node's: what the kubelet admits pods by. It is that of before the boot for
-	// a while.
+	// Allocatable is the Node's, by which the kubelet admits pods. For a while it is that before
+	// the boot.
 	Allocatable corev1.ResourceList
 	// Waiting are the pods that the kubelet is not shown, Shown the others of this device.
 	Waiting, Shown []*corev1.Pod

@@ -22,17 +22,17 @@ import (
 )
 
 const (
-	// retryInterval is how often what the kubelet waits for is looked at; sayInterval how often an
-	// unchanged reason is said again.
+	// retryInterval is the interval of checks of the kubelet's needs; sayInterval that of repeated
+	// logs of an unchanged reason.
 	retryInterval = time.Second
 	sayInterval   = 30 * time.Second
 	dialTimeout   = 2 * time.Second
 )
 
-// A need is something that a kubelet can't start without. Upstream ends the process when one
-// is missing, which under a supervisor is a crash loop; here it is said and waited for, as
-// most of them come by themselves (containerd starts later, the link comes up) or by what the
-// message asks for.
+// A need is a precondition of the kubelet's start. Upstream ends the process when one is missing,
+// which under a supervisor is a crash loop; here it is logged and waited for, as most of them are
+// met without intervention (containerd starts later, the link comes up) or by the action in the
+// message.
 type need func(ctx context.Context) error
 
 // await returns when every need is met; its error is ctx's end.
@@ -103,13 +103,13 @@ func first(ctx context.Context, needs []need) error {
 	return nil
 }
 
-// lookupTime is what looking up the node's own name may take before it is worth a word: from
+// lookupTime is the time that a lookup of the node's own name may take without a warning: from
 // /etc/hosts it takes less than a millisecond.
 const lookupTime = time.Second
 
-// advise says what costs a device that is cut off 10 s at each node status: upstream looks the
-// node's own name up each time unless an address is configured, and a DNS server that can't be
-// reached answers by silence.
+// advise warns of a slow lookup, which costs a disconnected device 10 s at each node status:
+// upstream looks the node's own name up each time unless an address is configured, and an
+// unreachable DNS server does not answer.
 func (m *Module) advise(ctx context.Context, lookup func(ctx context.Context, host string) ([]string, error)) {
 	if m.config.NodeIP != "" {
 		return
@@ -207,9 +207,9 @@ func (m *Module) portsFree() error {
 
 var errFirstContact = errors.New("this device has never heard from the cloud which pods are its own; it needs a link once (see edgecore status)")
 
-// synced asks for what the kubelet itself asks first, with the same selectors: its Node and its
-// pods. Only where both can be answered may a kubelet start: one that receives an empty list would
-// end those that run. The kubelet would wait too, but silently, and for the pods alone.
+// synced makes the kubelet's own first requests, with the same selectors: its Node and its pods. A
+// kubelet may start only if both can be answered: one that receives an empty list would end the
+// running pods. The kubelet would wait too, but silently, and for the pods only.
 func (m *Module) synced(ctx context.Context, client kubernetes.Interface) error {
 	name := m.config.NodeName
 	options := func(field string) metav1.ListOptions {

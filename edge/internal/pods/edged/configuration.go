@@ -48,7 +48,7 @@ func Validate(raw []byte) []Mistake {
 	return append(wrong, validate(kc, gates, raw)...)
 }
 
-// refuse makes an error of mistakes; nil of none.
+// refuse makes an error of mistakes; nil without any.
 func refuse(wrong []Mistake) error {
 	var errs []error
 	for _, m := range wrong {
@@ -61,22 +61,21 @@ func refuse(wrong []Mistake) error {
 	return errors.Join(errs...)
 }
 
-// unchangedStatusEvery is how often a status of the Node in which nothing but times has changed is
-// reported, by default. Whether the kubelet lives is said by its Lease (KEP-589);
-// the kubelet's own 5 minutes would be a third of what an idle link carries. What changes is
-// reported at once.
+// unchangedStatusEvery is the default interval of reports of a Node status in which only times have
+// changed. The kubelet's Lease shows that it is alive (KEP-589); the kubelet's own 5 minutes would
+// be a third of the traffic of an idle link. Changes are reported at once.
 const unchangedStatusEvery = time.Hour
 
 // shutdownGrace is how long a shutdown of the device is held up for containers to end, those of
-// critical pods in the last part of it. Kubernetes' default is 0: they would be killed without a
-// word by plain `reboot`. On a device without systemd-logind it means nothing. The kubelet itself
-// gets none of it (takePeriods).
+// critical pods in the last part of it. Kubernetes' default is 0: they would be killed without
+// notice by plain `reboot`. On a device without systemd-logind it has no effect. The kubelet itself
+// does not get it (takePeriods).
 const (
 	shutdownGrace         = 30 * time.Second
 	shutdownGraceCritical = 10 * time.Second
 )
 
-// newServer makes what the kubelet's own command makes of flags and a file.
+// newServer makes the KubeletServer that the kubelet's own command makes of flags and a file.
 func newServer(config Config) (*options.KubeletServer, error) {
 	kc, gates, wrong := decode(config.Kubelet)
 	if err := refuse(wrong); err != nil {
@@ -145,8 +144,8 @@ func sets(raw []byte, field string) bool {
 }
 
 // decode reads a KubeletConfiguration strictly and fills in the kubelet's defaults. The feature
-// gates are those that it sets, in a copy of the process's. What is wrong is left out of both, so
-// that the rest can be judged too; without a configuration nothing could be read.
+// gates are those that it sets, in a copy of the process's. Invalid fields are left out of both, so
+// that the rest can be validated too; the configuration is nil if nothing could be read.
 func decode(raw []byte) (*kubeletconfig.KubeletConfiguration, featuregate.FeatureGate, []Mistake) {
 	whole := func(err error) []Mistake { return []Mistake{{Message: err.Error()}} }
 	_, codecs, err := kubeletscheme.NewSchemeAndCodecs(serializer.EnableStrict)
@@ -209,7 +208,7 @@ func fieldsOf(raw []byte) (map[string]json.RawMessage, error) {
 // dropGates takes out the feature gates that can't be set, over which the kubelet's defaults panic.
 func dropGates(fields map[string]json.RawMessage) (wrong []Mistake) {
 	var gates map[string]bool
-	if json.Unmarshal(fields["featureGates"], &gates) != nil { // none, or of a wrong type, which decoding says
+	if json.Unmarshal(fields["featureGates"], &gates) != nil { // missing, or of a wrong type, which decoding reports
 		return nil
 	}
 	for _, name := range slices.Sorted(maps.Keys(gates)) {
@@ -247,8 +246,7 @@ func dropUnreadable(decoder runtime.Decoder, fields map[string]json.RawMessage) 
 	return wrong
 }
 
-// decodeFields decodes fields; strict is what is wrong with them beside what keeps them from being
-// decoded.
+// decodeFields decodes fields; strict are the mistakes that do not prevent decoding.
 func decodeFields(decoder runtime.Decoder, fields map[string]json.RawMessage) (kc *kubeletconfig.KubeletConfiguration, strict []Mistake, err error) {
 	raw, err := json.Marshal(fields)
 	if err != nil {
@@ -293,7 +291,7 @@ func decodeInto(decoder runtime.Decoder, raw []byte, kind schema.GroupVersionKin
 	return o, err
 }
 
-// validate returns what the kubelet finds wrong with a configuration; raw is as it was written. The
+// validate returns the kubelet's objections to a configuration; raw is its original text. The
 // version of this machine's cgroups is no mistake in a file: the kubelet waits for another (await),
 // and no command that reads the file fails.
 func validate(kc *kubeletconfig.KubeletConfiguration, gates featuregate.FeatureGate, raw []byte) (wrong []Mistake) {
@@ -320,8 +318,8 @@ func validate(kc *kubeletconfig.KubeletConfiguration, gates featuregate.FeatureG
 	return wrong
 }
 
-// named is the first field that was written and that a message of the kubelet names; "" where it
-// names none.
+// named is the first field that was written and that a message of the kubelet names; "" if it names
+// no field.
 func named(text string, fields map[string]json.RawMessage) string {
 	words := strings.FieldsFunc(text, func(r rune) bool { return r != '.' && !unicode.IsLetter(r) && !unicode.IsDigit(r) })
 	for _, word := range words {

@@ -18,13 +18,13 @@ const dropInExtension = ".conf"
 // A Merged is a KubeletConfiguration with the files of a directory laid over it.
 type Merged struct {
 	Raw []byte
-	// From is the file that set a field at the top last; no entry: none of them.
+	// From is the file that last set a top-level field; no entry: no drop-in file.
 	From map[string]string
 }
 
 // MergeDropIns lays the drop-in files of a directory over a KubeletConfiguration, as the kubelet
 // does with its --config-dir (KEP-3983): all that end in .conf, also in folders below, in the order
-// of their names, each as a JSON merge patch of what there is.
+// of their names, each as a JSON merge patch of the result so far.
 func MergeDropIns(base []byte, dir string) (Merged, error) {
 	m := Merged{From: map[string]string{}}
 	var err error

@@ -1,11 +1,11 @@
 // Package edged runs the kubelet: the upstream one, unmodified, inside edgecore, with the edge API
 // as its API server.
 //
-// It owns the kubelet's configuration, what must hold before a kubelet may start, and the kubelet's
-// global state (feature gates, metrics, logging): these are set here and nowhere else. So there is
-// one kubelet a process, run once: after a failure the process has to be restarted (Restart Never).
-// It refuses a configuration that the kubelet would refuse, before anything is started. Containers
-// go on when it stops. A Module is used by one goroutine, but for Waiting and Stop.
+// It owns the kubelet's configuration, the preconditions of its start, and the kubelet's global
+// state (feature gates, metrics, logging): these are set here and nowhere else. So there is one
+// kubelet a process, run once: after a failure the process has to be restarted (Restart Never). It
+// refuses a configuration that the kubelet would refuse, before anything is started. Containers
+// keep running when it stops. A Module is used by one goroutine, but for Waiting and Stop.
 package edged
 
 import (
@@ -40,7 +40,7 @@ import (
 // Name is the module's address on the bus. It receives no messages.
 const Name message.Name = "edged"
 
-// Config is what the kubelet needs beside its KubeletConfiguration.
+// Config has the kubelet's settings outside of its KubeletConfiguration.
 type Config struct {
 	NodeName string
 	Labels   map[string]string // of the Node, when it registers
@@ -49,14 +49,14 @@ type Config struct {
 	CertDir  string            // for the key and certificate of the kubelet's server; "": pki in RootDir
 	// Kubelet is a KubeletConfiguration, YAML or JSON; apiVersion and kind may be left out.
 	Kubelet []byte
-	// ClusterDNS and ClusterDomain are the name servers and the domain of pods, where the
-	// KubeletConfiguration doesn't say.
+	// ClusterDNS and ClusterDomain are the name servers and the domain of pods, if the
+	// KubeletConfiguration doesn't set them.
 	ClusterDNS    []string
 	ClusterDomain string
-	// ClientCAFile is who may call the kubelet's own server, where the
-	// KubeletConfiguration doesn't say.
+	// ClientCAFile has the CAs of clients of the kubelet's own server, if the KubeletConfiguration
+	// doesn't set it.
 	ClientCAFile string
-	// Verbosity of klog, where the KubeletConfiguration doesn't say.
+	// Verbosity of klog, if the KubeletConfiguration doesn't set it.
 	Verbosity int
 	// Host and Transport lead to the API, with the kubelet's identity.
 	Host      string
@@ -70,8 +70,8 @@ type Config struct {
 	// ImageService is the endpoint at which the kubelet finds the images of the container runtime
 	// (edge/internal/pods/images); "": the kubelet asks the runtime itself.
 	ImageService string
-	// Needs are what else must be so before the kubelet starts. Each is asked again until its error
-	// is nil; its error says what to do.
+	// Needs are further preconditions of the kubelet's start. Each is called until its error is
+	// nil; its error names the action needed.
 	Needs []func(ctx context.Context) error
 	// ImageCredentialProviderConfig and ImageCredentialProviderBinDir are the kubelet's flags
 	// --image-credential-provider-config and --image-credential-provider-bin-dir.
@@ -93,7 +93,7 @@ type Module struct {
 	waiting error
 }
 
-// New checks the configuration. It starts nothing and changes no global state.
+// New checks the configuration. It starts no goroutine and changes no global state.
 func New(config Config) (*Module, error) {
 	server, err := newServer(config)
 	if err != nil {
@@ -120,8 +120,8 @@ func (m *Module) Name() message.Name { return Name }
 
 var errRanBefore = errors.New("the kubelet runs once in a process; restart edgecore")
 
-// Run implements beehive.Module. It is ready when the kubelet runs, and until then waits for what
-// the kubelet can't do without: Waiting says for what. Goroutines of the kubelet outlive Run by the
+// Run implements beehive.Module. It is ready when the kubelet runs, and until then waits for the
+// kubelet's needs: Waiting returns the missing one. Goroutines of the kubelet outlive Run by the
 // little that the process does: upstream has no way to end them all.
 func (m *Module) Run(ctx context.Context, port *beehive.Port) error { return m.run(ctx, port.Ready) }
 
@@ -137,18 +137,17 @@ func (m *Module) run(parent context.Context, ready func()) error {
 	return err
 }
 
-// Stop ends the kubelet for as long as this process lives; containers go on. From then on it learns
-// nothing of its API and can tell it nothing. Upstream's loops don't all end with their context,
-// but without it they can't ask the runtime for what runs (pleg), and a pod is not looked at again
-// before that was asked: how a container ends after Stop this kubelet does not know. To the next
-// one the pod is as after a power cut.
+// Stop ends the kubelet for the rest of this process; containers keep running. From then on it is
+// cut off from its API. Upstream's loops don't all end with their context, but without it they
+// can't list the runtime's containers (pleg), and a pod is not synced before that: this kubelet
+// does not see how a container ends after Stop. To the next one the pod is as after a power cut.
 func (m *Module) Stop() { m.gate.stop() }
 
 // Stopped reports whether Stop was called; nil has no kubelet, and was not.
 func (m *Module) Stopped() bool { return m != nil && m.gate.stopped.Err() != nil }
 
 // Periods are the shutdownGracePeriods of the KubeletConfiguration, in the order of their
-// priorities; none where a shutdown is not to wait for pods.
+// priorities; empty if a shutdown does not wait for pods.
 func (m *Module) Periods() []Period { return m.periods }
 
 func (m *Module) serve(ctx context.Context, ready func()) error {
@@ -199,8 +198,8 @@ func (m *Module) serve(ctx context.Context, ready func()) error {
 	return nil
 }
 
-// Waiting says what the kubelet waits for before it starts; nil when it runs, or hasn't
-// been asked to.
+// Waiting returns the need that the kubelet's start waits for; nil when it runs, or Run was not
+// called.
 func (m *Module) Waiting() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -220,8 +219,8 @@ type clients struct {
 }
 
 // clients makes the kubelet's three clients, as its own start-up does with a kubeconfig. Its
-// requests go to the store in this process, so there is nothing to be gained by slowing them down;
-// events alone keep the limit that the configuration sets.
+// requests go to the store in this process, so they are not rate-limited; only events keep the
+// limit of the configuration.
 func (m *Module) clients() (clients, error) {
 	s := m.server
 	config := &rest.Config{
@@ -275,7 +274,7 @@ func (m *Module) Images() string {
 	return m.images
 }
 
-// Server is where the kubelet's own server is reached from this device; "" where it has none.
+// Server returns the address of the kubelet's own server on this device; "" without a server.
 func (m *Module) Server() string {
 	if !m.server.EnableServer {
 		return ""
@@ -288,7 +287,7 @@ func (m *Module) Server() string {
 }
 
 // DialLocal connects to this kubelet's server as edgecore itself, which may ask it for logs, exec,
-// attach and port-forward of pods. What goes through the connection is HTTP/1.1.
+// attach and port-forward of pods. The protocol of the connection is HTTP/1.1.
 func (m *Module) DialLocal(ctx context.Context) (net.Conn, error) {
 	return m.local.dial(ctx, m.server, m.Server())
 }

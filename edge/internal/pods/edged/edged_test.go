@@ -30,7 +30,7 @@ func TestConfiguration(t *testing.T) {
 	tests := map[string]struct {
 		kubelet string
 		labels  map[string]string
-		want    []string // parts of the error; none: it is fine
+		want    []string // parts of the error; empty: no error
 	}{
 		"nothing":             {"{}", nil, nil},
 		"YAML":                {"cgroupDriver: cgroupfs\nmaxPods: 20", nil, nil},
@@ -136,8 +136,8 @@ func TestDefaults(t *testing.T) {
 	}
 }
 
-// Without a word of the operator a shutdown is held up for containers to end; what the operator
-// says of it stands. The kubelet gets none of it: it would end pods for good.
+// By default a shutdown is delayed for containers to end; the operator's settings take precedence.
+// The kubelet does not get them: it would end pods permanently.
 func TestTraps_21_ShutdownWaitsForContainers(t *testing.T) {
 	const critical = 2_000_000_000
 	for kubelet, want := range map[string][]Period{
@@ -211,7 +211,7 @@ func TestStop(t *testing.T) {
 	}
 }
 
-// TestNeeds: each message names what is wrong and what to do, and goes away with its reason.
+// TestNeeds: each message names the problem and the action, and goes away with its reason.
 func TestNeeds(t *testing.T) {
 	dir := t.TempDir()
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
@@ -269,8 +269,8 @@ func TestNeeds(t *testing.T) {
 	check("port free", m.portsFree())
 }
 
-// TestIsland_07_FirstBootWithoutALinkWaits: the kubelet isn't started before the API can say what
-// its pods are, and what is missing is said.
+// TestIsland_07_FirstBootWithoutALinkWaits: the kubelet isn't started before the API can list its
+// pods, and the missing precondition is reported.
 func TestIsland_07_FirstBootWithoutALinkWaits(t *testing.T) {
 	synced := false
 	asked := map[string]int{}
@@ -389,7 +389,7 @@ func TestOneCopyOfTheSchemes(t *testing.T) {
 	}
 }
 
-// onePod is a backend that holds one pod and is asked for nothing else.
+// onePod is a backend with a single pod.
 type onePod struct {
 	edgeapi.Backend
 	raw []byte

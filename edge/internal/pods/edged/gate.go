@@ -10,8 +10,8 @@ import (
 
 var errStopped = errors.New("the kubelet was stopped")
 
-// gate is the kubelet's way to its API, until it is stopped: what is under way ends then, watches
-// above all, and nothing comes through any more.
+// gate passes the kubelet's requests to its API, until it is stopped: open requests end then,
+// watches above all, and new ones fail.
 type gate struct {
 	next    http.RoundTripper
 	stopped context.Context
@@ -48,10 +48,10 @@ func (g *gate) RoundTrip(r *http.Request) (*http.Response, error) {
 		return nil, err
 	}
 	if answer.StatusCode == http.StatusServiceUnavailable && (r.Method != http.MethodGet || r.URL.RawQuery == "") {
-		// client-go would wait as long ten times, inside the call: 50 s in which a pod's worker, or
-		// the registration of a plugin, does nothing else. A kube-apiserver that is not there fails
-		// at once, and the kubelet retries by rules of its own. Lists and watches wait
-		// for what is about to come.
+		// client-go would wait that long ten times, inside the call: 50 s in which a pod's worker,
+		// or the registration of a plugin, is blocked. An unreachable kube-apiserver fails at once,
+		// and the kubelet retries by rules of its own. Lists and watches wait for a set that is
+		// about to be synced.
 		answer.Header.Del("Retry-After")
 	}
 	answer.Body = &gatedBody{answer.Body, end}

@@ -11,8 +11,8 @@ type roundTrip func(*http.Request) (*http.Response, error)
 
 func (f roundTrip) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
-// What can't be answered without a link fails at once, as with a kube-apiserver that is away; what
-// is about to be synced is waited for.
+// A request that can't be answered without a link fails at once, as with an unreachable
+// kube-apiserver; a set that is about to be synced is waited for.
 func TestGate_doesNotHoldTheKubeletUp(t *testing.T) {
 	g := newGate(roundTrip(func(*http.Request) (*http.Response, error) {
 		return &http.Response{StatusCode: http.StatusServiceUnavailable, Header: http.Header{"Retry-After": {"5"}}, Body: io.NopCloser(strings.NewReader(""))}, nil

@@ -28,13 +28,12 @@ import (
 	"k8s.io/kubernetes/pkg/kubelet/server"
 )
 
-// localPaths are what the local client may ask the kubelet for: the subresources of pods
-// that people use.
+// localPaths are the allowed paths of the local client: the subresources of pods that people use.
 var localPaths = []string{"/containerLogs/", "/exec/", "/attach/", "/portForward/"}
 
 // localClient is edgecore as a client of its own kubelet. Its key is made when the process starts
-// and is never written down; no CA has signed its certificate, which this process' kubelet alone
-// knows, byte by byte. So it is worth nothing anywhere else.
+// and is never written down; no CA has signed its certificate, which only this process' kubelet
+// accepts, byte by byte. So it is useless anywhere else.
 type localClient struct {
 	certificate tls.Certificate
 	user        *user.DefaultInfo // compared as a pointer: no certificate, token or header leads to it
@@ -57,7 +56,7 @@ func newLocalClient() (*localClient, error) {
 	}, nil
 }
 
-// localAuth is the kubelet's own judgement of its clients, and the local client beside them.
+// localAuth is the kubelet's own AuthInterface, extended by the local client.
 type localAuth struct {
 	server.AuthInterface
 	local *localClient
@@ -72,7 +71,7 @@ func (a *localAuth) AuthenticateRequest(r *http.Request) (*authenticator.Respons
 	return a.AuthInterface.AuthenticateRequest(r)
 }
 
-// Authorize implements authorizer.UnconditionalAuthorizer. What the local client may do is not
+// Authorize implements authorizer.UnconditionalAuthorizer. The local client's permissions are not
 // asked of the cluster.
 func (a *localAuth) Authorize(ctx context.Context, attributes authorizer.Attributes) (authorizer.Decision, string, error) {
 	if attributes.GetUser() != user.Info(a.local.user) {
@@ -88,8 +87,8 @@ func (a *localAuth) Authorize(ctx context.Context, attributes authorizer.Attribu
 	return authorizer.DecisionDeny, "edgecore asks its kubelet for logs, exec, attach and port-forward alone", nil
 }
 
-// dial connects to the kubelet's server, which must show the certificate that lies in the kubelet's
-// own folder: a pod on the host's network could listen at its port.
+// dial connects to the kubelet's server, which must present the certificate in the kubelet's own
+// folder: a pod on the host's network could listen at its port.
 func (l *localClient) dial(ctx context.Context, kubelet *options.KubeletServer, address string) (net.Conn, error) {
 	if address == "" {
 		return nil, errors.New("the kubelet has no server: KubeletConfiguration enableServer")

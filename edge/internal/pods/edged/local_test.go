@@ -19,9 +19,9 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/ca"
 )
 
-// listening is a module whose port answers with the kubelet's own judgement of clients:
-// its authenticators and authorizers, as Run gives them to it, in front of a handler that
-// says who asks.
+// listening is a module whose port answers with the kubelet's own judgement of clients: its
+// authenticators and authorizers, as Run gives them to it, in front of a handler that returns the
+// user.
 func listening(t *testing.T) *Module {
 	t.Helper()
 	dir := t.TempDir()
@@ -113,7 +113,7 @@ func TestDialLocal_FourPathsOfItsOwnKubelet(t *testing.T) {
 	}
 }
 
-// What listens at the kubelet's port must be the kubelet.
+// The server at the kubelet's port must be the kubelet.
 func TestDialLocal_AnotherProcessAtThePort(t *testing.T) {
 	m, other := listening(t), listening(t)
 	if _, err := m.local.dial(t.Context(), m.server, other.Server()); err == nil || !strings.Contains(err.Error(), "is not this kubelet") {

@@ -16,10 +16,10 @@ type Period struct {
 	Length   time.Duration
 }
 
-// takePeriods takes them out of a configuration, so that the kubelet has none: at a shutdown it
-// would end pods, for good, where edgecore ends their containers
-// (docs/dev/decisions/0090-a-shutdown-ends-containers.md). What they mean is as the kubelet's own
-// nodeshutdown package has it.
+// takePeriods takes them out of a configuration, so that the kubelet does not get them: at a
+// shutdown it would end pods permanently, while edgecore ends their containers
+// (docs/dev/decisions/0090-a-shutdown-ends-containers.md). Their meaning is that of the kubelet's
+// own nodeshutdown package.
 func takePeriods(kc *kubeletconfig.KubeletConfiguration) []Period {
 	all, critical, byPriority := kc.ShutdownGracePeriod.Duration, kc.ShutdownGracePeriodCriticalPods.Duration, kc.ShutdownGracePeriodByPodPriority
 	kc.ShutdownGracePeriod.Duration, kc.ShutdownGracePeriodCriticalPods.Duration, kc.ShutdownGracePeriodByPodPriority = 0, 0, nil

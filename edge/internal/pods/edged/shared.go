@@ -10,9 +10,9 @@ import (
 	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 )
 
-// sharing is a client whose watches of Services lead to objects that others in the process have
-// too. The kubelet holds all Services of the cluster, for the environment variables of pods, and
-// changes none. It is used by pointer: the kubelet asks by reflection whether its clients are nil.
+// sharing is a client whose watches of Services return objects shared with others in the process.
+// The kubelet caches all Services of the cluster, for the environment variables of pods, and never
+// changes them. It is used by pointer: the kubelet asks by reflection whether its clients are nil.
 type sharing struct {
 	kubernetes.Interface
 	share func(*corev1.Service) *corev1.Service

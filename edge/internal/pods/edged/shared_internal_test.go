@@ -11,7 +11,7 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 )
 
-// A watch of Services leads to the shared copies, and nothing else changes.
+// A watch of Services returns the shared copies; other requests are unchanged.
 func TestSharing(t *testing.T) {
 	theirs := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Name: "theirs"}}
 	source := watch.NewFakeWithChanSize(3, false)

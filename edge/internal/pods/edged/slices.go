@@ -94,8 +94,8 @@ const (
 	registrationTimeout = 2 * time.Second
 )
 
-// runningDrivers asks at all sockets of the kubelet's plugins for DRA drivers. It is what the
-// kubelet itself does before it uses one.
+// runningDrivers asks at all sockets of the kubelet's plugins for DRA drivers. The kubelet itself
+// does that before it uses one.
 func runningDrivers(ctx context.Context, rootDir string) (drivers []string) {
 	var sockets []string
 	_ = filepath.WalkDir(filepath.Join(rootDir, "plugins_registry"), func(path string, d fs.DirEntry, err error) error {

@@ -17,12 +17,12 @@ import (
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 )
 
-// What the kubelet deletes of ResourceSlices leaves those of drivers that run.
+// The kubelet's deletion of ResourceSlices spares those of running drivers.
 func TestKeeping(t *testing.T) {
 	for name, c := range map[string]struct {
 		selector string
 		drivers  []string
-		want     []string // what is asked of the API; nothing: it is not
+		want     []string // expected API requests; empty: no request
 	}{
 		"all, and none runs":     {"spec.nodeName=edge1", nil, []string{"spec.nodeName=edge1"}},
 		"all, and two run":       {"spec.nodeName=edge1", []string{"a", "b"}, []string{"spec.driver!=a,spec.driver!=b,spec.nodeName=edge1"}},

@@ -4,11 +4,11 @@
 // is cut off can't pull them.
 //
 // It owns the socket that the kubelet finds images at, and which of them are shown as pinned: CRI's
-// word for what is never collected. containerd says it by itself from 1.7 on, and of the sandbox
-// image alone. It also puts the sandbox image back where containerd has none (Restore). Everything
-// else that the kubelet asks of images goes to the runtime, and its answers come back, unchanged;
-// it refuses nothing and removes nothing. While it is not known which images are wanted, all are
-// pinned. A Server may be used by many goroutines.
+// term for images that are never collected. containerd itself pins only the sandbox image, from 1.7
+// on. It also restores the sandbox image if containerd does not have it (Restore). All other image
+// requests of the kubelet go to the runtime, whose answers are returned unchanged; it does not
+// refuse requests or remove images. While it is not known which images are wanted, all are pinned.
+// A Server may be used by many goroutines.
 package images
 
 import (
@@ -45,15 +45,15 @@ type Config struct {
 	API      *rest.Config
 	NodeName string
 	Apps     bool
-	// Kept are images that are pinned besides; nil for none.
+	// Kept are further images to pin; may be nil.
 	Kept func() ([]string, error)
-	// Archive is a file with the sandbox image (an OCI layout in a tar); "" for none.
+	// Archive is a file with the sandbox image (an OCI layout in a tar); "" without one.
 	Archive string
 }
 
 // Server is the image service of one container runtime.
 type Server struct {
-	runtimev1.UnimplementedImageServiceServer // what is not below: the kubelet asks otherwise then
+	runtimev1.UnimplementedImageServiceServer // fallback for other methods: the kubelet then uses another
 
 	config Config
 	wanted func(ctx context.Context) ([]string, error)
@@ -114,8 +114,8 @@ func (s service) ListImages(ctx context.Context, r *runtimev1.ListImagesRequest)
 		return nil, err
 	}
 	s.pin(ctx, answer.Images)
-	// The kubelet asks every 30 s: what was removed behind its back is there before a sandbox needs
-	// it. What is restored is in the next answer.
+	// The kubelet asks every 30 s: an image removed by another program is restored before a sandbox
+	// needs it. The next answer has the restored image.
 	if name := s.sandboxImage(ctx); r.GetFilter().GetImage() == nil && name != "" && !listed(answer.Images, name) {
 		s.TryRestore(ctx)
 	}
@@ -172,7 +172,7 @@ func (s *Server) note(ctx context.Context, err error) {
 // askTimeout bounds a question to the runtime that nobody's deadline bounds.
 const askTimeout = 10 * time.Second
 
-// sandboxImage is the image of pods' sandboxes; "" where the runtime doesn't say.
+// sandboxImage is the image of pods' sandboxes; "" if the runtime doesn't report it.
 func (s *Server) sandboxImage(ctx context.Context) string {
 	s.mu.Lock()
 	known := s.sandbox
@@ -209,9 +209,9 @@ func (s *Server) TryRestore(ctx context.Context) {
 	}
 }
 
-// Restore imports the sandbox image from the archive where the container runtime has none: without
-// it no pod can start, and a device without a link can't pull it. The image gets the name that the
-// runtime asks for. It may be called again and again.
+// Restore imports the sandbox image from the archive if the container runtime does not have it:
+// without it no pod can start, and a device without a link can't pull it. The image gets the name
+// that the runtime asks for. It may be called again and again.
 func (s *Server) Restore(ctx context.Context) error {
 	name := s.sandboxImage(ctx)
 	if name == "" || s.config.Archive == "" {

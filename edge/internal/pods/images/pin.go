@@ -5,8 +5,8 @@ import (
 	runtimev1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// Pin marks as pinned the images that are wanted, and all where known is false. What the runtime
-// has pinned stays so.
+// Pin marks as pinned the images that are wanted, and all where known is false. Images pinned by
+// the runtime stay pinned.
 func Pin(images []*runtimev1.Image, wanted []string, known bool) {
 	keep := make(map[string]bool, len(wanted))
 	for _, name := range wanted {
@@ -43,7 +43,7 @@ func has(keep map[string]bool, names []string) bool {
 
 // normal is a name of an image in full, as runtimes list it: "nginx" has a host, a folder and the
 // tag "latest" there. Where a name has a tag and a digest, the digest counts (containerd knows the
-// image by both). What is no name, such as an image's ID, stays as it is.
+// image by both). Other strings, such as an image's ID, are returned unchanged.
 func normal(name string) string {
 	n, err := reference.ParseDockerRef(name)
 	if err != nil {

@@ -15,8 +15,9 @@ import (
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
 
-// Wanted are the images of the pods of a device and of its applications. A pod that has ended for
-// good needs none, by Kubernetes' own rules; one that is to run always may be started again here.
+// Wanted are the images of the pods of a device and of its applications. A pod that has ended
+// permanently does not need its images, by Kubernetes' own rules; one that is to run always may be
+// started again here.
 func Wanted(pods []corev1.Pod, apps []v1alpha1.EdgeApp) []string {
 	var all []string
 	for i := range pods {
@@ -47,7 +48,7 @@ func Wanted(pods []corev1.Pod, apps []v1alpha1.EdgeApp) []string {
 	return all
 }
 
-// wantedBy returns the question for what is wanted; its error means that it is not known.
+// wantedBy returns a function that lists the wanted images; its error means that they are unknown.
 func wantedBy(config *rest.Config, node string, withApps bool) (func(context.Context) ([]string, error), error) {
 	kube, err := kubernetes.NewForConfig(config)
 	if err != nil {

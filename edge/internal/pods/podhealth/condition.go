@@ -11,9 +11,9 @@ import (
 )
 
 const (
-	// settled is how long a pod is in trouble before the cluster is told: what starts, and what is
-	// started again at once, is in none. runtimeSettled is that of the container runtime, of which
-	// a restart takes seconds.
+	// settled is how long a pod is in trouble before the cluster is told: a pod that starts, or
+	// restarts at once, is not in trouble. runtimeSettled is that of the container runtime, of
+	// which a restart takes seconds.
 	settled        = 2 * time.Minute
 	runtimeSettled = 30 * time.Second
 	// mended is how long a pod runs before its trouble is over: one that crashes again and again
@@ -40,9 +40,10 @@ type trouble struct {
 	runs  time.Time // since when it runs again; zero: it does not
 }
 
-// Problem is why pods of a device do not run, for a condition of its Node: in one word, and with
-// the pods and what to do; empty where all run, or nothing is known. It stays the same while the
-// same pods are in the same trouble. s may be nil; runtime is the trouble of the container runtime.
+// Problem returns why pods of a device do not run, for a condition of its Node: in one word, and
+// with the pods and the action needed; empty if all run, or the pods are unknown. It stays the same
+// while the same pods are in the same trouble. s may be nil; runtime is the trouble of the
+// container runtime.
 //
 // A pod that has ended and has a controller is the cluster's to replace where there is a link, and
 // is no trouble then. now must not run backwards: give it a time with a monotonic clock.
@@ -93,7 +94,7 @@ func (h *History) Problem(now time.Time, s *Status, runtime error, linked bool) 
 	return reason, strings.Join(texts, "; ")
 }
 
-// grouped names pods by what is wrong with them, without what changes from moment to moment.
+// grouped lists pods by their problem, without details that change constantly.
 func grouped(pods []Pod) (texts []string) {
 	named := map[string][]string{}
 	var order []string

@@ -1,9 +1,8 @@
-// Package podhealth names which pods of a device run, why the others don't, and what to do about
-// it.
+// Package podhealth lists which pods of a device run, why the others don't, and the action needed.
 //
-// It owns the words. It refuses to ask the kubelet, the runtime or the cloud: all comes from what
-// metamanager holds, so it is the same with a link and without. Its functions keep nothing and may
-// be used by many goroutines; a History belongs to one.
+// It owns the messages. It does not ask the kubelet, the runtime or the cloud: its only source is
+// metamanager's cache, so the result is the same with a link and without. Its functions are
+// stateless and may be used by many goroutines; a History belongs to one.
 package podhealth
 
 import (
@@ -25,7 +24,7 @@ const (
 	Ended    State = "ended"    // its phase is terminal
 	Withheld State = "withheld" // the kubelet is not shown it yet
 	Waiting  State = "waiting"  // the kubelet can't start it
-	Starting State = "starting" // nothing keeps it from running that is known of
+	Starting State = "starting" // no known reason why it does not run
 	Failing  State = "failing"  // a container of it ends again and again
 )
 
@@ -37,7 +36,7 @@ type Pod struct {
 	State     State     `json:"state"`
 	Reason    string    `json:"reason,omitempty"` // one word
 	Message   string    `json:"message,omitempty"`
-	Action    string    `json:"action,omitempty"` // what a person can do
+	Action    string    `json:"action,omitempty"` // suggested action for the user
 	// Again: the device runs it again by itself. Controlled: a controller in the cloud owns it.
 	Again      bool `json:"again,omitempty"`
 	Controlled bool `json:"controlled,omitempty"`
@@ -47,14 +46,14 @@ type Pod struct {
 type Status struct {
 	Total      int   `json:"total"`              // that should run
 	Running    int   `json:"running"`            // with all their containers
-	Finished   int   `json:"finished,omitempty"` // have done what they were for: Jobs' and others that run once
+	Finished   int   `json:"finished,omitempty"` // completed: Jobs' and others that run once
 	NotRunning []Pod `json:"notRunning,omitempty"`
 	// Phases counts all pods by their phase, Restarts the restarts of their containers.
 	Phases   map[corev1.PodPhase]int `json:"-"`
 	Restarts int                     `json:"-"`
 }
 
-// Restart is what is known of a pod that waits to run again after the kubelet ended it.
+// Restart has the state of a pod that waits to run again after the kubelet ended it.
 type Restart struct {
 	Reason    string
 	For       []string // conditions of the Node
@@ -62,7 +61,7 @@ type Restart struct {
 	NotBefore time.Time
 }
 
-// Facts are what the device holds of its pods.
+// Facts are the cached objects concerning the device's pods.
 type Facts struct {
 	Pods     []*corev1.Pod
 	Withheld map[types.UID]string // why the kubelet is not shown a pod
@@ -132,7 +131,7 @@ func (f Facts) why(pod *corev1.Pod, terminal bool) Pod {
 	return p
 }
 
-// when says what a pod waits for that runs again.
+// when describes when a pod will run again.
 func (r Restart) when() string {
 	var remedies []string
 	for _, c := range r.For {
@@ -151,7 +150,7 @@ func (r Restart) when() string {
 	return "at " + r.NotBefore.UTC().Format(time.RFC3339)
 }
 
-// actions are what a person can do, by the reason that the kubelet gives.
+// actions are suggested actions, by the kubelet's reason.
 var actions = map[string]string{
 	"ImagePullBackOff":           "the image is not on this device: check that its registry can be reached from here, or load it with `ctr -n k8s.io images import`",
 	"ErrImagePull":               "the image is not on this device: check that its registry can be reached from here, or load it with `ctr -n k8s.io images import`",
@@ -219,8 +218,8 @@ func (s Status) String() string {
 	return text
 }
 
-// NodeProblems are what is wrong by the conditions of a Node, the most important first: its
-// readiness in the kubelet's own words, pressure, and what edgecore adds. Empty: nothing.
+// NodeProblems returns the problems in a Node's conditions, the most important first: its readiness
+// in the kubelet's own words, pressure, and edgecore's own conditions. Empty: no problem.
 func NodeProblems(node *corev1.Node) (problems []string) {
 	for _, c := range node.Status.Conditions {
 		switch c.Type {

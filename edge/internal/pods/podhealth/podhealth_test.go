@@ -29,7 +29,7 @@ func waits(reason, message string) corev1.ContainerState {
 	return corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: reason, Message: message}}
 }
 
-// Each pod that does not run is named with why, and what to do.
+// Each pod that does not run is listed with the reason and the action.
 func TestOf(t *testing.T) {
 	running := corev1.ContainerState{Running: &corev1.ContainerStateRunning{}}
 	once := pod("job", corev1.PodSucceeded)
@@ -47,7 +47,7 @@ func TestOf(t *testing.T) {
 			pod("name", corev1.PodRunning, waits("CreateContainerError", "failed to reserve container name")),
 			pod("crash", corev1.PodRunning, waits("CrashLoopBackOff", "back-off 5m0s restarting failed container")),
 			pod("volume", corev1.PodPending, waits("ContainerCreating", "")), pod("new", corev1.PodPending),
-			pod("nothing", corev1.PodRunning), // says that it runs, and no container is there
+			pod("nothing", corev1.PodRunning), // reported as running, without a container
 		},
 		Withheld: map[types.UID]string{"plugin": "waits for a device plugin: island.example/thing", "evicted": "ended", "again": "ended"},
 		Restarts: map[types.UID]podhealth.Restart{

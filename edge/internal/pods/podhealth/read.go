@@ -13,14 +13,14 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/core/object"
 )
 
-// Source is what the device holds; a *metamanager.Manager.
+// Source lists cached objects; a *metamanager.Manager.
 type Source interface {
 	List(ctx context.Context, s object.Selection, options metamanager.ListOptions) (items []object.Object, version uint64, err error)
 	Status() metamanager.Status
 }
 
-// Read is how the pods of a node are, by what metamanager holds, and what is wrong by the
-// conditions of its Node; nil where no pods are held yet.
+// Read returns the status of a node's pods from metamanager's cache, and the problems in its Node's
+// conditions; nil if no pods are cached yet.
 func Read(ctx context.Context, m Source, node string) (*Status, []string) {
 	pods, err := held[*corev1.Pod](ctx, m, "pods", "spec.nodeName", node)
 	if err != nil {
@@ -38,7 +38,7 @@ func Read(ctx context.Context, m Source, node string) (*Status, []string) {
 	if len(status.NotRunning) == 0 {
 		return &status, problems(ctx, m, node)
 	}
-	events, _ := held[*corev1.Event](ctx, m, "events", "type", corev1.EventTypeWarning) // none: fewer reasons are known
+	events, _ := held[*corev1.Event](ctx, m, "events", "type", corev1.EventTypeWarning) // on an error fewer reasons are known
 	for _, e := range events {
 		if last := f.Warnings[e.InvolvedObject.UID]; last == nil || happened(last) < happened(e) {
 			f.Warnings[e.InvolvedObject.UID] = e
@@ -60,7 +60,7 @@ func happened(e *corev1.Event) int64 {
 	return max(e.LastTimestamp.Unix(), e.EventTime.Unix(), e.CreationTimestamp.Unix())
 }
 
-// held lists what the device holds of a resource whose field has a value.
+// held lists the cached objects of a resource whose field has a value.
 func held[T runtime.Object](ctx context.Context, m Source, resource, field, value string) (all []T, err error) {
 	items, _, err := m.List(ctx, object.Selection{
 		Resource: corev1.SchemeGroupVersion.WithResource(resource), Labels: labels.Everything(), Fields: fields.OneTermEqualSelector(field, value),

@@ -1,9 +1,9 @@
 // Package rehearsal predicts the pods of a device that rebooted now, without a link to the cloud:
 // which would run again, and which would not, why, and the remedy.
 //
-// It owns the causes. It refuses to try anything: it reads the objects that the device holds, the
-// container runtime's images and the kubelet's records. What it can't read is a problem of its own
-// in the report, never a pod that is fine. Of is pure; Read asks. Both are stateless.
+// It owns the causes. It does not try anything: it reads the cached objects, the container
+// runtime's images and the kubelet's records. Unreadable data is a problem of its own in the
+// report, never a healthy pod. Of is pure; Read asks. Both are stateless.
 package rehearsal
 
 import (

@@ -15,7 +15,7 @@ import (
 )
 
 const (
-	// minimum is what a container has after its SIGTERM at least, as at the kubelet.
+	// minimum is the minimum time of a container after its SIGTERM, as in the kubelet.
 	minimum = 2 * time.Second
 	// again is when it is looked again whether something runs: a container that was being created
 	// when the kubelet stopped, or all of them after a runtime that did not answer.
@@ -43,13 +43,13 @@ func (e *ender) run(ctx context.Context) error {
 			if len(groups) == 0 {
 				return nil
 			}
-			var pending sync.WaitGroup // bounded by what runs; each ends with ctx
+			var pending sync.WaitGroup // bounded by the running containers; each ends with ctx
 			for _, g := range groups {
 				e.group(ctx, g, &pending)
 			}
 			pending.Wait()
 			if round == 0 {
-				continue // at once: mostly nothing is left
+				continue // at once: mostly there are no containers left
 			}
 		}
 		if err := rerun.Pause(ctx, again); err != nil {

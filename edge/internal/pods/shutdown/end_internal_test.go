@@ -23,7 +23,7 @@ type runtime struct {
 	began time.Time
 	takes map[string]time.Duration // by container; how long after SIGTERM it ends
 	fails int                      // how many more lists fail
-	hangs bool                     // nothing is answered
+	hangs bool                     // never answers
 
 	mu      sync.Mutex
 	running []*runtimev1.Container

@@ -31,7 +31,7 @@ type Runtime interface {
 	Close(ctx context.Context) error
 }
 
-// maxAnswer is how much of a hook's answer is read, in bytes: it says nothing.
+// maxAnswer bounds the read part of a hook's answer, in bytes: it is ignored.
 const maxAnswer = 10 << 10
 
 // preStop runs a container's preStop hook; it ends with ctx.

@@ -11,7 +11,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// podsOf asks as the kubelet does, which is what the device can answer.
+// podsOf lists pods with the kubelet's selector, which the device can answer.
 func podsOf(ctx context.Context, client kubernetes.Interface, node string) ([]corev1.Pod, error) {
 	list, err := client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{
 		FieldSelector: fields.OneTermEqualSelector("spec.nodeName", node).String(), ResourceVersion: "0",
@@ -23,7 +23,8 @@ func podsOf(ctx context.Context, client kubernetes.Interface, node string) ([]co
 }
 
 // sayShuttingDown sets the Node's condition Ready as a kubelet does that ends pods at a shutdown:
-// nothing more is scheduled here, and Services lead elsewhere. The next kubelet sets it again.
+// no more pods are scheduled here, and Services use other endpoints. The next kubelet sets it
+// again.
 func sayShuttingDown(ctx context.Context, client kubernetes.Interface, node string) error {
 	now := metav1.Now()
 	patch, err := json.Marshal(map[string]any{"status": map[string]any{"conditions": []corev1.NodeCondition{{

@@ -53,7 +53,7 @@ type Container struct {
 }
 
 // Labels and annotations that kubelets give their containers (pkg/kubelet/types and
-// kuberuntime/labels.go of Kubernetes): what a container is, when its pod is not known any more.
+// kuberuntime/labels.go of Kubernetes): they identify a container whose pod is unknown.
 const (
 	labelNamespace       = "io.kubernetes.pod.namespace"
 	labelPod             = "io.kubernetes.pod.name"
@@ -68,10 +68,10 @@ const (
 // defaultGrace is Kubernetes' terminationGracePeriodSeconds.
 const defaultGrace = 30 * time.Second
 
-// Plan says in which order the containers of pods end within available: the groups by priority, the
-// lowest first, none of them empty. Where less is available than the periods take together, each
-// gets its share of it. pods are those of this node; a container of another pod counts as one of
-// priority 0. The rules are those of the kubelet's nodeshutdown and killContainer.
+// Plan returns the order in which the containers of pods end within available: the non-empty groups
+// by priority, the lowest first. If less is available than the periods take together, each gets its
+// share of it. pods are those of this node; a container of another pod counts as one of priority 0.
+// The rules are those of the kubelet's nodeshutdown and killContainer.
 func Plan(running []*runtimev1.Container, pods []corev1.Pod, periods []Period, available time.Duration) []Group {
 	if len(periods) == 0 {
 		return nil
@@ -173,10 +173,10 @@ func hookOf(spec *corev1.Pod, c *runtimev1.Container) (*corev1.LifecycleHandler,
 	}
 	var hook *corev1.LifecycleHandler
 	var ports []corev1.ContainerPort
-	if json.Unmarshal([]byte(c.Annotations[annotationPreStop]), &hook) != nil { // there is none
+	if json.Unmarshal([]byte(c.Annotations[annotationPreStop]), &hook) != nil { // no hook
 		return nil, nil
 	}
-	_ = json.Unmarshal([]byte(c.Annotations[annotationPorts]), &ports) // without them a hook names none
+	_ = json.Unmarshal([]byte(c.Annotations[annotationPorts]), &ports) // without them a hook can't use port names
 	return hook, ports
 }
 

@@ -4,9 +4,9 @@
 //
 // It owns the order of a shutdown: the kubelet stops first, so that it reports no container's end
 // as a pod's; virtual IPs go to other devices; then containers end by the priority of their pods,
-// each with its preStop hook, its signal and its grace period. It refuses to hold a shutdown up for
-// longer than systemd-logind lets it. What it had begun when edgecore ends is not taken up again:
-// the machine goes down then. Plan is pure. A Module is used by one goroutine.
+// each with its preStop hook, its signal and its grace period. It does not delay a shutdown for
+// longer than systemd-logind allows. A shutdown that was interrupted by edgecore's end is not
+// resumed: the machine goes down then. Plan is pure. A Module is used by one goroutine.
 package shutdown
 
 import (
@@ -32,7 +32,8 @@ const (
 	// shorter one it is handoverShare.
 	handover      = 5 * time.Second
 	handoverShare = 4
-	// sayTimeout bounds saying that the node is not Ready any more; nothing waits for it.
+	// sayTimeout bounds the update of the node's Ready condition; the shutdown does not wait for
+	// it.
 	sayTimeout = 2 * time.Second
 	// connectTimeout is of the way to the runtime, which is a socket of this device, and of one
 	// answer beyond the time that a container has.
@@ -42,8 +43,8 @@ const (
 // Config configures a Module.
 type Config struct {
 	Bus string // of the system; default logind.SystemBus
-	// Periods are how long pods have, by priority; none: their containers are left to the machine's
-	// own end, and the kubelet runs on.
+	// Periods are how long pods have, by priority; empty: their containers are left to the
+	// machine's own shutdown, and the kubelet keeps running.
 	Periods []Period
 	// Kubelet stops the kubelet of this process.
 	Kubelet interface{ Stop() }
@@ -53,7 +54,7 @@ type Config struct {
 	API      *rest.Config // the edge API
 	// Announced is called first of all; it must not take long. May be nil.
 	Announced func(ctx context.Context)
-	// Leave hands virtual IPs over, Stay takes part again; nil: there are none.
+	// Leave hands virtual IPs over, Stay takes part again; nil without virtual IPs.
 	Leave, Stay func(ctx context.Context) error
 }
 
@@ -63,7 +64,7 @@ type Module struct {
 	client kubernetes.Interface
 }
 
-// New makes a Module. Nothing runs yet.
+// New makes a Module. It starts no goroutine.
 func New(c Config) (*Module, error) {
 	client, err := kubernetes.NewForConfig(c.API)
 	if err != nil {
@@ -157,7 +158,7 @@ func (m *Module) end(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("connecting to the container runtime: %w", err)
 	}
-	defer func() { _ = runtime.Close(context.WithoutCancel(ctx)) }() // nothing is under way
+	defer func() { _ = runtime.Close(context.WithoutCancel(ctx)) }() // no call is in flight
 	return (&ender{runtime, pods, m.config.Periods}).run(ctx)
 }
 

@@ -4,11 +4,11 @@
 // While a device is off, an application may have moved: the device's store is outdated. A pod with
 // the annotation v1alpha1.EdgeAppHeldAtBoot is therefore withheld from the kubelet (podgate) until
 // the whole set of the device's pods was delivered or found right over a link of this boot. After
-// that no pod is withheld before the next boot: later pods come over the link, and those that run
-// need none.
+// that no pod is withheld before the next boot: later pods come over the link, and running pods
+// need no link.
 //
 // It owns one key in the store, the boot that was confirmed, written once for each boot in which
-// there is such a pod. It refuses nothing else, and never ends a pod that runs. Rule and Confirmed
+// there is such a pod. It withholds no other pods, and never ends a running pod. Rule and Confirmed
 // are called by metamanager's core; Run is called once.
 package singleton
 
@@ -60,13 +60,13 @@ type Gate struct {
 	kept      bool // the store has that
 }
 
-// New makes a Gate for a boot. It reads and starts nothing.
+// New makes a Gate for a boot. It does not read the store or start a goroutine.
 func New(manager func() Manager, memory agent.Memory, boot string) *Gate {
 	return &Gate{manager: manager, memory: memory, boot: boot, kick: make(chan struct{}, 1)}
 }
 
-// Load reads whether an earlier process of this boot was confirmed. Where the boot or the store
-// can't be read, none was.
+// Load reads whether an earlier process of this boot was confirmed. If the boot or the store can't
+// be read, no process was.
 func (g *Gate) Load() error {
 	kept, err := g.memory.Load()
 	if err != nil {
@@ -115,8 +115,8 @@ func (g *Gate) wake() {
 // Name implements beehive.Module.
 func (*Gate) Name() message.Name { return Name }
 
-// Run implements beehive.Module: it keeps that this boot was confirmed, and shows what was
-// withheld.
+// Run implements beehive.Module: it stores that this boot was confirmed, and shows the withheld
+// pods.
 func (g *Gate) Run(ctx context.Context, port *beehive.Port) error {
 	port.Ready()
 	return g.Serve(ctx)
@@ -124,7 +124,7 @@ func (g *Gate) Run(ctx context.Context, port *beehive.Port) error {
 
 // Serve is Run without a bus.
 func (g *Gate) Serve(ctx context.Context) error {
-	g.wake() // what the run before has not ended
+	g.wake() // work that the previous run has not finished
 	for {
 		select {
 		case <-ctx.Done():
@@ -139,7 +139,7 @@ func (g *Gate) Serve(ctx context.Context) error {
 	}
 }
 
-// settle reports whether nothing is left to do.
+// settle reports whether all work is done.
 func (g *Gate) settle(ctx context.Context) bool {
 	g.mu.Lock()
 	save, confirmed := g.confirmed && g.needed && !g.kept, g.confirmed
@@ -150,7 +150,7 @@ func (g *Gate) settle(ctx context.Context) bool {
 	log := klog.FromContext(ctx)
 	done := true
 	if save {
-		// First: a process that starts again without a link must not withhold what runs.
+		// First: a process that starts again without a link must not withhold running pods.
 		if err := g.memory.Save(ctx, map[string][]byte{bootKey: []byte(g.boot)}); err != nil {
 			log.Error(err, "Failed to store that the cloud has confirmed the pods of this boot, retrying")
 			done = false

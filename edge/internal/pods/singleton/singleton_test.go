@@ -129,7 +129,7 @@ func TestClaims_34_SingletonWaitsForTheCloudAfterABoot(t *testing.T) {
 	})
 }
 
-// A full disk delays what is kept, not the start.
+// A full disk delays the record, not the start.
 func TestClaims_34_FullDiskHoldsNoSingleton(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := &device{kept: map[string][]byte{}, full: true}
@@ -152,7 +152,7 @@ func TestClaims_34_FullDiskHoldsNoSingleton(t *testing.T) {
 	})
 }
 
-// Nothing is written for a device without singletons, and others start at once.
+// There is no write on a device without singletons, and other pods start at once.
 func TestClaims_34_OthersStartAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := &device{kept: map[string][]byte{}}

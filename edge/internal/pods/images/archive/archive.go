@@ -1,8 +1,8 @@
 // Package archive imports a small image from an OCI layout in a tar into containerd, by
 // containerd's own API: CRI has no way to bring an image without a registry.
 //
-// It owns nothing. It refuses archives with an image that is larger than MaxBlob, without one for
-// this architecture, or whose blobs don't have their digests. What is half imported is removed by
+// It has no state. It refuses archives with an image that is larger than MaxBlob, without one for
+// this architecture, or whose blobs don't have their digests. Partial imports are removed by
 // containerd's garbage collection. Its functions may be called from any goroutine.
 package archive
 
@@ -37,7 +37,7 @@ const (
 	MaxBlob = 8 << 20
 	// namespace is containerd's for Kubernetes.
 	namespace = "k8s.io"
-	// leaseTime is how long containerd keeps what belongs to no image yet.
+	// leaseTime is how long containerd keeps content without an image.
 	leaseTime = time.Hour
 	// blobs is where an OCI layout has its blobs.
 	blobs = "blobs/sha256/"
@@ -124,7 +124,7 @@ func commit(ctx context.Context, client contentv1.ContentClient, d descriptor, d
 	request := &contentv1.WriteContentRequest{
 		Action: contentv1.WriteAction_COMMIT, Ref: "skerry-" + d.Digest, Total: d.Size, Expected: d.Digest, Data: data, Labels: labels,
 	}
-	if err := stream.Send(request); err != nil && !errors.Is(err, io.EOF) { // of which Recv says why
+	if err := stream.Send(request); err != nil && !errors.Is(err, io.EOF) { // Recv returns the reason
 		return err
 	}
 	_, err = stream.Recv()
