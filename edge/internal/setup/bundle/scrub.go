@@ -106,8 +106,8 @@ func named(field string) bool {
 	return false
 }
 
-// withoutCredentials takes the values of such fields out of a YAML document. What is no YAML is
-// left to the Scrubber.
+// withoutCredentials removes the values of such fields from a YAML document. Other content is left
+// to the Scrubber.
 func withoutCredentials(doc []byte) []byte {
 	var value any
 	if len(bytes.TrimSpace(doc)) == 0 || yaml.Unmarshal(doc, &value) != nil {

@@ -1,8 +1,8 @@
-// Package check looks at a machine and says what edgecore would miss on it, and how to mend that.
+// Package check reports a machine's missing prerequisites of edgecore, and their remedies.
 //
-// It owns the list of what a device needs. It changes nothing, sends nothing that another host
-// sees, and needs neither edgecore nor the cloud. It refuses nothing: it only reports. Run calls
-// one probe after another.
+// It owns the list of a device's prerequisites. It makes no change, sends no packet that another
+// host sees, and needs neither edgecore nor the cloud. It only reports. Run calls one probe after
+// another.
 package check
 
 import (
@@ -33,7 +33,7 @@ type Level string
 // The levels.
 const (
 	Fine Level = "fine"
-	Note Level = "note" // nothing is wrong; it is said for what comes next
+	Note Level = "note" // no problem; context for later findings
 	Warn Level = "warn" // works, but not as well as it could
 	Fail Level = "fail" // edgecore or its pods won't work
 )
@@ -43,10 +43,10 @@ type Finding struct {
 	Name    string `json:"name"`
 	Level   Level  `json:"level"`
 	Message string `json:"message"`
-	Mend    string `json:"mend,omitempty"` // what to do
+	Mend    string `json:"mend,omitempty"` // the remedy
 }
 
-// Machine is what is looked at. Root lets a test look at another tree than the machine's own.
+// Machine is the machine to check. Root lets a test check another tree than the machine's own.
 type Machine struct {
 	Root            string // "/" of the machine
 	DataDir         string
@@ -58,7 +58,7 @@ type Machine struct {
 	Built           time.Time // when this program was built
 	VirtualIPs      bool      // the device may serve some
 	PodNetwork      bool      // edgecore makes the pod network where no other CNI plugin does
-	PodsAPI         bool      // pods are led to the edge API
+	PodsAPI         bool      // pods are redirected to the edge API
 	CgroupV1        bool      // the kubelet starts with cgroups of version 1 (failCgroupV1: false)
 	Swap            bool      // the kubelet starts with swap (failSwapOn: false)
 }
@@ -158,8 +158,8 @@ func programs(_ context.Context, m Machine) (Level, string, string) {
 	return Fine, "can be run from where images and volumes are", ""
 }
 
-// leastSpace is what the store, its growth and the kubelet's own files need with room to
-// spare, in bytes.
+// leastSpace is the space for the store, its growth and the kubelet's own files with a reserve, in
+// bytes.
 const leastSpace = 256 << 20
 
 func diskSpace(_ context.Context, m Machine) (Level, string, string) {
@@ -195,7 +195,7 @@ func containerd(ctx context.Context, m Machine) (Level, string, string) {
 // ExampleCNI is a network configuration that the packages bring.
 const ExampleCNI = "/usr/share/doc/skerry-edgecore/examples/10-bridge.conflist"
 
-// ownCNI is what edgecore writes (edge/internal/site/podnet).
+// ownCNI is the file that edgecore writes (edge/internal/site/podnet).
 const ownCNI = "10-skerry.conflist"
 
 // has reports whether one of the folders has a file of that name.

@@ -51,7 +51,7 @@ func levels(t *testing.T, m check.Machine) map[string]check.Level {
 	return got
 }
 
-// A device whose packet filter drops IP protocol 112 is warned, with what to do; a device without
+// A device whose packet filter drops IP protocol 112 is warned, with the remedy; a device without
 // virtual IPs is not.
 func TestTraps_06_CheckWarnsOfDroppedProtocol112(t *testing.T) {
 	h := lantest.New(t).Host("10.82.0.1/24", "2001:db8:82::1/64")
@@ -109,7 +109,7 @@ func TestRun(t *testing.T) {
 			t.Errorf("(-want +got)\n%s", diff)
 		}
 	})
-	// What the kubelet refuses by default, and starts with where its configuration says so.
+	// Machines that the kubelet refuses by default, and accepts if its configuration allows it.
 	old := map[string]string{"proc/swaps": "Filename\tType\n/dev/sda2\tpartition\n", "sys/fs/cgroup/memory/tasks": ""}
 	t.Run("what the kubelet is told to take", func(t *testing.T) {
 		m := machine(t, old)
@@ -186,7 +186,7 @@ func TestRun(t *testing.T) {
 	})
 }
 
-// What the answer names is in the packages, and is a configuration.
+// The file named in the answer is in the packages, and is a valid configuration.
 func TestExampleCNIIsPackaged(t *testing.T) {
 	root := "../../../../"
 	raw, err := os.ReadFile(root + "build/package/edgecore.yaml")

@@ -21,8 +21,8 @@ import (
 	"github.com/skerry-io/skerry/common/version"
 )
 
-// Cloud is what is known of the cloud that a device wants to join: what it said of itself, and
-// where its links end.
+// Cloud describes the cloud that a device wants to join: its own answer, and the endpoints of its
+// links.
 type Cloud struct {
 	Server     string // as the caller named it
 	Err        error  // why the cloud could not be asked; the rest is empty then
@@ -40,9 +40,9 @@ type Cloud struct {
 // reachTimeout bounds each way to the cloud that is tried.
 const reachTimeout = 3 * time.Second
 
-// Reach answers what a device can say of a cloud before it joins: is it the one that the
-// token pins, which ways lead to it, do the clocks and the versions fit. It changes
-// nothing, here or there.
+// Reach checks a cloud before a device joins it: whether it is the one that the token pins, which
+// endpoints are reachable, whether the clocks and the versions fit. It makes no change, here or
+// there.
 func Reach(ctx context.Context, c Cloud) []Finding {
 	if c.Err != nil {
 		return []Finding{{"cloud", Fail, c.Err.Error(), "edgecore join would fail in the same way"}}
@@ -59,8 +59,8 @@ func Reach(ctx context.Context, c Cloud) []Finding {
 	return append(findings, cloudClock(c), kubernetes(c))
 }
 
-// oneIsEnough makes warnings of the ways that lead nowhere where another leads to the cloud: the
-// link takes what it finds, and of several addresses a device may need to reach one alone.
+// oneIsEnough downgrades unreachable endpoints to warnings if another one is reachable: the link
+// uses any of them, and of several addresses a device may need to reach only one.
 func oneIsEnough(ways []Finding) {
 	if !slices.ContainsFunc(ways, func(f Finding) bool { return f.Level == Fine }) {
 		return
@@ -89,7 +89,7 @@ func reachWebSocket(ctx context.Context, c Cloud, at string) Finding {
 	if bad != nil {
 		return Finding{name, Fail, bad.Error(), "correct advertise in cloudcore.yaml"}
 	}
-	// Whatever is answered without a certificate of the device: the handshake is what counts.
+	// Any answer to a client without a device certificate will do: the handshake counts.
 	answer, err := transport.RoundTrip(request)
 	if answer != nil {
 		_ = answer.Body.Close()
@@ -113,7 +113,7 @@ func reachWebSocket(ctx context.Context, c Cloud, at string) Finding {
 }
 
 // reachQUIC asks a server for the versions of QUIC that it speaks: any answers a long header with a
-// version that is reserved for this (RFC 9000, 6.1 and 15; 0x?a?a?a?a), and keeps nothing. Packets
+// version that is reserved for this (RFC 9000, 6.1 and 15; 0x?a?a?a?a), and keeps no state. Packets
 // may be lost, so it asks again.
 func reachQUIC(ctx context.Context, at string, otherwise bool) Finding {
 	name := "quic " + at
@@ -129,7 +129,7 @@ func reachQUIC(ctx context.Context, at string, otherwise bool) Finding {
 	return Finding{name, Fail, "no answer by UDP: " + err.Error(), "let this device reach it by UDP, or let cloudcore listen for websockets too"}
 }
 
-// leastDatagram is what a server answers at least (RFC 9000, 14.1), in bytes.
+// leastDatagram is the minimum size of a datagram that a server answers (RFC 9000, 14.1), in bytes.
 const leastDatagram = 1200
 
 func askVersions(ctx context.Context, at string) error {
@@ -163,7 +163,7 @@ func askVersions(ctx context.Context, at string) error {
 		}
 		var timer net.Error
 		if err != nil && (!errors.As(err, &timer) || !timer.Timeout()) {
-			return err // ICMP says that there is no way, or nothing that listens
+			return err // ICMP reports an unreachable host or a closed port
 		}
 	}
 	return fmt.Errorf("nothing in %v", reachTimeout)

@@ -14,7 +14,7 @@ type Apps struct {
 	Enable bool `json:"enable"`
 	// HaltingAfter is how long an application's state may be Unknown before it counts as Halting.
 	HaltingAfter metav1.Duration `json:"haltingAfter"`
-	// SilentAfter is how long without a link nothing is reported any more.
+	// SilentAfter is the time without a link after which reports stop.
 	SilentAfter metav1.Duration `json:"silentAfter"`
 }
 
@@ -32,9 +32,9 @@ func (a *Apps) validate(at *field.Path) field.ErrorList {
 // statistics (ClusterInfo).
 type ClusterStats struct {
 	Enable bool `json:"enable"`
-	// LeaseDuration is how long the Lease of a device holds that does not renew it, RenewDeadline
-	// how long a device goes on that can't renew it, RetryPeriod how often it is renewed, and asked
-	// for by the others.
+	// LeaseDuration is how long a device's Lease is valid without renewal, RenewDeadline how long a
+	// device continues that can't renew it, RetryPeriod how often it is renewed, and asked for by
+	// the others.
 	LeaseDuration metav1.Duration `json:"leaseDuration"`
 	RenewDeadline metav1.Duration `json:"renewDeadline"`
 	RetryPeriod   metav1.Duration `json:"retryPeriod"`
@@ -55,7 +55,7 @@ func (c *ClusterStats) validate(at *field.Path) field.ErrorList {
 	return errs
 }
 
-// AppLogs sends what applications write to the cloud, where they ask for it.
+// AppLogs sends the logs of applications that ask for it to the cloud.
 type AppLogs struct {
 	Enable bool `json:"enable"`
 	// Dir is where the kubelet has the logs of pods (its podLogsDir).
@@ -100,15 +100,15 @@ type StatusServer struct {
 	Enable bool `json:"enable"`
 	// Listen is ADDRESS:PORT; it is listened on while the address is on an interface.
 	Listen string `json:"listen"`
-	// ClusterID is what a joining node expects of /status.
+	// ClusterID is the ID that a joining node expects in /status.
 	ClusterID string `json:"clusterID"`
 	// Peers are ADDRESS:PORT of the status servers of other devices.
 	Peers []string `json:"peers"`
-	// InstallLog is a file whose last lines are shown; "" for none.
+	// InstallLog is a file whose last lines are shown; "" without one.
 	InstallLog string `json:"installLog"`
 }
 
-// Addresses are where to listen, and the peers. Validate has refused what is none.
+// Addresses returns the address to listen on, and the peers. Validate has refused invalid ones.
 func (s *StatusServer) Addresses() (listen netip.AddrPort, peers []netip.AddrPort) {
 	listen, _ = netip.ParseAddrPort(s.Listen)
 	for _, text := range s.Peers {

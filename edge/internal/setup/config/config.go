@@ -1,7 +1,7 @@
 // Package config is edgecore.yaml: its fields, their defaults and their rules.
 //
-// It owns the names that an operator writes. It refuses what can't work, all of it at once. It
-// starts nothing and reads no file: edge/app does. A Config is filled once and then only read.
+// It owns the names that an operator writes. It refuses invalid settings, all of them at once. It
+// starts no module and reads no file: edge/app does. A Config is filled once and then only read.
 package config
 
 import (
@@ -30,21 +30,21 @@ const maxKeepalive = 10 * time.Minute
 // Config is edgecore.yaml.
 type Config struct {
 	config.TypeMeta
-	// DataDir holds the store, the identity and what else must outlive a reboot.
+	// DataDir has the store, the identity and other files that must survive a reboot.
 	DataDir string  `json:"dataDir"`
 	Log     Log     `json:"log"`
 	Health  Health  `json:"health"`
 	Modules Modules `json:"modules"`
 }
 
-// Log says how much is written to standard error.
+// Log sets how much is written to standard error.
 type Log struct {
 	Verbosity int `json:"verbosity"` // 0 to 10, as klog's -v
 }
 
 // Health is the listener for /healthz, /readyz and /metrics.
 type Health struct {
-	Listen string `json:"listen"` // address:port; "" for none
+	Listen string `json:"listen"` // address:port; "" disables it
 }
 
 // Modules is the configuration of each module.
@@ -75,7 +75,7 @@ type Modules struct {
 type EdgeHub struct {
 	Enable bool `json:"enable"`
 	// Servers are the hosts (names or addresses, without a port) of cloudcore; they are tried in
-	// turn. None means the one that the device joined.
+	// turn. Empty means the one that the device joined.
 	Servers []string `json:"servers"`
 	// Transport is auto (QUIC first, websocket where UDP is blocked), websocket or quic.
 	Transport string    `json:"transport"`
@@ -87,12 +87,12 @@ type EdgeHub struct {
 	IdleTimeout metav1.Duration `json:"idleTimeout"`
 	// BackoffMin and BackoffMax bound the wait between two attempts; the wait doubles and is drawn
 	// at random below that ("full jitter"). For the first two minutes it stays below four times
-	// BackoffMin where connections are refused, and about BackoffMin where nothing answers.
+	// BackoffMin if connections are refused, and about BackoffMin without any answer.
 	BackoffMin metav1.Duration `json:"backoffMin"`
 	BackoffMax metav1.Duration `json:"backoffMax"`
 }
 
-// Transport is what one of the two transports needs.
+// Transport configures one of the two transports.
 type Transport struct {
 	Port int `json:"port"`
 }
@@ -117,8 +117,9 @@ type Encryption struct {
 	// KeyFile is made on first use. "" means store.key in the data directory.
 	KeyFile string `json:"keyFile"`
 	// KeyCommand, for /bin/sh, prints 32 bytes in hexadecimal. KeyCredential is a credential of
-	// systemd with the same. With either of them nothing secret comes to the disk in the clear: the
-	// node's key is sealed too, and what must be a file is in KeysDir, on a file system of memory.
+	// systemd with the same. With either of them no secret is stored on the disk in the clear: the
+	// node's key is sealed too, and secrets that must be files are in KeysDir, on a file system of
+	// memory.
 	KeyCommand    string `json:"keyCommand"`
 	KeyCredential string `json:"keyCredential"`
 	KeysDir       string `json:"keysDir"`
@@ -145,8 +146,8 @@ func (e *Encryption) validate(at *field.Path) field.ErrorList {
 // EdgeAPI is the Kubernetes API on the device.
 type EdgeAPI struct {
 	Enable bool   `json:"enable"`
-	Socket string `json:"socket"` // unix socket, for root; "" for none
-	Listen string `json:"listen"` // loopback address:port, TLS; "" for none
+	Socket string `json:"socket"` // unix socket, for root; "" disables it
+	Listen string `json:"listen"` // loopback address:port, TLS; "" disables it
 	// Pods leads pods that ask for the cluster's API, at the address of the Service
 	// default/kubernetes, to this one. PodsListen is where they are served: an address that the
 	// device gives itself.
@@ -166,18 +167,18 @@ type Edged struct {
 	RootDir     string            `json:"rootDir"`
 	// NodeIP is the address that the Node reports; "" lets the kubelet choose.
 	NodeIP string `json:"nodeIP"`
-	// Kubelet is a KubeletConfiguration (kubelet.config.k8s.io/v1beta1); what it leaves out has the
+	// Kubelet is a KubeletConfiguration (kubelet.config.k8s.io/v1beta1); missing fields have the
 	// kubelet's own defaults.
 	Kubelet json.RawMessage `json:"kubelet"`
-	// KubeletConfigDir is the kubelet's flag --config-dir: a directory of files that are laid over
-	// Kubelet; "" for none.
+	// KubeletConfigDir is the kubelet's flag --config-dir: a directory of drop-in files for
+	// Kubelet; "" without one.
 	KubeletConfigDir string `json:"kubeletConfigDir"`
-	// SandboxImageArchive is a file with the image of pods' sandboxes, an OCI layout in a tar, from
-	// which the container runtime gets that image where it has none; "" for none.
+	// SandboxImageArchive is a file with the image of pods' sandboxes, an OCI layout in a tar,
+	// imported into the container runtime if that does not have the image; "" without one.
 	SandboxImageArchive string `json:"sandboxImageArchive"`
 	// ImageCredentialProviderConfig and ImageCredentialProviderBinDir are the kubelet's flags
 	// --image-credential-provider-config and --image-credential-provider-bin-dir, which no
-	// KubeletConfiguration has; "" for none.
+	// KubeletConfiguration has; "" without one.
 	ImageCredentialProviderConfig string `json:"imageCredentialProviderConfig"`
 	ImageCredentialProviderBinDir string `json:"imageCredentialProviderBinDir"`
 	// DevicePluginTimeout is how long after the kubelet's start pods with devices of device plugins
@@ -189,15 +190,15 @@ type Edged struct {
 type Route struct {
 	Enable bool `json:"enable"`
 	// Protocol marks our routes in the kernel (rtm_protocol of rtnetlink(7)). Change it only while
-	// there are none: those with the old number would never be removed.
+	// there are no routes: those with the old number would never be removed.
 	Protocol int `json:"protocol"`
-	// ProtectedSubnets are networks that no StaticRoute may cover, beside those that none ever may:
-	// the ways to cloudcore, the node's own addresses and gateway, and the ranges of pods and
-	// Services that the node knows of.
+	// ProtectedSubnets are networks that no StaticRoute may cover, in addition to those that are
+	// always protected: the paths to cloudcore, the node's own addresses and gateway, and the
+	// ranges of pods and Services that the node knows of.
 	ProtectedSubnets []string `json:"protectedSubnets"`
 }
 
-// Protected are the protected subnets. Validate has refused what is none.
+// Protected returns the protected subnets. Validate has refused invalid ones.
 func (r *Route) Protected() []netip.Prefix {
 	var all []netip.Prefix
 	for _, text := range r.ProtectedSubnets {
@@ -212,8 +213,8 @@ func (r *Route) Protected() []netip.Prefix {
 type VIP struct {
 	Enable bool `json:"enable"`
 	// DataPlane carries the traffic: ipvs, iptables, or auto: ipvs where the kernel has it. A
-	// change takes effect when edgecore starts again, and interrupts virtual IPs for a moment:
-	// nothing of the other one is left.
+	// change takes effect when edgecore starts again, and interrupts virtual IPs for a moment: the
+	// other one's state is removed.
 	DataPlane  string     `json:"dataPlane"`
 	Keepalived Keepalived `json:"keepalived"`
 }
@@ -225,15 +226,15 @@ type Keepalived struct {
 	// Sections is a file with sections of your own for keepalived.conf, without global_defs; it
 	// may be missing.
 	Sections string `json:"sections"`
-	// RunDir holds what keepalived needs while it runs; it should be on a file system of memory.
+	// RunDir has keepalived's runtime files; it should be on a file system of memory.
 	RunDir string `json:"runDir"`
 }
 
 // PodNetwork is the network of this device's pods, where no other CNI plugin makes it.
 type PodNetwork struct {
 	Enable bool `json:"enable"`
-	// Subnets are the ranges of which the device takes the first that nothing covers, where the
-	// cluster gives it none.
+	// Subnets are the ranges of which the device takes the first unused one, if the cluster doesn't
+	// assign it a range.
 	Subnets []string `json:"subnets"`
 }
 
@@ -252,7 +253,7 @@ type Tunnel struct {
 	Subresources bool `json:"subresources"`
 }
 
-// Default is the configuration that holds where a file says nothing.
+// Default returns the default configuration.
 func Default() *Config {
 	seconds := func(n int) metav1.Duration { return metav1.Duration{Duration: time.Duration(n) * time.Second} }
 	return &Config{
@@ -294,10 +295,10 @@ func Default() *Config {
 	}
 }
 
-// Read reads the content of edgecore.yaml over the defaults. The error is a *config.Error that
-// holds every mistake but those in the KubeletConfiguration. Document finds the line of a field,
-// for rules that are checked elsewhere. It is there beside an error too, unless the file is no
-// YAML; so is the Config where every field could be read.
+// Read reads the content of edgecore.yaml over the defaults. The error is a *config.Error with
+// every mistake except those in the KubeletConfiguration. Document finds the line of a field, for
+// rules that are checked elsewhere. It is returned with an error too, unless the file is invalid
+// YAML; so is the Config if every field could be read.
 func Read(file string, data []byte) (*Config, *config.Document, error) {
 	c := Default()
 	d, err := config.Decode(file, data, Kind, c)

@@ -14,8 +14,8 @@ type Drain struct {
 	Enable bool `json:"enable"`
 	// Evict off: operations go ahead without a drain, which counts as not supported.
 	Evict bool `json:"evict"`
-	// Attempts to drain, in all, and the Interval between two of them. Timeout bounds one attempt
-	// where the operation says nothing.
+	// Attempts is the number of attempts to drain, Interval the time between two of them. Timeout
+	// bounds one attempt if the operation has no timeout.
 	Attempts int             `json:"attempts"`
 	Interval metav1.Duration `json:"interval"`
 	Timeout  metav1.Duration `json:"timeout"`
@@ -31,20 +31,20 @@ type Drain struct {
 	Hooks          Hooks           `json:"hooks"`
 }
 
-// Hooks are commands for /bin/sh, as root. An empty one is none: the operation is refused when
-// it is asked for.
+// Hooks are commands for /bin/sh, as root. An empty one means no hook: the operation is refused
+// when requested.
 type Hooks struct {
 	// Timeout is after how long a hook is killed, with all that it started in the foreground.
 	Timeout metav1.Duration `json:"timeout"`
-	// Prefetch brings the image of an update to the device and checks it, before anything is
-	// cordoned. None: the update hook does that.
+	// Prefetch brings the image of an update to the device and checks it, before the node is
+	// cordoned. Empty: the update hook does that.
 	Prefetch string `json:"prefetch"`
 	Reboot   string `json:"reboot"`
 	Shutdown string `json:"shutdown"`
 	Update   string `json:"update"`
 }
 
-// maxHook bounds a hook, in bytes: what is longer belongs in a script of its own.
+// maxHook bounds a hook, in bytes: longer ones belong in a script of their own.
 const maxHook = 4096
 
 func (d *Drain) validate(at *field.Path) field.ErrorList {

@@ -13,8 +13,8 @@ import (
 )
 
 // The hooks of the examples are read by edgecore, and run the tools of the system with the image as
-// one argument, whatever it contains. A prefetch changes nothing; a failed step ends an update
-// before the reboot.
+// one argument, for all contents. A prefetch makes no change; a failed step ends an update before
+// the reboot.
 func TestFleet_20_HooksForRAUCBootcAndApt(t *testing.T) {
 	const image = `https://updates.example.com/a b$(touch PWNED)'";-`
 	tools := map[string][2]string{

@@ -7,7 +7,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// Marks marks connections from outside to what the cluster exposes.
+// Marks marks connections from outside to exposed Services.
 type Marks struct {
 	Enable bool `json:"enable"`
 	// ClusterStatusPort is the TCP port of the cluster's status server on this device, whose
@@ -34,7 +34,7 @@ type Console struct {
 	Enable bool `json:"enable"`
 	// FirstPort is the lowest of ten ports.
 	FirstPort int `json:"firstPort"`
-	// Limit is how long a console is open at most, and where the request says nothing.
+	// Limit is the maximum time of a console, and the default of requests.
 	Limit metav1.Duration `json:"limit"`
 }
 

@@ -17,8 +17,8 @@ type Services struct {
 	Enable Switch `json:"enable"`
 	// Mode is nftables, iptables, or auto: nftables where the kernel and nft are new enough.
 	Mode string `json:"mode"`
-	// ExternalIPs are the networks of which a Service's spec.externalIPs lead to its endpoints on
-	// this device; none: they do nothing (CVE-2020-8554).
+	// ExternalIPs are the networks whose addresses in a Service's spec.externalIPs are forwarded to
+	// its endpoints on this device; empty: spec.externalIPs is ignored (CVE-2020-8554).
 	ExternalIPs []string `json:"externalIPs"`
 }
 
@@ -34,7 +34,7 @@ type Names struct {
 	Domain string `json:"domain"`
 	// Zones have name servers of their own.
 	Zones []Zone `json:"zones"`
-	// Upstream are name servers for all other names, in the order in which they are asked; none:
+	// Upstream are name servers for all other names, in the order in which they are asked; empty:
 	// the host's own.
 	Upstream []string `json:"upstream"`
 }

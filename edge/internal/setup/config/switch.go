@@ -18,10 +18,10 @@ const (
 	Auto Switch = "auto"
 )
 
-// Is reports whether a module is on; pool says what its NodePool wants.
+// Is reports whether a module is on; pool is the value of its NodePool.
 func (s Switch) Is(pool bool) bool { return s == On || s == Auto && pool }
 
-// UnmarshalJSON reads true, false or "auto"; what is none of them is found by validate.
+// UnmarshalJSON reads true, false or "auto"; validate finds other values.
 func (s *Switch) UnmarshalJSON(raw []byte) error {
 	var v any
 	if err := json.Unmarshal(raw, &v); err != nil {
@@ -31,7 +31,7 @@ func (s *Switch) UnmarshalJSON(raw []byte) error {
 	return nil
 }
 
-// MarshalJSON writes what UnmarshalJSON reads.
+// MarshalJSON is the inverse of UnmarshalJSON.
 func (s Switch) MarshalJSON() ([]byte, error) {
 	if s == On || s == Off {
 		return []byte(s), nil

@@ -11,9 +11,9 @@ import (
 	"github.com/skerry-io/skerry/common/pki"
 )
 
-// Ask finds the cloud that the token is for and asks what it says of itself, once. Nothing is
-// changed, and no token leaves the device. About is nil where the cloud is too old to know the
-// question. Of the options Server, Token and Clock count. The errors are those of Join.
+// Ask finds the token's cloud and asks for its description, once. It makes no change, and no token
+// leaves the device. About is nil if the cloud is too old for the request. Of the options Server,
+// Token and Clock count. The errors are those of Join.
 func Ask(ctx context.Context, o Options) (ca *x509.Certificate, about *pki.About, err error) {
 	bases, host, err := serverURLs(o.Server)
 	if err != nil {

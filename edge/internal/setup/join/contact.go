@@ -76,8 +76,8 @@ func ask(ctx context.Context, o Options, key crypto.Signer) (*pki.JoinAnswer, er
 	}
 }
 
-// each tries where a server may be, until it is reached. Where it is at none of them the error is
-// that of the first: the others are for a cloudcore of another version.
+// each tries the possible addresses of a server, until it is reached. If all fail the error is that
+// of the first: the others are for a cloudcore of another version.
 func each(bases []string, try func(base string) error) error {
 	var first error
 	for _, base := range bases {
@@ -107,7 +107,8 @@ func serverURLs(server string) (bases []string, host string, err error) {
 	return bases, host, nil
 }
 
-// protocols are what is offered: the second is what is spoken, the first says for what.
+// protocols are the offered ALPN protocols: the second is the one in use, the first names its
+// purpose.
 func protocols() []string { return []string{pki.JoinProtocol, "http/1.1"} }
 
 func try(ctx context.Context, o Options, base, host string, body []byte) (*pki.JoinAnswer, time.Duration, error) {
@@ -188,8 +189,8 @@ func findCA(ctx context.Context, o Options, base, host string) (*x509.Certificat
 		return nil, fmt.Errorf("%w: the token pins the CA %s, and %s shows %s; is this the right host, and the token of this cluster?",
 			ErrWrongCA, o.Token.CA, o.Server, pki.PinOf(shown[len(shown)-1]))
 	}
-	// What the pinned key has signed is true, times included: they have passed, whatever this
-	// device's clock says.
+	// Statements signed by the pinned key are true, times included: those have passed, regardless
+	// of this device's clock.
 	if err := ca.CheckSignatureFrom(ca); err != nil {
 		return nil, fmt.Errorf("%w: the CA that the token pins is not signed by itself: %w", ErrWrongCA, err)
 	}
@@ -231,7 +232,7 @@ func client(transport *http.Transport, timeout time.Duration) *http.Client {
 	}
 }
 
-// explain says what a failed request means for the user of the command.
+// explain returns the error of a failed request for the user of the command.
 func explain(err error, o Options, host string) error {
 	var (
 		name   x509.HostnameError

@@ -28,7 +28,7 @@ const (
 	pendingFile  = "join.key" // the key of a join that has not ended
 )
 
-// Cluster is what the device remembers of the cluster that it joined.
+// Cluster is the stored description of the joined cluster.
 type Cluster struct {
 	Node      types.NodeName `json:"node"`
 	Server    string         `json:"server"` // where it joined
@@ -84,7 +84,7 @@ func (d *directory) close() { d.lock.Close() } // the lock goes with it
 
 func (d *directory) file(name string) string { return filepath.Join(d.path, name) }
 
-// load reads an identity. Its error is fs.ErrNotExist where there is none.
+// load reads an identity. Its error is fs.ErrNotExist without an identity.
 func (d *directory) load() (*identity, error) {
 	data, err := os.ReadFile(d.file(nodeFile))
 	if err != nil {
@@ -155,7 +155,7 @@ func (d *directory) pendingKey() (crypto.Signer, error) {
 
 func (d *directory) dropPendingKey() error { return d.remove(pendingFile) }
 
-// keep makes id the identity. A crash on the way leaves either the one before, or none and the
+// keep makes id the identity. A crash in between leaves either the previous one, or only the
 // pending key, with which the same join can be run again.
 func (d *directory) keep(id *identity) error {
 	cluster, err := json.MarshalIndent(id.cluster, "", "  ")

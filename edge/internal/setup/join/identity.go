@@ -33,8 +33,8 @@ import (
 // ErrNotJoined is returned by Load where there is no identity.
 var ErrNotJoined = errors.New("this device has not joined a cluster")
 
-// Identity is who this device is, and whom it trusts. Its certificate changes as it is rotated, its
-// trust when the cloud says so; nothing else does.
+// Identity has this device's credentials and its trusted CAs. Only its certificate changes, by
+// rotation, and its trust, on the cloud's request.
 type Identity struct {
 	// Set by Load, never changed.
 	dir     string
@@ -98,10 +98,11 @@ func (i *Identity) use(cert *tls.Certificate) {
 // Node is this device's name.
 func (i *Identity) Node() types.NodeName { return i.cluster.Node }
 
-// Cluster is what was learned at the join.
+// Cluster returns the cluster that was joined.
 func (i *Identity) Cluster() Cluster { return i.cluster }
 
-// ClientCAFile is whom the kubelet's own server is to trust; empty where the cloud did not say.
+// ClientCAFile is the CA file of clients of the kubelet's own server; empty if the cloud did not
+// send one.
 func (i *Identity) ClientCAFile() string {
 	path := filepath.Join(i.dir, clientCAFile)
 	if _, err := (&directory{path: i.dir}).certificates(clientCAFile); err != nil {
@@ -114,8 +115,7 @@ func (i *Identity) ClientCAFile() string {
 // be wrong. The same pointer is returned until the next rotation.
 func (i *Identity) Certificate() (*tls.Certificate, error) { return i.current.Load(), nil }
 
-// TLS dials cloudcore as this device, with whichever certificate is current then, and trusts
-// whom Roots has now.
+// TLS dials cloudcore as this device, with the current certificate, and trusts the current Roots.
 func (i *Identity) TLS(protocols ...string) *tls.Config {
 	return pki.ClientTLS(pki.Client{Roots: i.Roots(), Certificate: i.Certificate, Now: i.clock.Now, Protocols: protocols})
 }
@@ -146,7 +146,7 @@ const (
 	failMax     = time.Hour
 	pollMin     = time.Second
 	pollMax     = 30 * time.Second
-	pollFor     = 15 * time.Minute // then the attempt counts as failed, and the next goes on with the same request
+	pollFor     = 15 * time.Minute // then the attempt counts as failed, and the next continues with the same request
 	requestLife = time.Hour        // after which Kubernetes forgets a request
 )
 
@@ -160,17 +160,17 @@ type request struct {
 }
 
 // Run rotates the certificate until ctx ends. csrs leads to kube-apiserver as this node, through
-// the link; while there is none its calls fail, and are made again later.
+// the link; without a link its calls fail, and are repeated later.
 //
 // It does not use client-go's certificate manager: that goes by the system's clock alone, and with
-// one that runs ahead it would ask for a new certificate every second, with one that stands in 1970
-// for none until too late.
+// one that runs ahead it would ask for a new certificate every second, and with one that is stuck
+// in 1970 not until too late.
 func (i *Identity) Run(ctx context.Context, csrs certificatesclient.CertificateSigningRequestInterface) error {
 	logger := klog.FromContext(ctx)
 	var (
 		open     *request
 		fails    time.Duration // the pause after the last failure
-		earliest time.Time     // by the monotonic clock, whatever the other one says
+		earliest time.Time     // by the monotonic clock, independent of the other one
 	)
 	for {
 		i.takeJoined(ctx)
@@ -215,8 +215,8 @@ func (i *Identity) Run(ctx context.Context, csrs certificatesclient.CertificateS
 	}
 }
 
-// rotate asks for a new certificate, or goes on asking, and uses it from then on. It returns the
-// request where that may still be answered.
+// rotate requests a new certificate, or waits for a pending request, and uses it from then on. It
+// returns a request that may still be answered.
 func (i *Identity) rotate(ctx context.Context, csrs certificatesclient.CertificateSigningRequestInterface, open *request) (*request, error) {
 	if open != nil && time.Since(open.made) > requestLife {
 		open = nil
@@ -283,7 +283,7 @@ func (i *Identity) ask(ctx context.Context, csrs certificatesclient.CertificateS
 var errDecided = errors.New("the request for a new certificate was refused")
 
 // await asks for the request until it is decided. It doesn't watch: a watch would stay open over a
-// thin link for what takes a second as a rule.
+// thin link for an answer that usually takes a second.
 func await(ctx context.Context, csrs certificatesclient.CertificateSigningRequestInterface, open *request) ([]byte, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, pollFor, fmt.Errorf("%s is not decided after %v", open.name, pollFor))
 	defer cancel()
@@ -321,7 +321,7 @@ func (i *Identity) note(err error) {
 }
 
 // renewEndedMax is the most time between two tries to renew a certificate that has ended: a device
-// that comes within reach of the cloud again must not wait for long, and what it asks costs little.
+// that comes within reach of the cloud again must not wait for long, and its requests are cheap.
 const renewEndedMax = time.Minute
 
 // ended reports whether the certificate has ended. No link can be opened with it, so that it is not
@@ -422,7 +422,7 @@ func (i *Identity) postRenewal(ctx context.Context, server string, body []byte) 
 func (i *Identity) takeJoined(ctx context.Context) {
 	info, err := os.Stat((&directory{path: i.dir}).file(nodeFile))
 	if err != nil || info.ModTime().Equal(i.written) {
-		return // in the middle of a join there is none
+		return // not available during a join
 	}
 	id, err := (&directory{path: i.dir, seal: i.seal}).load()
 	if err != nil {

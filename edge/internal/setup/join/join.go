@@ -1,11 +1,11 @@
 // Package join makes this device a node of a cluster and keeps it one: the first contact with a
 // cloudcore that only the token vouches for, the certificate, and its rotation.
 //
-// It owns the identity directory: node.pem (certificate and key, which may be sealed), ca.crt
-// (whom the device trusts), client-ca.crt (whom its kubelet trusts) and cluster.json. It refuses a
-// cloud whose CA the token does not pin, and to overwrite an identity that is still good. Join
-// holds a lock on the directory; an Identity's methods may be called by many goroutines at once,
-// its Run by one.
+// It owns the identity directory: node.pem (certificate and key, which may be sealed), ca.crt (the
+// device's trusted CAs), client-ca.crt (those of its kubelet) and cluster.json. It refuses a cloud
+// whose CA the token does not pin, and to overwrite an identity that is still good. Join holds a
+// lock on the directory; an Identity's methods may be called by many goroutines at once, its Run by
+// one.
 package join
 
 import (
@@ -22,8 +22,8 @@ import (
 	"github.com/skerry-io/skerry/common/pki"
 )
 
-// What can be wrong with a join apart from a *pki.Refusal. Each is wrapped in an error that
-// says what to do.
+// Errors of a join, in addition to *pki.Refusal. Each is wrapped in an error that names the action
+// needed.
 var (
 	ErrUnreachable  = errors.New("the host can't be reached")
 	ErrNotCloudcore = errors.New("the host is no cloudcore")
@@ -38,7 +38,7 @@ var (
 // DefaultTimeout bounds a whole join, its tries included.
 const DefaultTimeout = 3 * time.Minute
 
-// Options says what to join, and as what.
+// Options has the cluster to join, and the identity to join with.
 type Options struct {
 	Server  string // "HOST" or "HOST:PORT"
 	Token   pki.Token
@@ -50,14 +50,14 @@ type Options struct {
 	Timeout time.Duration // 0: DefaultTimeout
 }
 
-// Result is what came of a join.
+// Result is the result of a join.
 type Result struct {
 	Node     types.NodeName `json:"node"`
-	Already  bool           `json:"already"` // nothing was done: the device was this node before
+	Already  bool           `json:"already"` // no change: the device was this node before
 	NotAfter time.Time      `json:"notAfter"`
 	Cluster  Cluster        `json:"cluster"`
 	// Skew is how far this device's clock is ahead of the cloud's (negative: behind), to the
-	// nearest second. Zero when nothing was asked.
+	// nearest second. Zero without a request.
 	Skew time.Duration `json:"skew"`
 }
 

@@ -42,7 +42,7 @@ func options(t *testing.T, c *cloud) join.Options {
 	}
 }
 
-// files is what is in the directory, with its modes.
+// files returns the files in the directory, with their modes.
 func files(t *testing.T, dir string) map[string]fs.FileMode {
 	t.Helper()
 	entries, err := os.ReadDir(dir)
@@ -92,7 +92,7 @@ func TestJoin(t *testing.T) {
 		t.Errorf("the client CA is in %q", id.ClientCAFile())
 	}
 
-	// Again: says so and asks nothing, so the used-up token doesn't matter.
+	// Again: it reports that without a request, so the used-up token doesn't matter.
 	if got, err := join.Join(logged(t), o); err != nil || !got.Already || len(c.keys) != 1 {
 		t.Errorf("the second time: %+v, %v, after %d requests", got, err, len(c.keys))
 	}
@@ -217,7 +217,7 @@ func TestClockFarBehind(t *testing.T) {
 	if off := got.Skew + behind; off < -time.Minute || off > time.Minute {
 		t.Errorf("the skew is reported as %v; want about -%v", got.Skew, behind)
 	}
-	// After a restart, with nothing but the identity to tell the time.
+	// After a restart, with only the identity to tell the time.
 	clock := pki.NewClock(time.Time{}, nil)
 	id, err := join.Load(o.Dir, nil, clock)
 	if err != nil {

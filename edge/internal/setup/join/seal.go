@@ -8,18 +8,18 @@ import (
 	"github.com/skerry-io/skerry/common/pki"
 )
 
-// A Sealer seals keys, so that a disk that is stolen shows none; a *diskkey.Key.
+// A Sealer seals keys, so that a stolen disk doesn't reveal them; a *diskkey.Key.
 type Sealer interface {
-	// Seal seals the content of what is called name.
+	// Seal seals content under a name.
 	Seal(name string, content []byte) ([]byte, error)
-	// Open opens what was sealed under that name.
+	// Open opens content sealed under that name.
 	Open(name string, sealed []byte) ([]byte, error)
 }
 
 // sealedBlock is the type of a PEM block with a sealed key.
 const sealedBlock = "SKERRY SEALED KEY"
 
-// errInTheClear is of an identity from a time when nothing was sealed. Sealing it now would leave
+// errInTheClear is returned for an identity from a time without sealing. Sealing it now would leave
 // the old key in unused blocks of the disk.
 var errInTheClear = errors.New("its private key lies on the disk in the clear, and modules.metaManager.encryption says that nothing may: run `edgecore reset`, which gives up that key")
 
@@ -55,7 +55,7 @@ func decodeKey(seal Sealer, name string, data []byte) (crypto.Signer, error) {
 	return pki.ParseKey(text)
 }
 
-// splitPEM parts the certificates of a file from what comes behind them.
+// splitPEM splits a file into its certificates and the rest.
 func splitPEM(data []byte) (certificates, rest []byte) {
 	rest = data
 	for {

@@ -19,8 +19,8 @@ func diskKey(t *testing.T, text string) *diskkey.Key {
 	return key
 }
 
-// A sealed identity can be used with the key alone; one in the clear is refused where
-// nothing may be.
+// A sealed identity can only be used with the key; one in the clear is refused if sealing is
+// required.
 func TestSealed(t *testing.T) {
 	c := newCloud(t, cloudOptions{})
 	o := options(t, c)

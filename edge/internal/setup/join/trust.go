@@ -8,7 +8,7 @@ import (
 	"github.com/skerry-io/skerry/common/pki"
 )
 
-// trust is whom the device trusts. It is never changed, only replaced.
+// trust has the trusted CAs of the device. It is never changed, only replaced.
 type trust struct {
 	ca, clientCA []*x509.Certificate
 	roots        *x509.CertPool
@@ -25,19 +25,19 @@ func newTrust(ca, clientCA []*x509.Certificate) *trust {
 }
 
 // ClientRoots are the authorities of the cluster's client certificates, which nodes have too; nil
-// where the cloud did not say.
+// if the cloud did not send them.
 func (i *Identity) ClientRoots() *x509.CertPool { return i.trust.Load().clientRoots }
 
 // Roots are the authorities of cloudcore's certificates. The same pointer is returned
 // until they change.
 func (i *Identity) Roots() *x509.CertPool { return i.trust.Load().roots }
 
-// TrustSum sums up whom this device trusts.
+// TrustSum returns the digest of this device's trust.
 func (i *Identity) TrustSum() []byte { return i.trust.Load().sum }
 
-// Renew takes over whom the cloud wants this device to trust, as PEM, once it is on the disk.
-// Without clientCA those of the cluster's clients stay. A bundle by which the cloud that sends it
-// would not be trusted any more is refused: the device could never connect again.
+// Renew adopts the CAs that the cloud wants this device to trust, as PEM, once they are on the
+// disk. Without clientCA those of the cluster's clients stay. A bundle that would end the trust in
+// its own sender is refused: the device could never connect again.
 func (i *Identity) Renew(teller *x509.Certificate, ca, clientCA []byte) error {
 	roots, err := pki.ParseCertificates(ca)
 	if err != nil {

@@ -14,8 +14,8 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/setup/join"
 )
 
-// A CA takes another's place while the device is joined: it trusts both, then the new one alone;
-// who would not be trusted by what it says itself is not heard.
+// A CA takes another's place while the device is joined: it trusts both, then only the new one; a
+// sender that its own bundle would not trust is ignored.
 func TestTrust_IsRenewed(t *testing.T) {
 	now := time.Now()
 	clock := pki.NewClock(time.Time{}, nil)

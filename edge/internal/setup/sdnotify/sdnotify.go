@@ -1,10 +1,9 @@
-// Package sdnotify says READY=1 to systemd (sd_notify(3), edgecore.service) once what stands before
-// it in the wiring has started, and from then on that edgecore lives.
+// Package sdnotify sends READY=1 to systemd (sd_notify(3), edgecore.service) once the modules
+// before it in the wiring have started, and from then on the watchdog's notifications.
 //
-// `edgecore status` has an answer then, and what is ordered behind edgecore.service may ask. It
-// waits neither for the kubelet nor for the link, which may take as long as they take. It owns
-// nothing and refuses nothing; Run is called once. The kubelet in edgecore says READY=1 as well,
-// later: systemd takes the first.
+// `edgecore status` has an answer then, and units ordered after edgecore.service may ask. It waits
+// neither for the kubelet nor for the link, which may take any time. It has no state; Run is called
+// once. The kubelet in edgecore sends READY=1 as well, later: systemd takes the first.
 package sdnotify
 
 import (
@@ -27,9 +26,9 @@ func New(w *watchdog.Watchdog) Module { return Module{w} }
 // Name implements beehive.Module.
 func (Module) Name() message.Name { return "sdnotify" }
 
-// Run says it, and then again and again what the watchdog has to say, until ctx ends. Without
-// systemd it says nothing. A socket that does not answer is no reason to end: systemd has its own
-// timeout.
+// Run sends READY=1, and then repeatedly the watchdog's notifications, until ctx ends. Without
+// systemd it sends no message. A socket that does not answer is no reason to end: systemd has its
+// own timeout.
 func (m Module) Run(ctx context.Context, port *beehive.Port) error {
 	port.Ready()
 	if _, err := daemon.SdNotify(false, daemon.SdNotifyReady); err != nil {

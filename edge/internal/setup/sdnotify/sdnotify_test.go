@@ -13,7 +13,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/setup/sdnotify"
 )
 
-// late is a module that is ready when the test says so.
+// late is a module whose readiness the test controls.
 type late struct{ ready <-chan struct{} }
 
 func (late) Name() message.Name { return "late" }
@@ -28,8 +28,8 @@ func (l late) Run(ctx context.Context, port *beehive.Port) error {
 	return nil
 }
 
-// systemd hears READY=1 once, when what stands above is ready, and not before; and then that
-// edgecore lives, of nobody else.
+// systemd receives READY=1 once, not before the modules above are ready; and then the watchdog's
+// notifications, from no other process.
 func TestReady(t *testing.T) {
 	systemd := notifytest.New(t)
 	systemd.Watch(time.Hour)
@@ -45,7 +45,7 @@ func TestReady(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- runner.Run(ctx) }()
-	// What comes first is ours: nothing was said before the module above is ready.
+	// Our mark comes first: no message was sent before the module above is ready.
 	systemd.Mark("the module above is ready")
 	close(ready)
 	if got := systemd.Hear(); got != "the module above is ready" {

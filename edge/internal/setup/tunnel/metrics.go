@@ -7,7 +7,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 )
 
-// metrics belongs to one Tunnel; nothing is registered with any global registry.
+// metrics belongs to one Tunnel; it is not registered with a global registry.
 type metrics struct {
 	open    prometheus.Gauge
 	total   prometheus.Counter

@@ -1,13 +1,13 @@
 // Package tunnel is the device's end of the streams within the link: those that the cloud opens,
-// the way from kube-apiserver to this node's own kubelet, and those that the device opens to what
-// the cloud has for it.
+// for kube-apiserver's connections to this node's own kubelet, and those that the device opens to
+// the cloud's services.
 //
-// It owns the decision what the cloud may dial: the kubelet's server on this device, edgecore's
-// status, which changes nothing, and nothing else. To kube-apiserver it is a wire, not a right:
-// TLS, authentication and authorisation stay between kube-apiserver and the kubelet. For
-// subresources of pods, and for the status, cloudcore has asked kube-apiserver what the user may,
-// and the connection is this device's own (docs/dev/decisions/0068-subresources.md). A Tunnel's
-// methods may be called by many goroutines at once.
+// It owns the decision which servers the cloud may dial: only the kubelet's server on this device
+// and edgecore's read-only status. To kube-apiserver it is a wire, not a permission: TLS,
+// authentication and authorisation stay between kube-apiserver and the kubelet. For subresources of
+// pods, and for the status, cloudcore has asked kube-apiserver for the user's permission, and the
+// connection is this device's own (docs/dev/decisions/0068-subresources.md). A Tunnel's methods may
+// be called by many goroutines at once.
 package tunnel
 
 import (
@@ -27,8 +27,8 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/core/linkstate"
 )
 
-// What a stream can be opened to: the kubelet's server as it is, or by a connection of this
-// device's own, for logs, exec, attach and port-forward; and what `edgecore status` shows.
+// Targets of streams: the kubelet's server itself, or by a connection of this device's own, for
+// logs, exec, attach and port-forward; and the content of `edgecore status`.
 const (
 	Kubelet      = "kubelet"
 	Subresources = "subresources"
@@ -40,7 +40,7 @@ const (
 
 // Config configures a Tunnel.
 type Config struct {
-	// Kubelet returns the address of the kubelet's server; "" where there is none.
+	// Kubelet returns the address of the kubelet's server; "" without a server.
 	Kubelet func() string
 	// Subresources connects to the kubelet as this device's own client; nil where that is
 	// switched off.
@@ -88,7 +88,7 @@ func (t *Tunnel) Open(ctx context.Context, target string) (net.Conn, error) {
 	return s, nil
 }
 
-// Refused is what the cloud said instead of taking a stream, or why it ended one.
+// Refused is the cloud's reason for refusing or ending a stream.
 type Refused = tunnel.Refused
 
 // Attach serves the streams of one session.
@@ -115,7 +115,8 @@ type sender func(context.Context, message.Message) error
 
 func (s sender) Send(ctx context.Context, m message.Message) error { return s(ctx, m) }
 
-// accept dials what the cloud asks for. Its error is what people read who asked for a log.
+// accept dials the target of the cloud's request. Its error is shown to the user who asked for a
+// log.
 func (t *Tunnel) accept(ctx context.Context, target string) (net.Conn, error) {
 	switch target {
 	case Kubelet:

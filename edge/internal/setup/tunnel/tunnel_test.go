@@ -127,8 +127,8 @@ func TestAttach_RefusesAllElse(t *testing.T) {
 	}
 }
 
-// The device's own client is another way to the kubelet, and a stream that asks for it
-// gets nothing else.
+// The device's own client is a separate path to the kubelet, and a stream for it has no access to
+// other targets.
 func TestAttach_Subresources(t *testing.T) {
 	near, far := net.Pipe()
 	mux, _ := cloudOf(t, tunnel.Config{
@@ -148,7 +148,7 @@ func TestAttach_Subresources(t *testing.T) {
 	}
 }
 
-// The cloud may read what `edgecore status` shows; there is no other path to ask for.
+// The cloud may read the content of `edgecore status`; other paths are refused.
 func TestAttach_Status(t *testing.T) {
 	mux, _ := cloudOf(t, tunnel.Config{Status: func(accept string) ([]byte, string, error) {
 		return []byte("status as " + accept), accept, nil
@@ -167,7 +167,8 @@ func TestAttach_Status(t *testing.T) {
 		}
 		_ = s.Close()
 	}
-	// One that asks nothing and goes leaves nothing behind: the end of the session waits for it.
+	// A stream that closes without a request leaves no goroutine: the end of the session waits for
+	// it.
 	if _, err := mux.Open(t.Context(), tunnel.Status); err != nil {
 		t.Fatal(err)
 	}
