@@ -10,8 +10,8 @@ import (
 )
 
 const (
-	// blockSamples is how many samples become a block: what is written to the disk at once, and
-	// what an edgecore that is killed without a link loses at most.
+	// blockSamples is how many samples become a block: the unit of writes to the disk, and the
+	// maximum loss of an edgecore that is killed without a link.
 	blockSamples = 10
 	// maxBlockBytes bounds the blocks together. A day of samples takes some 80 KB.
 	maxBlockBytes = 400 << 10
@@ -100,8 +100,8 @@ func (b *buffer) seal() (*block, error) {
 	return &b.blocks[len(b.blocks)-1], nil
 }
 
-// message is what to send next: the oldest block, else the open samples if they are due; nil where
-// there is nothing to send.
+// message returns the next message: the oldest block, else the open samples if they are due; nil if
+// there is no message.
 func (b *buffer) message(due bool) (*topicpb.NodeMetrics, error) {
 	m := &topicpb.NodeMetrics{}
 	switch {

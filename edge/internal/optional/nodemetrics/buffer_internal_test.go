@@ -184,7 +184,7 @@ func TestFile_IsBounded(t *testing.T) {
 	}
 }
 
-// A disk without room costs nothing but what an end of the process would lose.
+// A full disk costs only the samples that an end of the process would lose.
 func TestFile_AfterAFailureIsWrittenAnew(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "gone", "nodemetrics")
 	b, f := &buffer{most: 100, stream: 7, next: 1}, &file{path: path}

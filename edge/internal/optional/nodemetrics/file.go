@@ -16,7 +16,7 @@ const maxFileBytes = 512 << 10
 const recordHead = 8 // length and checksum of a block, big-endian
 
 // file has the blocks on the disk, one after the other. It is never flushed: a power cut may take
-// the last ones, and idle, with a link, nothing is written at all.
+// the last ones, and idle, with a link, it is not written at all.
 type file struct {
 	path string
 	size int64 // -1: not known; the file is written anew then

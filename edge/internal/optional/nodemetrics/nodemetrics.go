@@ -2,10 +2,10 @@
 // link's lowest class.
 //
 // It owns the samples that the cloud has not taken: the newest in memory, blocks of ten on the disk
-// too, a day and 1 MiB at most, the oldest go first. With a link it writes nothing; without one a
+// too, a day and 1 MiB at most, the oldest go first. With a link it does not write; without one a
 // block is appended each tenth sample and never flushed, so a power cut may take the last ones. It
-// refuses to send to a cloud without the feature "metrics". What was sent and not answered is sent
-// again: the cloud knows samples by their stream and number.
+// refuses to send to a cloud without the feature "metrics". Unanswered samples are sent again: the
+// cloud knows samples by their stream and number.
 //
 // The module is one goroutine, and one more while there is a session. Status may be called by any.
 package nodemetrics
@@ -38,8 +38,8 @@ const leastRetry = 10 * time.Second
 
 // Config configures an Agent.
 type Config struct {
-	// Read reads the values of the moment, by the IDs of package common/nodemetrics. What can't be
-	// read it leaves out.
+	// Read reads the values of the moment, by the IDs of package common/nodemetrics. Unreadable
+	// values are left out.
 	Read func(ctx context.Context) map[uint32]float64
 	// Path is the file of the samples that wait.
 	Path string
@@ -206,7 +206,7 @@ func (a *Agent) Attach(up linkstate.Link, send func(context.Context, message.Mes
 		}
 		select {
 		case answers <- r:
-		default: // one message is under way at a time: a second answer is to none of ours
+		default: // one message is in flight at a time: a second answer is not to ours
 		}
 		return nil
 	}

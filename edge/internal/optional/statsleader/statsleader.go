@@ -234,8 +234,8 @@ func (l *Leader) lost() {
 	l.began = time.Time{}
 }
 
-// lock is the Lease as the election uses it. It notes what it sees on the way, and bounds each
-// request: an election that waits for an answer does not notice that its time is over.
+// lock is the Lease as the election uses it. It records observed holders, and bounds each request:
+// an election that waits for an answer does not notice that its time is over.
 type lock struct {
 	*Leader
 	resourcelock.Interface

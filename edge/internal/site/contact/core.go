@@ -250,8 +250,8 @@ func (c *core) heardOf(now time.Time, node string, conn uint64) {
 }
 
 // said takes a word in, unless it is older than the one that is there. The first word of a
-// connection is the newest, whatever its number: the device may have been started again
-// with another clock.
+// connection is the newest, regardless of its number: the device may have been started again with
+// another clock.
 func (c *core) said(node string, conn uint64, w *Word) {
 	p := c.peers[node]
 	if p == nil || p.conn != conn || p.word != nil && p.wordConn == conn && p.word.Boot == w.Boot && p.word.Sequence >= w.Sequence {

@@ -20,8 +20,8 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/site/peers"
 )
 
-// script drives a core by the clock: it answers questions to kernels as alive says, and
-// notes its actions.
+// script drives a core by the clock: it answers probes of kernels by alive, and records its
+// actions.
 type script struct {
 	core  *core
 	begin time.Time
@@ -274,7 +274,7 @@ func TestCore_replaced(t *testing.T) {
 }
 
 // A key belongs to the device that sends it first: another one that sends it too has no key, and
-// gets none of the first one's packets.
+// does not get the first one's packets.
 func TestCore_tunnels(t *testing.T) {
 	c := newCore("x", map[string]bool{})
 	c.members(time.Now(), map[string][]netip.Prefix{"a": nil, "b": nil})

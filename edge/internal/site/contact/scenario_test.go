@@ -125,7 +125,7 @@ func TestEdgecoreRestart(t *testing.T) {
 	if raw, err := os.ReadFile(b.run); err != nil || !strings.Contains(string(raw), string(a.pod(1).UID)) {
 		t.Fatalf("what was kept for the restart: %v %s", err, raw)
 	}
-	b.start() // in the same boot: it has what it received before
+	b.start() // in the same boot: it has its earlier received words
 	if _, ok := b.agent.Pod(a.name, a.pod(1).UID); !ok {
 		t.Error("after a restart in the same boot the words of the others are gone")
 	}
@@ -238,8 +238,8 @@ func TestSite_27_DHCPMovesAllAndTheyFindEachOther(t *testing.T) {
 	w.allMet()
 }
 
-// Who is not in the site, whose certificate is revoked, and who says what is not its to say,
-// are not believed.
+// Peers outside of the site, with a revoked certificate, or with claims about others are not
+// believed.
 func TestSite_18_HostilePeerIsNotBelieved(t *testing.T) {
 	w := newSystem(t, 2)
 	a, b := w.devices[0], w.devices[1]

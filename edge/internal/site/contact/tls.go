@@ -70,8 +70,8 @@ func (t Trust) config(current func() *peers.Site, check func(m *peers.Member) er
 		GetCertificate:       func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return t.Certificate() },
 		GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return t.Certificate() },
 		ClientAuth:           tls.RequireAnyClientCert,
-		// A node's certificate has no host name and is not for servers: VerifyConnection does what
-		// is right for one, on both ends and always.
+		// A node's certificate has no host name and is not for servers: VerifyConnection verifies
+		// it, on both ends and always.
 		InsecureSkipVerify: true,
 		VerifyConnection:   verify,
 	}

@@ -68,8 +68,8 @@ func readFrame(r io.Reader) (*contactpb.Word, error) {
 }
 
 // readWord checks a word of a device whose pods have addresses in ranges. An address outside of
-// these counts as dropped, and so does one more than a pod may have: what a device says of others'
-// addresses is not its to say.
+// these counts as dropped, and so does one more than a pod may have: a device has no authority over
+// others' addresses.
 func readWord(m *contactpb.Word, ranges []netip.Prefix) (w *Word, dropped int, err error) {
 	if len(m.GetPods()) > MaxPods {
 		return nil, 0, fmt.Errorf("a word of %d pods: %w", len(m.GetPods()), errBounds)

@@ -26,10 +26,9 @@ const Name message.Name = "endpoints"
 
 const (
 	// readyAfter is how long the modules behind this one wait for the first correction: on a first
-	// boot without a link nothing is known for as long as it lasts.
+	// boot the slices are unknown until there is a link.
 	readyAfter = 10 * time.Second
-	// forgetAfter is how often what slices depend on is computed again: that forgets those
-	// that are gone.
+	// forgetAfter is the interval of recomputing the slices' dependencies: that drops deleted ones.
 	forgetAfter = 10 * time.Minute
 
 	bootKey = "boot"
@@ -140,8 +139,8 @@ type boot struct {
 }
 
 // recordPreBoot notes, once a boot, which containers the store's pods had before it: their
-// addresses and conditions are of that boot, and hold no more. A device that has kept nothing yet
-// has not run this before: its pods are as in the store.
+// addresses and conditions are of that boot, and hold no more. A device without a record has not
+// run this before: its pods are as in the store.
 func (s *syncer) recordPreBoot(ctx context.Context, pods []*corev1.Pod) (map[string]bool, error) {
 	kept, err := s.Memory.Load()
 	if err != nil {

@@ -12,7 +12,7 @@ import (
 
 // Service is the part of a Service that matters for its slices.
 type Service struct {
-	// Distribution is spec.trafficDistribution; "" for none.
+	// Distribution is spec.trafficDistribution; "" if unset.
 	Distribution string
 	// PublishNotReady is spec.publishNotReadyAddresses.
 	PublishNotReady bool

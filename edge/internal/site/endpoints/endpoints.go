@@ -1,6 +1,6 @@
-// Package endpoints corrects the EndpointSlices that the device shows: which pods back a Service is
-// the cloud's to say, where they are and whether they are ready is reported by the kubelets of
-// their devices, and whether those can be reached by this device's own contact.
+// Package endpoints corrects the visible EndpointSlices of the device: the cloud decides which pods
+// back a Service, the kubelets of their devices report their addresses and readiness, and this
+// device's own contact reports whether those are reachable.
 //
 // It owns the correction, a pure function of a slice and of the device's data (Correct), and the
 // agent that has slices shown again when something of that changes. It adds no endpoint that the

@@ -20,9 +20,9 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/poll"
 )
 
-// The server answers the device and its pods: a host of the LAN that reaches its address gets
-// nothing, a pod that is known a moment later is answered then, and one address has its share of
-// the connections.
+// The server answers the device and its pods: a host of the LAN that reaches its address gets no
+// answer, a pod that is known a moment later is answered then, and one address has its share of the
+// connections.
 func TestClaims_06_NamesAreForThisDevicesPods(t *testing.T) {
 	var pods atomic.Bool
 	pods.Store(true)

@@ -17,8 +17,8 @@ const (
 	maxCached = 1000
 	// maxTTL bounds the TTL of an upstream's answers.
 	maxTTL = time.Hour
-	// staleFor is how long an answer is used after its time where no upstream answers, and staleTTL
-	// what it is given then (RFC 8767, 5).
+	// staleFor is how long an answer is used after its time if no upstream answers, and staleTTL
+	// its TTL then (RFC 8767, 5).
 	staleFor = 24 * time.Hour
 	staleTTL = 30
 	// patience is how long an upstream has: less than RFC 8767's 1.8 s, after which

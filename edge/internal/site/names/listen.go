@@ -37,7 +37,7 @@ func FromEnvironment() *Inherited {
 		if in == nil {
 			in = &Inherited{}
 		}
-		unix.CloseOnExec(fd) // not for what edgecore starts
+		unix.CloseOnExec(fd) // not for edgecore's child processes
 		in.files = append(in.files, os.NewFile(uintptr(fd), "inherited "+strconv.Itoa(fd)))
 	}
 	return in
@@ -61,8 +61,8 @@ func inherited() iter.Seq[int] {
 	}
 }
 
-// PassOn leaves the sockets open for what is executed in the place of this process: it finds them
-// as this one did.
+// PassOn leaves the sockets open for the program executed in this process: it finds them as this
+// one did.
 func PassOn() {
 	for fd := range inherited() {
 		_, _ = unix.FcntlInt(uintptr(fd), unix.F_SETFD, 0)

@@ -1,11 +1,11 @@
 // Package names answers DNS queries of this device's pods: the names of Services and pods as
-// Kubernetes' DNS specification 1.1.0 has them, from what the device holds, and all other names by
-// way of other name servers.
+// Kubernetes' DNS specification 1.1.0 has them, from the device's cache, and all other names by way
+// of other name servers.
 //
 // It owns the sockets, the answers and the cache of upstreams' answers. It refuses to claim that a
 // name does not exist before it knows all names (then SERVFAIL, which resolvers try again), and
 // asks no upstream that did not answer a moment ago. Every query is a goroutine of the DNS library;
-// what they share has locks of its own.
+// their shared state has locks of its own.
 package names
 
 import (

@@ -170,7 +170,7 @@ type Holder struct {
 // New makes a Holder of the device of that name. Load fills it.
 func New(node string, memory Memory) *Holder { return &Holder{node: node, memory: memory} }
 
-// Load reads the saved state. What can't be read comes again from the cloud.
+// Load reads the saved state. The cloud sends unreadable state again.
 func (h *Holder) Load() error {
 	kept, err := h.memory.Load()
 	if err != nil || kept[key] == nil {
@@ -244,7 +244,7 @@ func (h *Holder) keep(ctx context.Context) {
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.kept, h.unkept = h.site, nil // one session at a time: nothing has come in the meantime
+	h.kept, h.unkept = h.site, nil // one session at a time: no change has arrived since
 	h.tell()
 }
 

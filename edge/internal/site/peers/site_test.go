@@ -37,7 +37,7 @@ func TestHolder_fullDisk(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := &disk{kept: map[string][]byte{}}
 		h := peers.New("edge1", d)
-		// session opens one; says has the cloud describe a Site in it.
+		// session opens one; the first result makes the cloud describe a Site in it.
 		session := func() (says func(name string), end func()) {
 			ctx, cancel := context.WithCancel(t.Context())
 			handle, run := h.Attach(linkstate.Link{}, func(context.Context, message.Message) error { return nil })

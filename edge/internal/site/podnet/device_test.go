@@ -50,7 +50,7 @@ type order struct {
 	Site             []byte
 }
 
-// says is a device's output: the condition of its Node.
+// Decoded from a device's output: the condition of its Node.
 type says struct{ Reason, Message string }
 
 // memory is a disk.

@@ -196,8 +196,8 @@ func refused(s State, m peers.Member, r netip.Prefix) string {
 	if s.At == nil {
 		return ""
 	}
-	// Where a device is connected, which its certificate showed; an address that it only says would
-	// take the pods of others away.
+	// Where a device is connected, which its certificate showed; an address that it only reports
+	// could take the pods of others away.
 	for _, other := range s.Site.Members {
 		if a := s.At(other.Node); a.IsValid() && r.Contains(a) {
 			return fmt.Sprintf("%s, of device %s, is not routed: it has %s, an address of device %s", r, m.Node, a, other.Node)
@@ -319,10 +319,10 @@ func mtu(networks []lan.Network) int {
 }
 
 // local is a range that only this device knows, for one to which the cluster gives no range: the
-// first of the list that no network and no route of the device covers. What it has already stays as
+// first of the list that no network and no route of the device covers. Its current range stays as
 // long as that is so, also where the cluster gave it before: of a device that lost its store and is
 // cut off, or whose Node was deleted, the pods that run keep their addresses. Other devices may
-// have the same, since all that leaves the device has its address.
+// have the same, since all packets that leave the device have its address.
 func local(s State) (netip.Prefix, bool) {
 	if s.Current.IsValid() && !covered(s, s.Current) {
 		return s.Current, true

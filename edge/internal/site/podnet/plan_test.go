@@ -89,7 +89,7 @@ func text(p podnet.Plan) string {
 	return b.String()
 }
 
-// Routes follow what the neighbours report now, of each family; the cases of that are scenario
+// Routes follow the neighbours' current reports, of each family; the cases of that are scenario
 // claims 26.
 func TestClaims_26_RoutesFollowWhatNeighboursSay(t *testing.T) {
 	for name, tc := range map[string]struct {
@@ -140,7 +140,7 @@ func TestClaims_26_RoutesFollowWhatNeighboursSay(t *testing.T) {
 }
 
 // Before the Site is read, packets go as they did with the routes that an edgecore before has left:
-// what it masquerades is what follows from the Site, and pods that start have room for its tunnel.
+// its masquerading follows from the Site, and pods that start have room for its tunnel.
 func TestMake_restart(t *testing.T) {
 	before := state(func(s *podnet.State) {
 		s.Site.Members = []peers.Member{member("b", "172.16.0.2", "10.1.1.0/24"), member("c", "192.168.1.3", "10.1.2.0/24")}
@@ -307,8 +307,8 @@ func TestMake_conflist(t *testing.T) {
 }
 
 // Whatever a Site contains, also one that was stored before cloudcore judged it: there is no route
-// for a range that has the cloud, a gateway or another device in it, is larger than what a device
-// is given, or overlaps another device's.
+// for a range that has the cloud, a gateway or another device in it, is larger than a device's
+// range, or overlaps another device's.
 func TestClaims_01_RangesOfOthersAreNeverRouted(t *testing.T) {
 	guards := claim.Standard()
 	guards.Host(netip.MustParseAddr("198.51.100.10"), "an address of cloudcore")
@@ -336,8 +336,8 @@ func TestClaims_01_RangesOfOthersAreNeverRouted(t *testing.T) {
 	}
 }
 
-// A device says that it has an address among the pods of another one: the others are routed to all
-// the same. Where it is connected it really is.
+// A device reports an address among the pods of another one: the others are still routed to. Where
+// it is connected it really is.
 func TestClaims_03_AddressThatADeviceSaysTakesNoPods(t *testing.T) {
 	p := podnet.Make(state(func(s *podnet.State) {
 		s.At = func(string) netip.Addr { return netip.Addr{} }

@@ -1,6 +1,6 @@
 // Package podnet makes the network of this device's pods where no other CNI plugin does: the CNI
-// configuration, routes to the pods of the site's other devices, and the masquerading of what
-// leaves the site.
+// configuration, routes to the pods of the site's other devices, and the masquerading of packets
+// that leave the site.
 //
 // It owns the file 10-skerry.conflist, routes of protocol 159, the tables of package masquerade,
 // the interface of package wireguard, and the Node's condition SkerryPodNetwork. It refuses to
@@ -68,8 +68,8 @@ type Config struct {
 	Subnets  []netip.Prefix
 	// At is where a device is connected now.
 	At func(node string) netip.Addr
-	// Said is the addresses that a device reports of itself now, and SetLAN sends this one's
-	// addresses to the others; both nil without a Site.
+	// Said returns the addresses that a device currently reports of itself, and SetLAN sends this
+	// one's addresses to the others; both nil without a Site.
 	Said       func(node string) []netip.Addr
 	SetLAN     func([]netip.Prefix)
 	LAN        interface{ Networks() ([]lan.Network, error) }
@@ -87,7 +87,7 @@ type Config struct {
 	// Guards are the networks that no other device's range may touch; remote is where the link
 	// leads now, the zero value without one. nil without one.
 	Guards func(remote netip.Addr) claim.Guards
-	// Probation takes back what takes the link away; nil: there is no cloud to lose.
+	// Probation withdraws routes that cut off the link; nil: there is no cloud to lose.
 	Probation *probation.Probation
 	// Changed receives when a device may be elsewhere.
 	Changed <-chan struct{}
@@ -160,8 +160,8 @@ type syncer struct {
 
 // grace is how long the cluster has to give a new Node its range. kube-controller-manager does so
 // at once, cloudcore's leader when it has seen the Node and its NodePool. The device sees neither
-// what the cluster is going to do nor podSubnets, but who is in its site: then pods in a range of
-// its own could not be reached by the others, and it waits longer.
+// the cluster's intention nor podSubnets, but the members of its site: then pods in a range of its
+// own could not be reached by the others, and it waits longer.
 func grace(known bool, s *peers.Site) time.Duration {
 	switch {
 	case !known:
@@ -257,14 +257,14 @@ func (s *syncer) sync(ctx context.Context, node *corev1.Node) (time.Duration, er
 		s.run.Note("")
 	}
 	var reporting error
-	if s.Site != nil || !p.HandsOff { // a device on its own, with a CNI plugin of another, has nothing to report
+	if s.Site != nil || !p.HandsOff { // a device without a site and with a CNI plugin of its own has no report
 		reporting = s.tell(ctx, node, p)
 	}
 	return again, errors.Join(reporting, tunnel, s.apply(ctx, p))
 }
 
-// applyTunnel makes the interface of WireGuard, and says to the other devices what its key is; or
-// removes it. Before the routes, which lead to it.
+// applyTunnel makes the interface of WireGuard, and sends its key to the other devices; or removes
+// it. Before the routes, which lead to it.
 func (s *syncer) applyTunnel(p Plan) error {
 	switch {
 	case p.Tunnel == nil && !p.HandsOff && (p.Conflist == nil || p.Routes == nil): // the input is not known yet

@@ -37,8 +37,8 @@ type State struct {
 	Foreign  []string // CNI configurations of others
 	Networks []lan.Network
 	// Subnets are the ranges of which this device takes one itself where the cluster gives it no
-	// range; Current is what it has so far, Taken is where routes lead, but for those to its own
-	// pods.
+	// range; Current is its range so far, Taken are the destinations of routes, except those to its
+	// own pods.
 	Subnets []netip.Prefix
 	Current netip.Prefix
 	Taken   []netip.Prefix
@@ -55,10 +55,10 @@ type State struct {
 	Waited bool
 	// At is where a device is connected now; the zero value where it is not.
 	At func(node string) netip.Addr
-	// Said is the addresses that a device reports of itself now; empty without a report.
+	// Said returns the addresses that a device currently reports of itself; empty without a report.
 	Said func(node string) []netip.Addr
-	// Tunnels: this kernel has WireGuard. Tunnel is a device's, the zero value where it has said
-	// none; TunnelPort is of this one's.
+	// Tunnels: this kernel has WireGuard. Tunnel is a device's, the zero value if it has not
+	// reported one; TunnelPort is of this one's.
 	Tunnels    bool
 	Tunnel     func(node string) contact.Tunnel
 	TunnelPort int

@@ -42,8 +42,8 @@ func (p *Plan) encrypt(s State, m peers.Member, key netroute.Key, own []netip.Pr
 	return r, true
 }
 
-// gateway is the address that ptp gives this device towards its pods, the first of the range: what
-// has it, pods answer.
+// gateway is the address that ptp gives this device towards its pods, the first of the range: pods
+// answer packets from it.
 func gateway(own netip.Prefix) netip.Addr { return own.Masked().Addr().Next() }
 
 // finishTunnel gives the interface its addresses, and the MTU that leaves room in a packet of least

@@ -149,10 +149,10 @@ func answers(t *testing.T, from *lantest.Host, to *place, seen string) {
 }
 
 // Devices that share no network, with a router between them: their pods reach each other with their
-// own addresses and with packets as large as the way's less WireGuard's, and none of it is to be
-// read there. Keys come by the devices' own connection. A device takes from a peer only packets
-// with an address of that peer's pods; a restart of edgecore keeps key and tunnels; a peer that
-// leaves the site has none any more. Where two share a network they need none.
+// own addresses and with packets as large as the way's less WireGuard's, and the router can't read
+// them. Keys come by the devices' own connection. A device takes from a peer only packets with an
+// address of that peer's pods; a restart of edgecore keeps key and tunnels; a peer that leaves the
+// site loses its tunnel. Two devices that share a network need no tunnel.
 func TestWireGuard(t *testing.T) {
 	if os.Getenv(deviceEnv) != "" {
 		device(t, os.Stdin, os.Stdout)

@@ -1,8 +1,8 @@
 // Package protect knows the networks that no claim of others may take from this device: the
 // cloud's, gateways', name servers', this device's own and those of its site's other devices.
 //
-// It owns what of that a device must know without a link, after a boot too: where links have led,
-// and which gateways there were (a device without a default route has lost its way, not its
+// It owns the protected addresses that a device must know without a link, after a boot too: the
+// endpoints of links, and the gateways (a device without a default route has lost its way, not its
 // gateway). It refuses to forget: at the bound the oldest address goes. All methods may be called
 // by any goroutine.
 package protect

@@ -18,7 +18,8 @@ type Rules struct {
 	// Guards are the addresses that no Service may have: those that lead to the cloud, hosts, name
 	// servers.
 	Guards claim.Guards
-	// Withheld gives the reason a claim (see claimOf) must not be applied now; nil: none is.
+	// Withheld gives the reason a claim (see claimOf) must not be applied now; nil: no claim is
+	// withheld.
 	Withheld func(claim string) string
 }
 

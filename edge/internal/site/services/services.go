@@ -1,9 +1,9 @@
 // Package services has ClusterIPs and NodePorts lead to endpoints by the kernel of this device,
-// from what the device holds: with the cloud, without it, and before the kubelet starts.
+// from the device's cache: with the cloud, without it, and before the kubelet starts.
 //
-// It owns when Kubernetes' proxy runs in this process, and its input: all Services and
-// corrected EndpointSlices of the edge API up to a bound, and the site as the device's zone. It
-// refuses to work beside a kube-proxy pod of the device: then it stays off and says so. The rules
+// It owns when Kubernetes' proxy runs in this process, and its input: all Services and corrected
+// EndpointSlices of the edge API up to a bound, and the site as the device's zone. It refuses to
+// work together with a kube-proxy pod of the device: then it stays off and reports that. The rules
 // stay in the kernel while edgecore is down.
 //
 // How it works: it is an agent (edge/internal/core/agent) whose Sync decides whether the proxy
@@ -221,7 +221,7 @@ func (s *switcher) reset(ctx context.Context, now time.Time) (again time.Duratio
 	return resetHolds
 }
 
-// sooner is the shorter of two waits, of which 0 is none.
+// sooner returns the shorter of two waits; 0 means no wait.
 func sooner(a, b time.Duration) time.Duration {
 	if a == 0 || b > 0 && b < a {
 		return b
@@ -229,8 +229,8 @@ func sooner(a, b time.Duration) time.Duration {
 	return a
 }
 
-// programming is how long the proxy may take to have the kernel do what it was told: only then the
-// cloud's answer says something of a claim.
+// programming is how long the proxy may take to program the kernel: only then the cloud's answer is
+// evidence about a claim.
 const programming = 5 * time.Second
 
 // applied tells the probation which addresses outside of the cluster Services claim, and which of

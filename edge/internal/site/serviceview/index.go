@@ -9,15 +9,16 @@ import (
 )
 
 // The indexes of Services by their cluster IPs and of EndpointSlices by their Service. Endpoints'
-// own addresses have none: it would take more memory than the slices, for questions that few ask.
+// own addresses are not indexed: it would take more memory than the slices, for questions that few
+// ask.
 const (
 	byAddress = "address"
 	byService = "service"
 )
 
 // bucket is an index's entry for a text. An index has a set of 200 bytes and more for each of its
-// values, and nearly every Service would have its own: so texts share 256 of them, and readers
-// leave out what only shares theirs.
+// values, and nearly every Service would have its own: so texts share 256 of them, and readers skip
+// objects of other texts.
 func bucket(text string) string { return string([]byte{byte(crc32.ChecksumIEEE([]byte(text)))}) }
 
 func serviceIndexers() cache.Indexers {
