@@ -1,11 +1,10 @@
-// Package app is edgecore put together: the wiring table, and what the parts are made of.
+// Package app assembles edgecore: the wiring table, and the parts' dependencies.
 //
-// It owns the order in which things start, and the parts' configuration from edgecore.yaml. It
-// decides nothing else. New opens the store and reads the identity; Run starts everything and
-// ends when ctx does.
+// It owns only the order in which modules start, and the parts' configuration from edgecore.yaml.
+// New opens the store and reads the identity; Run starts everything and ends when ctx does.
 //
-// It is above 2,500 lines because every part of the device is put together here, with what it takes
-// of edgecore.yaml.
+// It is above 2,500 lines because every part of the device is assembled here, with its settings of
+// edgecore.yaml.
 package app
 
 import (
@@ -72,9 +71,8 @@ import (
 
 const dropIns = "modules.edged.kubeletConfigDir"
 
-// Configuration reads edgecore.yaml and checks also what only a module knows: the
-// KubeletConfiguration, over which drop-in files are laid. The error names every mistake with its
-// line.
+// Configuration reads edgecore.yaml and also checks the part that only a module can: the
+// KubeletConfiguration, with its drop-in files. The error names every mistake with its line.
 func Configuration(file string, data []byte) (*edgeconfig.Config, error) {
 	cfg, doc, err := edgeconfig.Read(file, data)
 	found, ok := errors.AsType[*config.Error](err)
@@ -121,8 +119,8 @@ func Configuration(file string, data []byte) (*edgeconfig.Config, error) {
 	return cfg, nil
 }
 
-// kubeletIn is the KubeletConfiguration in a file of which some fields can't be read; nil where
-// there is none, or no kubelet is to run.
+// kubeletIn is the KubeletConfiguration in a file of which some fields can't be read; nil if it is
+// missing, or the kubelet is switched off.
 func kubeletIn(data []byte) json.RawMessage {
 	var file struct {
 		Modules struct {
@@ -132,7 +130,7 @@ func kubeletIn(data []byte) json.RawMessage {
 			} `json:"edged"`
 		} `json:"modules"`
 	}
-	_ = yaml.Unmarshal(data, &file) // what can't be read has been reported, and stays zero here
+	_ = yaml.Unmarshal(data, &file) // unreadable fields have been reported, and stay zero here
 	if e := file.Modules.Edged; e.Enable == nil || *e.Enable {
 		return e.Kubelet
 	}
@@ -190,9 +188,9 @@ type App struct {
 	clock    *pki.Clock
 	identity *join.Identity
 	meta     *metamanager.Manager
-	// correction is nil where nothing on the device reads EndpointSlices.
+	// correction is nil if no part of the device reads EndpointSlices.
 	correction   *endpoints.Correction
-	services     *serviceview.View // nil where nothing on the device reads Services
+	services     *serviceview.View // nil if no part of the device reads Services
 	api          *edgeapi.Server
 	registration *node.Registration
 	singletons   *singleton.Gate
@@ -206,7 +204,7 @@ type App struct {
 	drain        *drain.Agent
 	works        *upgrade.Works // nil where drain is
 	switching    switching
-	kept         func() ([]string, error) // images that garbage collection leaves alone; nil for none
+	kept         func() ([]string, error) // images that garbage collection leaves alone; may be nil
 	marks        *marks.Agent
 	runner       *beehive.Runner
 	tunnel       *tunnel.Tunnel
@@ -217,10 +215,10 @@ type App struct {
 	collectors   []prometheus.Collector // of the parts
 
 	on switched
-	// site is nil where nothing depends on it, and contact where modules.site is switched off.
+	// site is nil without dependants, and contact where modules.site is switched off.
 	site    *peers.Holder
 	contact *contact.Agent
-	protect *protect.Networks // what no claim of others may touch
+	protect *protect.Networks // addresses that no claim of others may cover
 	standIn standIn
 	// probation is nil without a link to lose.
 	probation *probation.Probation

@@ -22,19 +22,18 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/site/services"
 )
 
-// ClearKernel removes what an edgecore of this configuration has set up in the kernel, and what
-// stays there when it ends, so that pods' traffic does not stop for a restart: routes, rules of
-// virtual IPs and of Services, what leads pods to the edge API, the address of names, what marks
-// connections, routes and tunnels to other devices' pods and their masquerading, and a keepalived
-// that a killed edgecore has left. What can't be taken back doesn't keep the rest from going; the
-// error names all of it.
+// ClearKernel removes the kernel state of an edgecore of this configuration, which stays when it
+// ends, so that pods' traffic does not stop for a restart: routes, rules of virtual IPs and of
+// Services, the redirection of pods to the edge API, the address of names, connection marks, routes
+// and tunnels to other devices' pods and their masquerading, and a keepalived that a killed
+// edgecore has left. A failed removal does not prevent the others; the error names all of them.
 func (l *Lock) ClearKernel(ctx context.Context) error {
 	cfg := l.config
 	return errors.Join(
 		clearVIPs(ctx, cfg),
 		l.clearServices(ctx),
 		redirect.New().Apply(nil),
-		hostaddress.Keep(), // none
+		hostaddress.Keep(), // no addresses
 		clearMarks(ctx),
 		clearRoutes(ctx, uint8(cfg.Modules.Route.Protocol)),
 		clearPodNetwork(ctx),
@@ -42,7 +41,7 @@ func (l *Lock) ClearKernel(ctx context.Context) error {
 }
 
 // clearVIPs ends a keepalived that an earlier edgecore has left, and removes the rules of virtual
-// IPs. It must not run beside a module that serves them.
+// IPs. It must not run together with a module that serves them.
 func clearVIPs(ctx context.Context, cfg *edgeconfig.Config) error {
 	daemon := keepalived.New(keepalived.Config{Dir: cfg.Modules.VIP.Keepalived.RunDir, Program: cfg.Modules.VIP.Keepalived.Program})
 	plane := &dataPlane{choice: cfg.Modules.VIP.DataPlane}
@@ -52,9 +51,9 @@ func clearVIPs(ctx context.Context, cfg *edgeconfig.Config) error {
 	)
 }
 
-// clearServices removes the rules of Services unless they are a kube-proxy's, which has the same
-// names for its own: the store says whose they are. Where it says nothing, because it can't be read
-// or is gone, or because edgecore never had any, rules without a kube-proxy serve no one.
+// clearServices removes the rules of Services unless they belong to a kube-proxy, which uses the
+// same names: the store has their owner. If the owner is unknown, because the store can't be read
+// or is gone, or because edgecore never had any, rules without a kube-proxy are unused.
 func (l *Lock) clearServices(ctx context.Context) error {
 	ours, err := l.ownsServices(ctx)
 	if err != nil {
@@ -76,12 +75,12 @@ func (l *Lock) ownsServices(ctx context.Context) (ours bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	defer func() { _ = file.Close() }() // nothing is written
+	defer func() { _ = file.Close() }() // read only
 	return services.Owns(agent.NewMemory(file, string(services.Name)))
 }
 
-// clearPodNetwork removes what the pod network has in the kernel, but for what leads to pods that
-// run, which is their plugin's.
+// clearPodNetwork removes the pod network's kernel state, except the interfaces of running pods,
+// which belong to their plugin.
 func clearPodNetwork(ctx context.Context) error {
 	return errors.Join(
 		clearRoutes(ctx, podnet.Protocol),

@@ -131,7 +131,7 @@ func TestClearServices(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, tc := range map[string]struct {
-		store string // what it says of rules; "none": there is no store, "unreadable": its key is lost
+		store string // the stored owner of rules; "none" means no store, "unreadable": its key is lost
 		proxy bool   // a kube-proxy runs on the device
 		stay  bool
 	}{

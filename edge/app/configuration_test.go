@@ -36,7 +36,7 @@ func TestConfigurationReportsEveryMistake(t *testing.T) {
 	}
 	for name, tc := range map[string]struct {
 		first string // the third line
-		want  string // what is said of it
+		want  string // expected error
 	}{
 		"nothing else":     {"dataDir: /var/lib/skerry", ""},
 		"a bad value":      {"log: {verbosity: 99}", "f:3: log.verbosity: Invalid value: 99: must be 0 to 10"},

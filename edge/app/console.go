@@ -51,7 +51,7 @@ func (a *App) handleConsoles(mux *http.ServeMux) {
 	})
 }
 
-// consoleError is what the caller is answered.
+// consoleError returns the status and the message for the caller.
 func consoleError(err error) (code int, text string) {
 	if refused, ok := errors.AsType[*tunnel.Refused](err); ok {
 		text = refused.Reason

@@ -26,7 +26,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/setup/tunnel"
 )
 
-// trusting is a dialer that is made again when whom it trusts has changed: a TLS configuration in
+// trusting is a dialer that is recreated when its trusted CAs have changed: a TLS configuration in
 // use can't be changed.
 type trusting struct {
 	roots func() *x509.CertPool
@@ -34,7 +34,7 @@ type trusting struct {
 
 	mu     sync.Mutex
 	dialer link.Dialer
-	by     *x509.CertPool // what dialer trusts
+	by     *x509.CertPool // the CAs that dialer trusts
 }
 
 // newTrusting also makes the first dialer, so that a wrong configuration is reported at once.

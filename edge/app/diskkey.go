@@ -10,7 +10,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/setup/join"
 )
 
-// readDiskKey gets the key that is not on the disk; nil where the configuration names none.
+// readDiskKey gets the key that is not on the disk; nil if the configuration names no source.
 func readDiskKey(ctx context.Context, cfg *edgeconfig.Config) (*diskkey.Key, error) {
 	e := cfg.Modules.MetaManager.Encryption
 	return diskkey.Read(ctx, diskkey.Config{Command: e.KeyCommand, Credential: e.KeyCredential})
@@ -31,8 +31,8 @@ func Sealer(ctx context.Context, cfg *edgeconfig.Config) (join.Sealer, error) {
 	return sealer(key), err
 }
 
-// keysDir is where files with keys and tokens of the device's own are, which others on the device
-// read: beside the store, or in memory alone.
+// keysDir is the directory of the device's own keys and tokens that other programs on the device
+// read: next to the store, or in memory only.
 func keysDir(cfg *edgeconfig.Config) string {
 	if e := cfg.Modules.MetaManager.Encryption; e.Sealed() {
 		return e.KeysDir

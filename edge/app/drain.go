@@ -14,7 +14,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/kernel/hook"
 )
 
-// hookDir, in the data directory, has what must be known of a hook that outlives edgecore.
+// hookDir, in the data directory, has the records of hooks that outlive edgecore.
 const hookDir = "hook"
 
 func (a *App) drainParts() ([]beehive.Entry, error) {

@@ -35,7 +35,7 @@ func (a *App) newEdged() (*edged.Module, error) {
 	})
 }
 
-// imagesSocket is where the kubelet finds images, beside the socket of the edge API.
+// imagesSocket is the kubelet's image service endpoint, next to the socket of the edge API.
 func (a *App) imagesSocket() string {
 	return strings.TrimSuffix(a.config.Modules.EdgeAPI.Socket, ".sock") + "-images.sock"
 }
@@ -49,8 +49,8 @@ func (a *App) imageService() string {
 	return "unix://" + a.imagesSocket()
 }
 
-// prepareRuntime is for the kubelet to wait for. What can't be done to the runtime keeps some pod
-// from starting, and the rest not: the kubelet starts all the same.
+// prepareRuntime is awaited by the kubelet's start. A failure affects only some pods: the kubelet
+// starts nevertheless.
 func (a *App) prepareRuntime(ctx context.Context) error {
 	if err := a.order.Mend(ctx); err != nil {
 		klog.FromContext(ctx).Error(err, "Failed to remove containers that were created later than those after them")

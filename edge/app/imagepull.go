@@ -43,7 +43,7 @@ func newImages(a *App, edge kubernetes.Interface, served func() string) *pulledI
 	return &pulledImages{app: a, edge: edge, memory: agent.NewMemory(a.store, "imagepull"), served: served}
 }
 
-// load reads what was kept, once; p.mu is held.
+// load reads the stored names, once; p.mu is held.
 func (p *pulledImages) load() error {
 	if p.loaded {
 		return nil

@@ -38,7 +38,7 @@ func TakeLock(cfg *edgeconfig.Config) (*Lock, error) {
 // Release lets edgecore start again.
 func (l *Lock) Release() {
 	if l.file != nil {
-		_ = l.file.Close() // nothing was written
+		_ = l.file.Close() // read only
 	}
 }
 

@@ -23,8 +23,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/core/linkstate"
 )
 
-// identityModule renews the certificate through the link, and tells the clock what the cloud
-// says the time is.
+// identityModule renews the certificate through the link, and passes the cloud's time to the clock.
 type identityModule struct{ app *App }
 
 func (*identityModule) Name() message.Name { return "identity" }
@@ -72,7 +71,7 @@ func (a *App) newHealth(listen string) *healthModule {
 
 func (*healthModule) Name() message.Name { return "health" }
 
-// metricsToken reads the token, and makes one where there is none.
+// metricsToken reads the token, and creates it if it is missing.
 func metricsToken(path string) (string, error) {
 	raw, err := os.ReadFile(path)
 	if token := strings.TrimSpace(string(raw)); err == nil && token != "" {
@@ -87,7 +86,7 @@ func metricsToken(path string) (string, error) {
 
 func (m *healthModule) Run(ctx context.Context, port *beehive.Port) error {
 	token, err := metricsToken(m.token)
-	if err != nil { // a full disk, say: no reason to be dead
+	if err != nil { // such as a full disk: edgecore stays alive
 		klog.FromContext(ctx).Error(err, "Metrics can't be read until edgecore starts again")
 	}
 	m.server.GuardMetrics(token)
@@ -95,7 +94,7 @@ func (m *healthModule) Run(ctx context.Context, port *beehive.Port) error {
 	return m.server.Run(ctx)
 }
 
-// live are the checks of /healthz: what a restart of edgecore would mend.
+// live are the checks of /healthz: failures that a restart of edgecore would repair.
 func (a *App) live() map[string]health.Check {
 	return map[string]health.Check{"modules": func() error { return a.runner.Failure() }} // the runner is made later
 }

@@ -18,9 +18,8 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/site/podnet"
 )
 
-// clearSwitchedOff removes what modules that are switched off now may have left when they ran. cni
-// is the folder of CNI configurations. Routes have an agent for that (routeOffParts): the cloud is
-// to hear of it.
+// clearSwitchedOff removes the leftovers of modules that are switched off now. cni is the folder of
+// CNI configurations. Routes have an agent for that (routeOffParts), which reports to the cloud.
 func (a *App) clearSwitchedOff(ctx context.Context, cni string) {
 	log := klog.FromContext(ctx)
 	c := a.config.Modules

@@ -17,8 +17,8 @@ import (
 	"github.com/skerry-io/skerry/tests/netns/wire"
 )
 
-// A pod network that is switched off leaves nothing behind; one that is on is not touched, nor is
-// another's configuration of the same name.
+// A pod network that is switched off is removed; one that is on is not touched, nor is another's
+// configuration of the same name.
 func TestPodNetworkSwitchedOff(t *testing.T) {
 	const ours, another = `{"ipam":{"dataDir":"/run/skerry/cni"}}`, `{"ipam":{"dataDir":"/run/cni"}}`
 	for name, tc := range map[string]struct {
@@ -82,8 +82,8 @@ func TestPodNetworkSwitchedOff(t *testing.T) {
 	}
 }
 
-// With the module for routes switched off there is what removes them, and it is the only one of its
-// name.
+// With the module for routes switched off its cleaner removes them, and that is the only module of
+// its name.
 func TestRoutesSwitchedOff(t *testing.T) {
 	for _, on := range []bool{true, false} {
 		cfg := edgeconfig.Default()

@@ -20,7 +20,7 @@ import (
 // NAME/cancel or NAME/force (with a Force) changes one.
 const OperationsPath = "/skerry/v1/operations"
 
-// OperationRequest is what `edgecore operation reboot` and the like say.
+// OperationRequest is the request of `edgecore operation reboot` and the like.
 type OperationRequest struct {
 	Name            string                     `json:"name,omitempty"` // "": one is made up
 	Operation       v1alpha1.OperationType     `json:"operation"`
@@ -31,12 +31,13 @@ type OperationRequest struct {
 	WhenUnreachable v1alpha1.UnreachablePolicy `json:"whenUnreachable,omitempty"`
 }
 
-// Force is what `edgecore operation force` says: the drain counts as complete, or as switched off.
+// Force is the request of `edgecore operation force`: the drain counts as complete, or as switched
+// off.
 type Force struct {
 	Off bool `json:"off"`
 }
 
-// maxOrder bounds what is sent to these paths, in bytes.
+// maxOrder bounds requests to these paths, in bytes.
 const maxOrder = 8 << 10
 
 func (a *App) handleOperations(mux *http.ServeMux) {

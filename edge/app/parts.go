@@ -37,7 +37,7 @@ func slow(e beehive.Entry, stop time.Duration) beehive.Entry {
 	return e
 }
 
-// newMeta makes what the device knows and the API that shows it.
+// newMeta makes the metamanager and the edge API.
 func (a *App) newMeta() {
 	c := a.config.Modules
 	limit := c.MetaManager.EventLimit

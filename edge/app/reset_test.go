@@ -49,8 +49,8 @@ func (allowing) Request(_ context.Context, r *topicpb.APIRequest) (*topicpb.APIR
 	return &topicpb.APIResponse{Code: http.StatusOK, ContentType: "application/json", Body: body}, err
 }
 
-// What a device has learnt of its cluster goes with `edgecore reset`, whatever it was: permissions
-// and keys of service accounts, the kinds of resources, the authority of its API.
+// All data that a device has learnt of its cluster is removed by `edgecore reset`: permissions and
+// keys of service accounts, the kinds of resources, the authority of its API.
 func TestResetLeavesNothing(t *testing.T) {
 	cfg := edgeconfig.Default()
 	cfg.DataDir = t.TempDir()

@@ -31,7 +31,7 @@ func (a *App) agent(m *agent.Module) *agent.Module {
 // it.
 func (a *App) StandIn(repeat func(), settled func() bool) { a.standIn = standIn{repeat, settled} }
 
-// repeatReports has all that the agents said of this node said again.
+// repeatReports makes the agents repeat all reports on this node.
 func (a *App) repeatReports() {
 	if a.standIn.repeat != nil {
 		a.standIn.repeat()
@@ -101,7 +101,7 @@ func (a *App) openRoutes(context.Context) (route.Kernel, func(), error) {
 func lookUp(ctx context.Context, names []string) (all []netip.Addr) {
 	for _, name := range names {
 		found, err := net.DefaultResolver.LookupNetIP(ctx, "ip", name)
-		if err == nil { // otherwise what is known stays
+		if err == nil { // otherwise the previous addresses stay
 			all = append(all, found...)
 		}
 	}
@@ -124,7 +124,7 @@ func (a *App) askCloud() func(ctx context.Context) error {
 }
 
 // probes are the ways to the cloud that a route must not cut: the names of cloudcore, the link, and
-// where a device joins. Each begins from nothing, as it would after the next loss of the link.
+// where a device joins. Each makes a new connection, as after the next loss of the link.
 func (a *App) probes() []route.Probe {
 	if !a.config.Modules.EdgeHub.Enable {
 		return nil
@@ -153,8 +153,7 @@ func (a *App) probes() []route.Probe {
 	return all
 }
 
-// dialOnce opens a link and closes it before a word is said: no session begins, and the one that is
-// open stays.
+// dialOnce opens a link and closes it before the hello: no session begins, and the open one stays.
 func dialOnce(ctx context.Context, d link.Dialer, address string) error {
 	conn, err := d.Dial(ctx, address)
 	if err != nil {

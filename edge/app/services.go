@@ -39,15 +39,15 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/site/serviceview"
 )
 
-// newCorrection makes what corrects EndpointSlices where something on the device reads them; nil
-// where nothing does.
+// newCorrection makes the corrector of EndpointSlices if some part of the device reads them;
+// otherwise nil.
 func (a *App) newCorrection() object.Corrector {
 	c := a.config.Modules
 	if !c.EdgeAPI.Enable || a.on == (switched{}) {
 		return nil
 	}
 	config := endpoints.CorrectionConfig{NodeName: a.node}
-	config.API, _ = netip.ParseAddrPort(podsListen(c.EdgeAPI)) // the configuration's rules have refused what is none
+	config.API, _ = netip.ParseAddrPort(podsListen(c.EdgeAPI)) // validation has refused invalid addresses
 	if a.on.names {
 		config.DNS, _ = netip.ParseAddrPort(c.Names.Listen)
 	}
@@ -58,8 +58,8 @@ func (a *App) newCorrection() object.Corrector {
 	return a.correction
 }
 
-// serviceParts makes what serves Services and names, in the order in which they start: rules and
-// answers are of corrected EndpointSlices.
+// serviceParts makes the modules for Services and names, in the order in which they start: rules
+// and answers are based on corrected EndpointSlices.
 func (a *App) serviceParts() ([]beehive.Entry, error) {
 	c := a.config.Modules
 	config := services.Config{
@@ -70,7 +70,7 @@ func (a *App) serviceParts() ([]beehive.Entry, error) {
 		return beehive.Entry{Module: m, Groups: []message.Group{linkstate.Agents}, Restart: restart}
 	}
 	if a.correction == nil {
-		return []beehive.Entry{entry(a.agent(services.New(config)), beehive.OnFailure(beehive.Backoff{}))}, nil // removes what was there
+		return []beehive.Entry{entry(a.agent(services.New(config)), beehive.OnFailure(beehive.Backoff{}))}, nil // removes leftovers
 	}
 	corrected := make(chan struct{})
 	var slices <-chan struct{} = corrected
@@ -121,7 +121,7 @@ func (a *App) newNames(view *serviceview.View) (*names.Module, error) {
 	}
 	read := func(all []string) (out []netip.AddrPort) {
 		for _, text := range all {
-			if u, err := edgeconfig.Upstream(text); err == nil { // the configuration's rules have refused what is none
+			if u, err := edgeconfig.Upstream(text); err == nil { // validation has refused invalid addresses
 				out = append(out, u)
 			}
 		}
@@ -137,8 +137,8 @@ func (a *App) newNames(view *serviceview.View) (*names.Module, error) {
 	return names.New(config), nil
 }
 
-// clusterDNS is what pods get as their name server and domain; nothing where this device does
-// not answer names.
+// clusterDNS returns the name server and domain for pods; empty if this device does not answer
+// names.
 func (a *App) clusterDNS() (servers []string, domain string) {
 	c := a.config.Modules.Names
 	at, err := netip.ParseAddrPort(c.Listen)
@@ -156,18 +156,18 @@ func podsListen(c edgeconfig.EdgeAPI) string {
 	return c.PodsListen
 }
 
-// newAPIRedirect makes the agent that leads pods to the edge API, or removes what led them there.
+// newAPIRedirect makes the agent that redirects pods to the edge API, or removes the redirection.
 func (a *App) newAPIRedirect() *agent.Module {
-	at, _ := netip.ParseAddrPort(podsListen(a.config.Modules.EdgeAPI)) // the configuration's rules have refused what is none
+	at, _ := netip.ParseAddrPort(podsListen(a.config.Modules.EdgeAPI)) // validation has refused invalid addresses
 	return a.agent(apiredirect.New(apiredirect.Config{API: a.api.ClientConfig(edgeapi.Identity{}), Redirect: redirect.New(), Listen: at, Serve: a.api.ServePods}))
 }
 
-// contactFile has what the devices of the site said last, for a restart of edgecore: beside its
+// contactFile has the last reports of the site's devices, for a restart of edgecore: next to its
 // socket, where a reboot clears it.
 const contactFile = "contact.json"
 
-// newContact makes what knows the device's site, and with it the other devices of it; nothing where
-// that is switched off.
+// newContact makes the holder of the device's site and the contact agent for its other devices;
+// nothing if that is switched off.
 func (a *App) newContact() {
 	c := a.config.Modules
 	if c.Site.Enable == edgeconfig.On || a.followsPool() {
@@ -226,7 +226,7 @@ func (a *App) newPodNetwork() *agent.Module {
 	return a.agent(podnet.New(c))
 }
 
-// peerChanged has shown again what depends on a device.
+// peerChanged makes the view present the EndpointSlices of a device again.
 func (a *App) peerChanged(node string) {
 	select {
 	case a.moved <- struct{}{}:
@@ -237,7 +237,7 @@ func (a *App) peerChanged(node string) {
 	}
 }
 
-// ownPods tells the other devices of the site what this device's kubelet says.
+// ownPods sends this device's pods, as its kubelet reports them, to the other devices of the site.
 func (a *App) ownPods(words map[types.UID]endpoints.Word) {
 	if a.contact == nil {
 		return
@@ -250,7 +250,7 @@ func (a *App) ownPods(words map[types.UID]endpoints.Word) {
 	a.contact.SetPods(pods)
 }
 
-// knowledge is what EndpointSlices are corrected by.
+// knowledge is the data by which EndpointSlices are corrected.
 type knowledge struct{ *contact.Agent }
 
 func (k knowledge) Contact(device string) endpoints.Contact {

@@ -56,10 +56,10 @@ type Status struct {
 	Link       *edgehub.Status `json:"link,omitempty"`
 	Identity   *join.Status    `json:"identity,omitempty"`
 	ClockSkew  time.Duration   `json:"clockSkewNanoseconds"` // how far the device's clock is ahead of the cloud's
-	Kubelet    string          `json:"kubelet"`              // "running", or what it waits for
+	Kubelet    string          `json:"kubelet"`              // "running", or the reason why it waits
 	// Runtime is the problem of the container runtime, "" for a healthy one.
 	Runtime string `json:"runtime,omitempty"`
-	// NodeProblems are what is wrong by the conditions of the Node.
+	// NodeProblems are the problems in the Node's conditions.
 	NodeProblems []string          `json:"nodeProblems,omitempty"`
 	Pods         *podhealth.Status `json:"pods,omitempty"`
 	// Unresponsive: an edgecore has the lock of the store and does not answer.
@@ -148,7 +148,7 @@ func (a *App) ShowStatus(text func(io.Writer, Status) error) {
 	}
 }
 
-// local serves what the commands of edgecore ask the running process, on the unix socket alone.
+// local serves the requests of edgecore's commands to the running process, only on the unix socket.
 func (a *App) local() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET "+StatusPath, func(w http.ResponseWriter, _ *http.Request) {
@@ -166,7 +166,8 @@ func (a *App) local() http.Handler {
 // ErrUnresponsive is StatusOfFiles' where an edgecore runs that does not answer.
 var ErrUnresponsive = errors.New("edgecore runs and does not answer: it is busy, or was stopped (kill -CONT, systemctl status edgecore)")
 
-// StatusOfFiles is what the files of a device tell while no edgecore runs. It changes none of them.
+// StatusOfFiles returns the status from a device's files while edgecore does not run. It only reads
+// them.
 func StatusOfFiles(ctx context.Context, cfg *edgeconfig.Config) (Status, error) {
 	s := Status{Version: version.Skerry(), Kubernetes: version.Kubernetes(), At: time.Now().UTC()}
 	key, err := readDiskKey(ctx, cfg)
@@ -240,8 +241,8 @@ func openStopped(ctx context.Context, cfg *edgeconfig.Config, key *diskkey.Key) 
 	return store.Open(ctx, storeConfig(cfg, key))
 }
 
-// OwnFiles are patterns of what edgecore makes: who this device is, the store, in which everything
-// else is, the key of its kubelet's server, the kubeconfig by which root reaches the device's API,
+// OwnFiles are patterns of the files that edgecore creates: its identity, the store with all other
+// state, the key of its kubelet's server, the kubeconfig by which root reaches the device's API,
 // and the configuration of the pods' network.
 func OwnFiles(cfg *edgeconfig.Config) []string {
 	at := storeConfig(cfg, nil)
@@ -258,11 +259,11 @@ func OwnFiles(cfg *edgeconfig.Config) []string {
 	}
 }
 
-// Wiring is what edgecore would run with a configuration. Nothing is opened for it.
+// Wiring returns the modules that edgecore would run with a configuration. It opens no files.
 func Wiring(cfg *edgeconfig.Config) (beehive.Wiring, error) {
 	c := *cfg
 	if len(c.Modules.EdgeHub.Servers) == 0 {
-		c.Modules.EdgeHub.Servers = []string{"localhost"} // any will do: nothing is dialled
+		c.Modules.EdgeHub.Servers = []string{"localhost"} // any will do: it is not dialled
 	}
 	a := &App{config: &c, metrics: prometheus.NewRegistry(), identity: &join.Identity{}, dialer: undialled{}}
 	if err := a.assemble(); err != nil {

@@ -9,9 +9,9 @@ import (
 	edgeconfig "github.com/skerry-io/skerry/edge/internal/setup/config"
 )
 
-// switches is what they should be, by the site that is known and kept. One that the cloud has not
-// described yet switches nothing on. One that a full disk does not take changes nothing: the next
-// edgecore would begin with the one before, hear of this one and end again, for ever.
+// switches returns the desired switches, according to the known and stored site. A site that the
+// cloud has not described yet switches no module on. One that a full disk does not take is ignored:
+// the next edgecore would begin with the previous one, receive this one and end again, forever.
 func (a *App) switches() switched {
 	c := a.config.Modules
 	pool := false

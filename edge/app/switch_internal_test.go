@@ -27,7 +27,7 @@ func (k kept) Save(_ context.Context, changes map[string][]byte) error {
 	return nil
 }
 
-// said has the cloud say of what site the device is, and returns once that is known.
+// said makes the cloud describe the device's site, and returns once that is known.
 func said(t *testing.T, h *peers.Holder, podSubnets bool) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -42,7 +42,7 @@ func said(t *testing.T, h *peers.Holder, podSubnets bool) {
 	<-changed
 }
 
-// What the file leaves open is as the NodePool says; true and false hold whatever it says.
+// auto in the file follows the NodePool; true and false override it.
 func TestApp_switches(t *testing.T) {
 	c := edgeconfig.Default()
 	a := &App{config: c, site: peers.New("edge1", kept{})}
@@ -80,7 +80,7 @@ func TestSwitchModule(t *testing.T) {
 	a.on = a.switches()
 	ended := make(chan error, 1)
 	beehivetest.Run(t, nil, beehive.Entry{Module: &watched{switchModule{a}, ended}, Restart: beehive.Never()})
-	said(t, a.site, false) // nothing changes
+	said(t, a.site, false) // no change
 	select {
 	case err := <-ended:
 		t.Fatalf("it ended although nothing is to be switched: %v", err)
@@ -92,8 +92,8 @@ func TestSwitchModule(t *testing.T) {
 	}
 }
 
-// A change that a full disk does not take ends nothing: the next edgecore would begin with what was
-// before it, hear of it and end again.
+// A change that a full disk does not take does not end edgecore: the next one would begin with the
+// previous state, receive the change and end again.
 func TestSwitchModule_fullDisk(t *testing.T) {
 	memory := &filling{kept: kept{}}
 	a := &App{config: edgeconfig.Default(), site: peers.New("edge1", memory)}
@@ -142,6 +142,6 @@ type watched struct {
 func (w *watched) Run(ctx context.Context, port *beehive.Port) error {
 	err := w.switchModule.Run(ctx, port)
 	w.ended <- err
-	<-ctx.Done() // the bus of the test goes on
+	<-ctx.Done() // the bus of the test keeps running
 	return nil
 }

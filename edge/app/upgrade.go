@@ -47,8 +47,8 @@ const (
 	trialLog       = "trial.log" // in the directory of skerry-launch
 )
 
-// ConfiguredBy says which file the configuration was read from: changes of it by the cloud are
-// judged with that. Called before Run.
+// ConfiguredBy sets the file of the configuration: changes of it by the cloud are validated with
+// that. Called before Run.
 func (a *App) ConfiguredBy(file string) { a.file = file }
 
 // Switching reports whether Run has ended for another edgecore to be executed: Again does that.
@@ -157,7 +157,7 @@ func overlay(file string, data, patch []byte) ([]byte, error) {
 }
 
 // ReadBundle puts a bundle of signed programs onto the device and returns the newest version in it
-// for this device. Nothing of it is trusted before the running edgecore has judged it.
+// for this device. It is not trusted before the running edgecore has verified it.
 func ReadBundle(cfg *edgeconfig.Config, r io.Reader) (*v1alpha1.UpgradeSpec, error) {
 	dir := filepath.Join(cfg.DataDir, bundleDir)
 	if err := artefact.ReadBundle(r, dir); err != nil {
@@ -179,7 +179,7 @@ func ReadBundle(cfg *edgeconfig.Config, r io.Reader) (*v1alpha1.UpgradeSpec, err
 	return newest, nil
 }
 
-// newWorks makes what carries out upgrades, configurations and image pulls.
+// newWorks makes the Works that carry out upgrades, configurations and image pulls.
 func (a *App) newWorks(cloud *rest.Config) (*upgrade.Works, error) {
 	edge, err := kubernetes.NewForConfig(a.api.ClientConfig(edgeapi.Identity{}))
 	if err != nil {
@@ -273,7 +273,7 @@ func readTail(file string, most int) string {
 	return string(raw[max(0, len(raw)-most):])
 }
 
-// device is what upgrades ask of this process.
+// device is this process as the upgrade.Device.
 type device struct {
 	app         *App
 	edge, cloud kubernetes.Interface

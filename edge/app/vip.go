@@ -40,7 +40,7 @@ func (a *App) newVIPs() *vip.Agent {
 	return vips
 }
 
-// vipGuards are what leads to the cloud and to names: addresses of cloudcore, and of name servers.
+// vipGuards returns the addresses of cloudcore and of name servers.
 func (a *App) vipGuards() []vip.Guard {
 	var all []vip.Guard
 	host := func(text, why string) {
@@ -93,7 +93,7 @@ func (p *dataPlane) Apply(ctx context.Context, want []balance.Service) error {
 	chosen, err := p.choose()
 	if err != nil {
 		if len(want) == 0 {
-			return nil // nothing can be there that would have to go
+			return nil // there can be no leftovers to remove
 		}
 		return err
 	}
@@ -127,8 +127,8 @@ func (p *dataPlane) choose() (vip.Plane, error) {
 	return plane, nil
 }
 
-// withdrawIPVS removes what an earlier run left there that was configured for ipvs: it would come
-// before the rules of iptables. Where the kernel has not loaded IPVS there is nothing.
+// withdrawIPVS removes leftovers of an earlier run that was configured for ipvs: they would take
+// precedence over the rules of iptables. Without IPVS in the kernel there are none.
 func withdrawIPVS() error {
 	if _, err := os.Stat("/proc/net/ip_vs"); err != nil {
 		return nil
@@ -147,7 +147,7 @@ func withdrawIPVS() error {
 // virtual IPs over: PUT with a Maintenance.
 const MaintenancePath = "/skerry/v1/maintenance"
 
-// Maintenance is what `edgecore maintenance` says.
+// Maintenance is the request of `edgecore maintenance`.
 type Maintenance struct {
 	On bool `json:"on"`
 }

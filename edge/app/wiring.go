@@ -24,7 +24,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/setup/join"
 )
 
-// New reads the identity, opens the store and makes every part. Nothing runs yet.
+// New reads the identity, opens the store and makes every part. It starts no module.
 func New(ctx context.Context, cfg *edgeconfig.Config) (*App, error) {
 	a := &App{config: cfg, metrics: prometheus.NewRegistry()}
 	a.clock = pki.NewClock(BuildTime(), a.keepTime)
@@ -75,7 +75,7 @@ type part struct {
 	make func() ([]beehive.Entry, error)
 }
 
-// wiring is what edgecore is made of, in the order in which it starts. A part is made when those
+// wiring returns the parts of edgecore, in the order in which they start. A part is made when those
 // above it have been.
 func (a *App) wiring() []part {
 	c := a.config.Modules
@@ -90,18 +90,17 @@ func (a *App) wiring() []part {
 		// Before the link and the kubelet: the devices of a site need neither to know of
 		// each other.
 		{a.on.site, a.siteParts},
-		// Where there is a kubelet: what has none, as in tests, must not change the
-		// machine's network.
+		// Only with a kubelet: an edgecore without one, as in tests, must not change the machine's
+		// network.
 		{c.PodNetwork.Enable && c.Edged.Enable && c.EdgeAPI.Enable, a.podNetworkParts},
 		// Before the link: the store knows which routes there should be, and the way to the cloud
 		// may be one of them.
 		{c.Route.Enable, a.routeParts},
 		{!c.Route.Enable, a.routeOffParts},
-		// Before the kubelet: what the store says of pods when a device boots is of the
-		// boot before.
+		// Before the kubelet: when a device boots, the store's pods are those of the boot before.
 		{c.VIP.Enable, a.vipParts},
-		// Before the link too: a request made on the spot needs none, and after a boot what was
-		// running is completed.
+		// Before the link too: a local request does not need it, and after a boot a running
+		// operation is completed.
 		{c.Drain.Enable, a.drainParts},
 		{c.Apps.Enable, a.appParts},
 		{c.ClusterStats.Enable, a.statsParts},
@@ -112,8 +111,8 @@ func (a *App) wiring() []part {
 		{c.Passthrough.Enable, a.passthroughParts},
 		// Before the kubelet: a device that boots offline has the rules before its first pod.
 		{c.Marks.Enable, a.marksParts},
-		// Behind the link: at its first boot a device has nothing to serve before that. Before the
-		// kubelet: rules and names are there when its pods start.
+		// After the link: at its first boot a device has no objects to serve before that. Before
+		// the kubelet: rules and names are there when its pods start.
 		{c.EdgeAPI.Enable, a.serviceParts},
 		{c.StatusServer.Enable, a.statusServerParts},
 		{c.Edged.Enable, a.edgedParts},

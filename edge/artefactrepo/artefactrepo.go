@@ -121,7 +121,7 @@ func Digest(program []byte) string {
 	return "sha256:" + hex.EncodeToString(sum[:])
 }
 
-// Add adds a program. change, which may be nil, changes what the metadata say of it.
+// Add adds a program. change, which may be nil, changes its metadata.
 func (r *Repository) Add(version, arch string, program []byte, change func(*Target)) (Target, error) {
 	packed, err := Pack(program)
 	if err != nil {

@@ -93,9 +93,9 @@ func reach(ctx context.Context, o join.Options) []check.Finding {
 // the join, which tries again.
 const preflightTimeout = 15 * time.Second
 
-// preflight runs the checks before a join, and writes what is not fine. It refuses where a join
-// would make a node that can't work; what is missing on the machine may be installed later, and a
-// cloud that is not reached may be so soon.
+// preflight runs the checks before a join, and prints problems. It refuses if a join would make a
+// node that can't work; missing programs may be installed later, and an unreachable cloud may
+// become reachable soon.
 func preflight(c *cobra.Command, cfg *config.Config, o join.Options) error {
 	ctx, cancel := context.WithTimeout(c.Context(), min(o.Timeout, preflightTimeout))
 	defer cancel()
@@ -106,7 +106,7 @@ func preflight(c *cobra.Command, cfg *config.Config, o join.Options) error {
 		if f.Level == check.Fail && f.Name == "kubernetes" {
 			refused = fmt.Errorf("%s: %s", f.Message, f.Mend)
 		}
-		if (f.Level == check.Fail || f.Level == check.Warn) && f.Name != "cloud" { // join itself says why there is no way
+		if (f.Level == check.Fail || f.Level == check.Warn) && f.Name != "cloud" { // join itself reports an unreachable cloud
 			found = append(found, f)
 		}
 	}

@@ -91,12 +91,12 @@ Exit code 0: joined (or joined before). 1: try again later. 2: refused, or somet
 	return c
 }
 
-// warn prints beforehand what a join by force gives up.
+// warn prints the losses of a forced join in advance.
 func warn(ctx context.Context, w io.Writer, cfg *config.Config, name string) {
 	status, err := runningStatus(ctx, cfg)
 	if err != nil {
 		if status, err = app.StatusOfFiles(ctx, cfg); err != nil && status.Identity == nil {
-			return // there is nothing to give up
+			return // there is no data to lose
 		}
 	}
 	for _, line := range givenUp(status, name) {
@@ -104,7 +104,7 @@ func warn(ctx context.Context, w io.Writer, cfg *config.Config, name string) {
 	}
 }
 
-// givenUp is what a device loses that joins under a name.
+// givenUp lists the losses of a device that joins under a name.
 func givenUp(s app.Status, name string) (lines []string) {
 	if s.Node == "" || s.Node == name {
 		return nil
@@ -123,14 +123,14 @@ func givenUp(s app.Status, name string) (lines []string) {
 		"the running edgecore remains "+s.Node+" until it is restarted")
 }
 
-// writeMinimal makes the configuration file, whole or not at all; one that has come into being
-// meanwhile stays. Values of --cni.
+// writeMinimal makes the configuration file, whole or not at all; an existing one stays. Values of
+// --cni.
 const (
 	cniAuto = "auto"
 	cniNone = "none"
 )
 
-// choosePodNetwork takes over --cni. A configuration that is there already has the say itself.
+// choosePodNetwork applies --cni. An existing configuration takes precedence.
 func choosePodNetwork(cfg *config.Config, cni, file string, made bool) error {
 	switch {
 	case cni != cniAuto && cni != cniNone:

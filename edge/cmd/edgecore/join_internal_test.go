@@ -8,7 +8,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/core/metamanager"
 )
 
-// A join by force under another name first warns of what is lost and of the Node that stays behind.
+// A join by force under another name first warns of the losses and of the Node that stays behind.
 func TestClaims_41_JoinByForceSaysWhatIsLost(t *testing.T) {
 	s := app.Status{Node: "edge1", Data: &metamanager.Status{}}
 	s.Data.Outbox.Waiting = map[string]int{"EVENT": 10, "POD_STATUS": 1}

@@ -69,7 +69,7 @@ func askWithin(ctx context.Context, cfg *config.Config, within time.Duration, me
 	return refusalOf(answer)
 }
 
-// refusalOf is the error that an answer tells. What is the caller's mistake ends with exit code 2.
+// refusalOf returns the error in an answer. The caller's mistakes end with exit code 2.
 func refusalOf(answer *http.Response) error {
 	why, err := io.ReadAll(io.LimitReader(answer.Body, 4<<10))
 	if err != nil || len(bytes.TrimSpace(why)) == 0 {
@@ -83,7 +83,7 @@ func refusalOf(answer *http.Response) error {
 	return refusal
 }
 
-// loadOrDefault reads the configuration; where there is none it returns the defaults and true.
+// loadOrDefault reads the configuration; without a file it returns the defaults and true.
 func loadOrDefault(file string) (*config.Config, bool, error) {
 	if _, err := os.Stat(file); errors.Is(err, os.ErrNotExist) {
 		return config.Default(), true, nil

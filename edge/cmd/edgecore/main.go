@@ -18,9 +18,8 @@ import (
 // standardConfig is where packages put the configuration.
 const standardConfig = "/etc/skerry/edgecore.yaml"
 
-// restingGC is the GC percentage at rest (docs/dev/decisions/0014): a kubelet allocates 1 MB a
-// second while nothing happens, and at 15 percent collecting it cost edgecore nearly as much
-// CPU as all else.
+// restingGC is the GC percentage at rest (docs/dev/decisions/0014): an idle kubelet allocates 1 MB
+// a second, and at 15 percent collecting it cost edgecore nearly as much CPU as all else.
 const restingGC = 50
 
 // startOver is when the pages of the program that only the start needed are given back.

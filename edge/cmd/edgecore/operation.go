@@ -212,7 +212,7 @@ func forceCommand(file *string) *cobra.Command {
 	return c
 }
 
-// writeDrain says how far the drain is, and which operations are not over.
+// writeDrain prints the state of the drain, and the unfinished operations.
 func writeDrain(row func(name, format string, args ...any), s *drain.State) {
 	open := slices.DeleteFunc(slices.Clone(s.Operations), func(o drain.Operation) bool { return o.Stage != drain.Waiting && o.Stage != drain.Running })
 	text := string(s.Drain.Phase)

@@ -22,7 +22,7 @@ func TestResetIsRefusedWhileEdgecoreRuns(t *testing.T) {
 	reset := func() (string, error) {
 		var out strings.Builder
 		c := command()
-		c.SetArgs([]string{"reset", "--config", file}) // without --yes: nothing of this machine is at stake
+		c.SetArgs([]string{"reset", "--config", file}) // without --yes: this machine is not at risk
 		c.SetOut(&out)
 		c.SilenceErrors, c.SilenceUsage = true, true
 		err := c.ExecuteContext(t.Context())

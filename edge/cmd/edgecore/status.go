@@ -45,11 +45,11 @@ func statusCommand(file *string) *cobra.Command {
 			}
 			status, down := runningStatus(c.Context(), cfg)
 			if down != nil {
-				// What the files show is printed, also where the store can't be opened.
+				// The status of the files is printed, also if the store can't be opened.
 				var problem error
 				if status, problem = app.StatusOfFiles(c.Context(), cfg); problem != nil {
 					if status.Identity == nil {
-						return problem // it has not joined: there is nothing to tell
+						return problem // it has not joined: there is no status
 					}
 					down = errors.Join(down, problem)
 				}
@@ -232,7 +232,7 @@ func writeStatus(out io.Writer, s app.Status) error {
 // -o json prints all.
 const maxRoutes = 10
 
-// writeRoutes says how many static routes there are, and what is wrong with which.
+// writeRoutes prints the number of static routes, and the errors of the failed ones.
 func writeRoutes(row func(name, format string, args ...any), r *route.Status) {
 	switch {
 	case r.Waiting != "":
@@ -256,7 +256,7 @@ func writeRoutes(row func(name, format string, args ...any), r *route.Status) {
 	}
 }
 
-// writePods says how many pods run, and of the others why not and what to do.
+// writePods prints how many pods run, and the reasons and actions for the others.
 func writePods(row func(name, format string, args ...any), p *podhealth.Status) {
 	row("pods", "%s", p)
 	for _, pod := range p.NotRunning[:min(len(p.NotRunning), maxRoutes)] {
@@ -277,7 +277,7 @@ func writePods(row func(name, format string, args ...any), p *podhealth.Status) 
 	}
 }
 
-// writeMarks says what is collected of Services and Ingresses.
+// writeMarks prints the collected Services and Ingresses.
 func writeMarks(row func(name, format string, args ...any), m *marks.Status) {
 	row("marks", "%d rules for %d ports of Services and paths of Ingresses", m.Rules, len(m.Entries))
 	for _, e := range m.Entries[:min(len(m.Entries), maxRoutes)] {
@@ -294,7 +294,7 @@ func writeMarks(row func(name, format string, args ...any), m *marks.Status) {
 	}
 }
 
-// writeVIPs says what this node is to each virtual IP.
+// writeVIPs prints this node's role for each virtual IP.
 func writeVIPs(row func(name, format string, args ...any), v *vip.Status) {
 	text := "none"
 	if n := len(v.VIPs); n > 0 {
@@ -324,7 +324,7 @@ func oneLine(text string) string {
 	return strings.Join(strings.FieldsFunc(text, func(r rune) bool { return r == '\n' || r == '\r' || r == '\t' }), "; ")
 }
 
-// down says since when there is no link, why, and what edgecore does about it.
+// down returns since when there is no link, why, and edgecore's next step.
 func down(l *edgehub.Status, now time.Time) string {
 	text := "DOWN since edgecore started"
 	if !l.Since.IsZero() {
@@ -365,8 +365,8 @@ func knows(s app.Status) string {
 	return strings.Join(parts, ", ")
 }
 
-// writeModules lists the modules that are not ready, and the agents that have a problem or
-// something to say of their work; nothing where there are none.
+// writeModules lists the modules that are not ready, and the agents with a problem or a note; empty
+// without any.
 func writeModules(out io.Writer, s app.Status) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	for _, m := range s.Modules {

@@ -7,7 +7,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/optional/statsleader"
 )
 
-// writeApps says what of each application is on this device, and how old that is to the cloud.
+// writeApps prints the state of each application on this device, and its age in the cloud's view.
 func writeApps(row func(name, format string, args ...any), s *app.Status) {
 	text := "none"
 	if len(s.Apps) > 0 {
@@ -37,7 +37,7 @@ func writeApps(row func(name, format string, args ...any), s *app.Status) {
 	}
 }
 
-// statsLine says whether this device reports the cluster's statistics.
+// statsLine reports whether this device reports the cluster's statistics.
 func statsLine(s *statsleader.Status) string {
 	text := "no candidate: there is no ClusterInfo that selects this device"
 	switch {

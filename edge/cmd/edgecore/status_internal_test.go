@@ -16,8 +16,7 @@ import (
 	"github.com/skerry-io/skerry/tests/golden"
 )
 
-// What a person reads: a link that is up, and modules and agents of which there is something
-// to say.
+// The printed text: a link that is up, and modules and agents with a problem or a note.
 func TestStatus(t *testing.T) {
 	now := time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC)
 	s := app.Status{

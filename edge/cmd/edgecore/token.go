@@ -18,7 +18,7 @@ func tokenFlags(c *cobra.Command, token, file *string) {
 	c.Flags().StringVar(file, "token-file", "", "file that has the join token and nothing else; - is standard input")
 }
 
-// maxToken bounds what is read for a token, in bytes.
+// maxToken bounds the bytes read for a token.
 const maxToken = 4096
 
 // readToken takes the join token from the flag --token, or from the file (- for in) of
