@@ -21,9 +21,9 @@ import (
 	"github.com/skerry-io/skerry/cloud/internal/core/kube"
 )
 
-// hiddenPrefix makes the type of a node's IP address one that no client dials. The type is a free
-// text (core/v1, NodeAddressType); kube-apiserver, metrics-server and Prometheus know which types
-// they prefer and pass over all others. What is left for them is the node's name.
+// hiddenPrefix makes the type of a node's IP address one that no client dials. The type is free
+// text (core/v1, NodeAddressType); kube-apiserver, metrics-server and Prometheus have a list of
+// preferred types and skip all others, so they fall back to the node's name.
 const hiddenPrefix = "skerry.io/"
 
 // hidden are the types that an edge node's kubelet reports and that lead nowhere in the cluster.
@@ -49,8 +49,8 @@ func RevealAddresses(o runtime.Object) {
 	}
 }
 
-// hideInPatch changes the types in a patch of a node's status. A patch that can't be read stays as
-// it is: kube-apiserver will say what is wrong.
+// hideInPatch changes the types in a patch of a node's status. A malformed patch stays as it is:
+// kube-apiserver reports the error.
 func hideInPatch(patch []byte) []byte {
 	p, err := fieldsOf(patch, "patch")
 	if err != nil {
@@ -87,8 +87,8 @@ func hideInPatch(patch []byte) []byte {
 	return patch
 }
 
-// hideNow changes what the Node says already: that of a node from before, or one that has just
-// registered, which is done in whatever encoding its kubelet likes.
+// hideNow changes the addresses already in the Node: those of a node registered by an older
+// version, or of one that has just registered, whose kubelet chooses the encoding.
 func (s *session) hideNow(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, attemptTimeout)
 	defer cancel()
@@ -107,7 +107,7 @@ func (s *session) hideNow(ctx context.Context) {
 	}
 }
 
-// hideBackoff is between the tries to hide what a Node says: 50 ms at first, some 13 s in all.
+// hideBackoff spaces the attempts of hideNow: 50 ms at first, some 13 s in all.
 var hideBackoff = wait.Backoff{Duration: 50 * time.Millisecond, Factor: 2, Jitter: 0.1, Steps: 9}
 
 func (s *session) tryHide(ctx context.Context) error {
@@ -146,8 +146,8 @@ func (s *session) tryHide(ctx context.Context) error {
 	if !changed {
 		return nil
 	}
-	// A merge patch replaces the list; the version keeps it from undoing what the kubelet
-	// writes in the meantime.
+	// A merge patch replaces the list; resourceVersion keeps it from undoing a concurrent write of
+	// the kubelet.
 	body, err := json.Marshal(node)
 	if err != nil {
 		return fmt.Errorf("encoding the addresses: %w", err)

@@ -101,5 +101,5 @@ func TestRevealAddresses(t *testing.T) {
 	want(t, "addresses", n.Status.Addresses, []corev1.NodeAddress{
 		{Type: corev1.NodeInternalIP, Address: "10.0.0.1"}, {Type: corev1.NodeHostName, Address: "edge1"}, {Type: "skerry.io/other", Address: "x"},
 	})
-	relay.RevealAddresses(&corev1.Pod{}) // nothing to do
+	relay.RevealAddresses(&corev1.Pod{}) // no addresses: no-op
 }

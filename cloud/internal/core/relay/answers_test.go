@@ -24,7 +24,7 @@ import (
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 )
 
-// counting is a session that keeps of the answers what they are, and not their bodies.
+// counting is a session that keeps the headers of the answers without their bodies.
 type counting struct {
 	hubtest.Session
 
@@ -57,7 +57,7 @@ func (c *counting) answered() (n int) {
 func longLists(t *testing.T, size int) (config *rest.Config, sent *atomic.Int64, letGo func()) {
 	t.Helper()
 	sent = new(atomic.Int64)
-	body := make([]byte, size) // shared by all answers: what grows is the client's
+	body := make([]byte, size) // shared by all answers: only the client's memory grows
 	rand.Read(body)
 	held := make(chan struct{})
 	s := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -94,8 +94,9 @@ func live() int64 {
 }
 
 // TestHostile_02_AnswersOnTheWayAreBounded: one device asks for as many long lists at once as it
-// may. What cloudcore holds of them while kube-apiserver sends them is within the link's 16 MiB,
-// whatever there is to come; what does not fit is refused with 429, and what fits arrives whole.
+// may. cloudcore buffers at most the link's 16 MiB of them while kube-apiserver sends, however long
+// the lists are; a request that does not fit is refused with 429, and one that fits is answered in
+// full.
 func TestHostile_02_AnswersOnTheWayAreBounded(t *testing.T) {
 	const size, most, requests = 5 << 20, 16 << 20, 16
 	config, sent, letGo := longLists(t, size)
@@ -125,13 +126,13 @@ func TestHostile_02_AnswersOnTheWayAreBounded(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for still, last := 0, int64(-1); still < 30; still++ { // until nothing moves any more
+	for still, last := 0, int64(-1); still < 30; still++ { // until no more bytes are sent
 		if now := sent.Load() + int64(c.answered()); now != last {
 			still, last = 0, now
 		}
 		time.Sleep(10 * time.Millisecond) // the server runs in this process, on few processors
 	}
-	// What came, and not the heap at its most: buffers that grow are there twice for a moment.
+	// Compares the bytes received, not the peak of the heap: a growing buffer briefly exists twice.
 	if sent.Load() > most {
 		t.Errorf("kube-apiserver could send %d MiB", sent.Load()>>20)
 	}

@@ -27,7 +27,7 @@ import (
 const (
 	maxRequests    = 16      // of one node at once
 	maxRequestBody = 3 << 20 // as kube-apiserver's own bound
-	maxAnswerBody  = 6 << 20 // what surely fits into one message of the link
+	maxAnswerBody  = 6 << 20 // always fits into one message of the link
 	defaultTimeout = 30 * time.Second
 	longestTimeout = time.Minute
 )
@@ -55,13 +55,13 @@ func (s *session) onRequest(ctx context.Context, m message.Message, q *topicpb.A
 		s.held.Give(len(q.GetBody()))
 		s.link.Charge(time.Duration(len(answer.GetBody())) * perAnsweredByte)
 		if err := s.link.Send(ctx, m.Answer(answer)); err != nil {
-			klog.FromContext(ctx).V(3).Info("Answer lost with the link", "node", s.node, "path", q.GetPath(), "err", err)
+			klog.FromContext(ctx).V(3).Info("Dropped an answer: the link has ended", "node", s.node, "path", q.GetPath(), "err", err)
 		}
 	})
 	return nil
 }
 
-// pass makes one request as the node, or with the token that it bears. Kubernetes judges it.
+// pass makes one request as the node, or with the pod's token in it. Kubernetes authorizes it.
 func (s *session) pass(ctx context.Context, q *topicpb.APIRequest, room *room) *topicpb.APIResponse {
 	if err := s.permit(q); err != nil {
 		return answerOf(err)
@@ -104,7 +104,7 @@ func (s *session) pass(ctx context.Context, q *topicpb.APIRequest, room *room) *
 	case errors.Is(err, kube.ErrNoRoom):
 		return answerOf(apierrors.NewTimeoutError("the request was made; its answer does not fit into "+bytesQuota, 1))
 	case err != nil:
-		klog.FromContext(ctx).V(2).Info("Request failed", "node", s.node, "method", q.GetMethod(), "path", q.GetPath(), "err", err)
+		klog.FromContext(ctx).V(2).Info("Failed to pass on a request", "node", s.node, "method", q.GetMethod(), "path", q.GetPath(), "err", err)
 		if ctx.Err() != nil {
 			return answerOf(apierrors.NewTimeoutError("kube-apiserver did not answer in time", 1))
 		}
@@ -150,10 +150,10 @@ func plain(p string) bool {
 	return strings.HasPrefix(p, "/openapi/v3/")
 }
 
-// unprintable reports what can be in no path and no header: all but printable ASCII.
+// unprintable reports whether r can't be in a path or a header: all but printable ASCII.
 func unprintable(r rune) bool { return r < ' ' || r > '~' }
 
-// permit refuses what can't be passed on. What a node may do is not decided here.
+// permit refuses requests that can't be passed on. It does not decide on the node's rights.
 func (s *session) permit(q *topicpb.APIRequest) error {
 	switch q.GetMethod() {
 	case http.MethodGet, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete:
@@ -196,7 +196,7 @@ func (s *session) permit(q *topicpb.APIRequest) error {
 	return s.permitResource(q, p)
 }
 
-// permitResource looks at what the path names, with the parser that kube-apiserver itself uses.
+// permitResource checks the resource in the path, with the parser that kube-apiserver itself uses.
 func (s *session) permitResource(q *topicpb.APIRequest, p string) error {
 	factory := request.RequestInfoFactory{APIPrefixes: sets.NewString("api", "apis"), GrouplessAPIPrefixes: sets.NewString("api")}
 	info, err := factory.NewRequestInfo(&http.Request{Method: q.GetMethod(), URL: &url.URL{Path: p, RawQuery: q.GetQuery()}})
@@ -222,9 +222,9 @@ func (s *session) permitResource(q *topicpb.APIRequest, p string) error {
 	return nil
 }
 
-// bearer looks at a token before it is passed on. Its signature is kube-apiserver's to verify. It
-// must be a service account's, and if it says on which node its pod runs, that must be this one: no
-// node lends its link to the pods of another.
+// bearer checks a token before it is passed on; kube-apiserver verifies the signature. It must be a
+// service account's, and if it has a node claim, that must name this node: no node lends its link
+// to the pods of another.
 func (s *session) bearer(token string) error {
 	if token == "" {
 		return nil

@@ -52,7 +52,7 @@ func (s *session) Start(ctx context.Context, fail func(error)) {
 	s.lease.run(ctx, fail, func() {
 		s.queue.start(ctx, fail)
 		if s.relay.hide {
-			s.begin(func() { s.hideNow(ctx) }) // what the edge writes meanwhile is hidden on its way
+			s.begin(func() { s.hideNow(ctx) }) // addresses that the edge writes from now on are hidden in its patches
 		}
 	})
 }
@@ -79,7 +79,7 @@ func (s *session) finish(ctx context.Context, j *job, o outcome) error {
 		if apierrors.IsNotFound(o.err) || otherUID(o.err) {
 			level = 4 // the object is gone: usual where pods come and go, and no error
 		}
-		klog.FromContext(ctx).V(level).Info("Write refused for good", "kind", j.result.Kind, "verb", j.write.GetVerb(),
+		klog.FromContext(ctx).V(level).Info("Dropped a rejected write", "kind", j.result.Kind, "verb", j.write.GetVerb(),
 			"resource", j.write.GetResource().GetResource(), "namespace", j.write.GetNamespace(), "name", j.write.GetName(), "err", o.err)
 	} else {
 		s.relay.metrics.accepted(j.result.Kind)

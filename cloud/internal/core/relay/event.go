@@ -95,9 +95,9 @@ func (s *session) patchEvent(ctx context.Context, w *eventWrite) outcome {
 	return o
 }
 
-// readOwn reads the event that a write would change, by a patch that changes nothing, since nodes
-// may not read events. It refuses the write where that event is about another object: the name in
-// the path is the device's to choose, and the rights were judged by the body.
+// readOwn reads the stored event by an empty patch, since nodes may not read events. It refuses the
+// write where that event is about another object: the device chooses the name in the path, and the
+// rights were judged by the body.
 func (s *session) readOwn(ctx context.Context, w *eventWrite) (*kube.Response, error) {
 	resp, err := s.relay.client.Do(ctx, s.as, kube.Request{Method: http.MethodPatch, Path: w.path, ContentType: string(types.MergePatchType), Body: []byte("{}")})
 	if err != nil || resp.Err() != nil {
@@ -118,14 +118,14 @@ func same(a, b corev1.ObjectReference) bool {
 	return a.Kind == b.Kind && a.Namespace == b.Namespace && a.Name == b.Name && a.UID == b.UID
 }
 
-// forged gives the reason an event is none of this node's, or "". Kubernetes itself lets any node
+// forged returns the reason why an event is not this node's, or "". Kubernetes itself lets any node
 // write any event; events.md, rule 9, doesn't: only those of the node itself and of pods bound to
 // it.
 //
-// Events of a pod that is not known (any more) are accepted: it was deleted while the node was cut
-// off, longer ago than we remember, and its events are among those that must not be lost. They are
-// about no existing pod. Where the name is another node's pod now, and the uid is none that we
-// remember of this node, it is refused.
+// Events of an unknown pod are accepted: it was deleted while the node was disconnected, longer ago
+// than the record of departed pods lasts, and its events are among those that must not be lost.
+// They are about no existing pod. Where the name is now another node's pod, and the uid is not of a
+// departed pod of this node, the event is refused.
 func (s *session) forged(e *event) string {
 	for _, source := range []corev1.EventSource{e.Source, e.Deprecated} {
 		if source.Host != "" && source.Host != string(s.node) {

@@ -102,8 +102,8 @@ type event struct {
 	whole *corev1.Event // where it came as protobuf
 }
 
-// readEvent reads a body: Kubernetes protobuf of an event of the core group, which is what
-// edges send, or JSON.
+// readEvent reads a body: Kubernetes protobuf of an event of the core group, as edges send it, or
+// JSON.
 func readEvent(body []byte, core bool) (*event, error) {
 	e := &event{}
 	if !kube.IsProtobuf(body) {

@@ -5,7 +5,7 @@ import (
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 )
 
-// What reads bytes of an edge, for the fuzz targets.
+// Parsers of an edge's bytes, for the fuzz targets.
 var (
 	WithPreconditions = withPreconditions
 	EventPatch        = eventPatch
@@ -13,7 +13,7 @@ var (
 	VersionOf         = versionOf
 )
 
-// EventBodies is what is made of the body of an event.
+// EventBodies returns the bodies made from that of an event.
 func EventBodies(body []byte) (fresh, patch []byte, err error) {
 	e, err := readEvent(body, true)
 	if err != nil {

@@ -25,8 +25,8 @@ type fencedWrite struct {
 	// write is conditional on the version. An error that is a Status was found before
 	// anything was sent.
 	write func(ctx context.Context, version string) (*kube.Response, error)
-	// done, where set, reports whether what was read has what would be written: an attempt whose
-	// answer was lost has made it.
+	// done, where set, reports whether the object that was read already equals the write: an
+	// earlier attempt whose answer was lost has succeeded.
 	done func(read []byte) bool
 	// obsolete, where set, reports whether the object that was read supersedes the write, though
 	// another writer made it. It is the answer only while the session has the Lease.
@@ -36,9 +36,9 @@ type fencedWrite struct {
 	missing func(ctx context.Context) (*kube.Response, error)
 }
 
-// fenced makes a write that can't land on top of what a newer session of the node wrote. Where no
-// version of the object is known, or another writer was quicker, that costs two reads: of the
-// object, then of the Lease. What an attempt found out is kept: the next one goes on from there.
+// fenced makes a write that can't overwrite one of a newer session of the node. Where no version of
+// the object is known, or on a conflict, that costs two reads: of the object, then of the Lease.
+// Each attempt's reads are kept for the next one.
 func (s *session) fenced(ctx context.Context, w fencedWrite) (o outcome, resp *kube.Response) {
 	version := s.versions.newest(w.key, w.version)
 	progressed, conflict := false, false
@@ -82,10 +82,9 @@ func (s *session) fenced(ctx context.Context, w fencedWrite) (o outcome, resp *k
 	return o, resp
 }
 
-// confirm reads an object, unless an earlier attempt has read it and was interrupted then, and
-// finds that this session is still the newest one, in this order. o is accepted, or done, or says
-// why not. A version that was confirmed is remembered: a write on top of it is conditional on it,
-// however much later it is made.
+// confirm reads an object, unless an interrupted attempt already has, and then checks that this
+// session is still the newest one. o is accepted, done, or the error. A confirmed version is
+// remembered: a write based on it is conditional on it, however much later it is made.
 func (s *session) confirm(ctx context.Context, w fencedWrite) (version string, missing bool, o outcome, resp *kube.Response) {
 	read := s.versions.awaiting(w.key)
 	if read == nil {
@@ -122,7 +121,7 @@ func (s *session) confirm(ctx context.Context, w fencedWrite) (version string, m
 	return "", false, outcome{retry: wholeNode, why: err}, nil
 }
 
-// read gets the object of a write. Where it returns none, o gives the reason.
+// read gets the object of a write. Where r is nil, o gives the reason.
 func (s *session) read(ctx context.Context, w fencedWrite) (r *reading, o outcome, resp *kube.Response) {
 	s.relay.metrics.fenceReads.Add(1)
 	resp, err := w.read(ctx)
@@ -147,8 +146,8 @@ func (s *session) read(ctx context.Context, w fencedWrite) (r *reading, o outcom
 	return &reading{version: have.ResourceVersion}, outcome{}, resp
 }
 
-// patch makes a patch of one object, which its uid ties to that object alone, and which the fence
-// keeps from landing on top of what a newer session wrote. resp is nil where there was no answer.
+// patch makes a patch of one object, bound to that object by its uid, which the fence keeps from
+// overwriting a newer session's writes. resp is nil without an answer.
 func (s *session) patch(ctx context.Context, w *topicpb.Write) (o outcome, resp *kube.Response) {
 	whole, err := pathTo(resourceOf(w), w.GetNamespace(), w.GetName(), "")
 	if err != nil {

@@ -87,7 +87,7 @@ func (r *replicas) pod(name string) *corev1.Pod {
 	return p
 }
 
-// status is a pod status that says n.
+// status is a pod status with the message n.
 func (r *replicas) status(id uint64, p *corev1.Pod, n int, held string) message.Message {
 	w := podStatus(id, p.Name, string(p.UID), "Running")
 	w.Namespace, w.Body, w.ResourceVersion = r.ns, fmt.Appendf(nil, `{"status":{"phase":"Running","message":"%d"}}`, n), held
@@ -111,8 +111,8 @@ func (e *edge) accepted(t *testing.T, id uint64) *topicpb.WriteResult {
 	return r
 }
 
-// replaced waits until the session ends because a newer one has taken over, or until it says
-// how a write ended.
+// replaced waits until the session ends because a newer one has taken over, or until a write's
+// result arrives.
 func (e *edge) replaced(t *testing.T, id uint64) {
 	t.Helper()
 	cluster.Eventually(t, "the older session to end", func(context.Context) error {
@@ -161,15 +161,15 @@ func request(method, part string) func(*http.Request) bool {
 	return func(r *http.Request) bool { return r.Method == method && strings.Contains(r.URL.Path, part) }
 }
 
-// Scenario 1 of the order campaign: replica A is stopped in the middle of a write, at each of the
-// requests that it makes for it; the edge moves to replica B, which writes what is newer; A goes
-// on. No heartbeat comes, so that B's Lease is as one of a node whose kubelet is dead.
+// Scenario 1 of the order campaign: replica A is stopped in the middle of a write, at each of its
+// requests; the edge moves to replica B, which makes a newer write; A resumes. No heartbeat comes,
+// so B's Lease is that of a node whose kubelet is dead.
 func TestOrder_01_AStoppedReplicaOverwritesNothing(t *testing.T) {
 	r := newReplicas(t)
 	const known, unknown = true, false
 	for name, c := range map[string]struct {
 		at   func(*http.Request) bool
-		held bool // the edge says which version it has
+		held bool // the edge sends its resourceVersion
 	}{
 		"at the patch":                         {request(http.MethodPatch, "/status"), known},
 		"at the patch, of a version just read": {request(http.MethodPatch, "/status"), unknown},
@@ -184,7 +184,7 @@ func TestOrder_01_AStoppedReplicaOverwritesNothing(t *testing.T) {
 			held := ""
 			if c.held {
 				held = first
-			} else { // a session that knows nothing of the pod
+			} else { // a session without a version of the pod
 				a.cancel()
 				<-a.ended
 				a = r.connect(0)
@@ -310,11 +310,10 @@ func (r *replicas) happened(t *testing.T, event string, want int32) {
 	}
 }
 
-// Scenario 15: twenty times the replica that serves the edge is cut off from kube-apiserver
-// alone, with writes on their way, the edge moves to the other one, and the first is freed. No
-// value is ever followed by an older one. The cut lasts for some hundred milliseconds instead of
-// 45 s: what was on its way is held for as long as the cut lasts, and no timeout of a relay plays
-// a part in that.
+// Scenario 15: twenty times the replica that serves the edge is cut off from kube-apiserver alone,
+// with writes in flight, the edge moves to the other one, and the first is freed. No value is ever
+// followed by an older one. The cut lasts for some hundred milliseconds instead of 45 s: writes in
+// flight are held for as long as the cut lasts, and no timeout of a relay is involved.
 func TestOrder_15_AReplicaCutFromTheAPIServerWritesNothingOlder(t *testing.T) {
 	r := newReplicas(t)
 	const pods, rounds = 4, 20
@@ -353,7 +352,7 @@ func TestOrder_15_AReplicaCutFromTheAPIServerWritesNothingOlder(t *testing.T) {
 			b.accepted(t, 1+uint64(i))
 		}
 		if round%2 == 0 {
-			a.cancel() // the hub has seen that the link ended; what is in the kernel's buffers goes its way
+			a.cancel() // the hub has seen that the link ended; bytes in the kernel's buffers are still sent
 		}
 		close(open)
 		write(b, 101)
@@ -374,7 +373,7 @@ func TestOrder_15_AReplicaCutFromTheAPIServerWritesNothingOlder(t *testing.T) {
 	}
 }
 
-// recorded is what was seen of counters, in order.
+// recorded lists the values observed of the counters, in order.
 type recorded struct {
 	mu     sync.Mutex
 	values map[string][]int

@@ -16,7 +16,7 @@ import (
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 )
 
-// What is passed on is never a watch, an upgrade, or a path that means another one.
+// A permitted request is never a watch, an upgrade, or a path that normalizes to another one.
 func FuzzPermit(f *testing.F) {
 	for _, seed := range [][4]string{
 		{"GET", "/api/v1/nodes/edge1", "", ""}, {"POST", "/api/v1/namespaces/default/pods/x/exec", "command=sh", ""},
@@ -70,7 +70,7 @@ func FuzzBodies(f *testing.F) {
 	})
 }
 
-// Whatever an edge sends as an event: what is passed on can be read, and sets nothing that is
+// Whatever an edge sends as an event, the result can be parsed and sets no field that is
 // kube-apiserver's.
 func FuzzEvents(f *testing.F) {
 	kind := corev1.SchemeGroupVersion.WithKind("Event")

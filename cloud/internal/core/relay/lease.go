@@ -32,15 +32,15 @@ const (
 
 // lease is a node's Lease, kept by its session, and with it the right to write for the node.
 //
-// The edge answers its kubelet's renewals itself and says in each heartbeat whether the kubelet
-// lives; the Lease at kube-apiserver is renewed from here while it does. A dead kubelet, a dead
+// The edge answers its kubelet's renewals itself and reports in each heartbeat whether the kubelet
+// is alive; while it is, the Lease at kube-apiserver is renewed from here. A dead kubelet, a dead
 // link and a dead cloudcore all end in a Lease that is not renewed.
 //
 // The Lease also orders the sessions of one node, on whichever replica of cloudcore they are: it
-// bears the epoch of the session, which grows with each connect. A session first puts its epoch in,
-// and writes nothing else before; each renewal is conditional on the Lease as this session left it.
-// A session that finds a higher epoch there stops. One that has not noticed yet writes nothing over
-// what the newer one wrote: package fence gives the reason.
+// holds the epoch of the session, which grows with each connect. A session first writes its epoch,
+// and before that no other object; each renewal is conditional on the Lease as this session left
+// it. A session that finds a higher epoch there stops. Until then its writes can't overwrite those
+// of the newer session: see package fence.
 type lease struct {
 	relay    *Relay
 	link     cloudhub.Session
@@ -64,7 +64,7 @@ type lease struct {
 	stopped  bool
 
 	// Owned by work, and by who starts it.
-	have      []byte // the Lease as this session left it, encoded, in a third of what it takes decoded; nil: not known, or not there
+	have      []byte // the Lease as this session left it, encoded to save memory; nil: unknown, or absent
 	renewedAt time.Time
 	held      bool // acquired, and not lost since
 	opened    bool // then was called
@@ -82,9 +82,9 @@ func newLease(r *Relay, link cloudhub.Session) *lease {
 	return &lease{relay: r, link: link, as: kube.Identity{Node: link.Node()}, acquired: make(chan struct{})}
 }
 
-// staleAfter is how long a heartbeat counts: without another, the kubelet is not known to live.
-// Two may be late or lost by half an interval; below the usual interval of 10 s nothing is gained
-// by being quicker.
+// staleAfter is how long a heartbeat counts: without another, the kubelet is not known to be alive.
+// Two may be late or lost by half an interval; below the usual interval of 10 s a shorter time has
+// no benefit.
 func (l *lease) staleAfter() time.Duration {
 	return max(5*l.link.Keepalive()/2, 25*time.Second)
 }
@@ -149,17 +149,17 @@ func (l *lease) fresh(now time.Time) bool { return l.alive && now.Sub(l.heardAt)
 // and so a quarter before the next one. mu is held.
 //
 // Where this host dies, the device counts its silence from the last heartbeat that was
-// acknowledged, and dials another replica three intervals later. What matters is how old the Lease
-// is at that heartbeat. Renewed a quarter of an interval before every second heartbeat, it is at
-// most one interval and a quarter old at any of them. With heartbeats each 10 s that is 12.5 s, and
-// with the silence and some 3 s to dial 45.5 s: below the 50 s of kube-controller-manager's
+// acknowledged, and dials another replica three intervals later. The age of the Lease at that
+// heartbeat counts. Renewed a quarter of an interval before every second heartbeat, it is at most
+// one interval and a quarter old at any of them. With heartbeats each 10 s that is 12.5 s, and with
+// the silence and some 3 s to dial 45.5 s: below the 50 s of kube-controller-manager's
 // --node-monitor-grace-period. A renewal at the heartbeat itself would be under way when that one
-// has just been acknowledged: a host that dies then leaves a Lease of 20 s. The quarter is what a
-// write may take, and a heartbeat may come late.
+// has just been acknowledged: a host that dies then leaves a Lease of 20 s. The quarter allows for
+// the duration of a write and a late heartbeat.
 //
-// The result is within an interval below renewEvery and a quarter of one, so that heartbeats that
-// come late, in disorder or not at all shift it and don't put it off. Where not two intervals fit
-// into renewEvery there is nothing to gain: so long a silence is noticed too late in any case.
+// The result is within an interval below renewEvery and a quarter of one, so that late, reordered
+// or lost heartbeats shift it and don't delay it. Where two intervals don't fit into renewEvery an
+// earlier renewal has no benefit: so long a silence is noticed too late in any case.
 func (l *lease) renewal() time.Time {
 	at, every := l.renewedAt.Add(l.relay.renewEvery), l.link.Keepalive()
 	if 2*every > l.relay.renewEvery {
@@ -241,7 +241,7 @@ func (l *lease) work() {
 	}
 }
 
-// step does what is due now and says when to look again; 0: at once.
+// step does the work that is due and returns the time until the next step; 0: at once.
 func (l *lease) step() time.Duration {
 	if l.wasLost() {
 		l.held, l.have = false, nil
@@ -251,9 +251,9 @@ func (l *lease) step() time.Duration {
 			return wait
 		}
 	}
-	what, do := "acquire", l.acquire
+	operation, do := "acquire", l.acquire
 	if l.held {
-		what, do = "renew", l.renew
+		operation, do = "renew", l.renew
 	}
 	err := do(l.ctx)
 	switch stop := final(err); {
@@ -272,7 +272,7 @@ func (l *lease) step() time.Duration {
 	default:
 		l.misses++
 		l.relay.metrics.renewalFailures.Add(1)
-		klog.FromContext(l.ctx).V(2).Info("Writing the node's Lease failed", "what", what, "err", err)
+		klog.FromContext(l.ctx).V(2).Info("Failed to write the node's Lease, retrying", "operation", operation, "err", err)
 		return min(backoff(l.misses), 3*time.Second)
 	}
 	return 0
@@ -290,9 +290,9 @@ func final(err error) error {
 	return nil
 }
 
-// acquire puts the session's epoch into the Lease, and renews it where a heartbeat has come by then
-// which says that the kubelet lives: where thousands of devices come back at once, that is a third
-// of what their Leases have kube-apiserver do.
+// acquire puts the session's epoch into the Lease, and renews it where a heartbeat has already
+// reported a live kubelet: where thousands of devices come back at once, that saves a third of
+// kube-apiserver's work for their Leases.
 func (l *lease) acquire(ctx context.Context) error {
 	if err := l.find(ctx); err != nil {
 		return err
@@ -312,8 +312,8 @@ func (l *lease) acquire(ctx context.Context) error {
 	return l.put(ctx, at, l.lives(at))
 }
 
-// find has the Lease as it is, or was a moment ago. What is old does no harm: the write that
-// follows is refused with a conflict, and the next try reads the newest.
+// find reads the Lease, possibly from a cache. An old copy does no harm: the write that follows is
+// refused with a conflict, and the next attempt reads the newest.
 func (l *lease) find(ctx context.Context) error {
 	if l.misses > 0 {
 		return l.read(ctx, newest)
@@ -344,8 +344,8 @@ func (l *lease) put(ctx context.Context, at time.Time, renewed bool) error {
 	}
 	if renewed {
 		// A renewal by a clock that is behind the one of the renewal before, another replica's or
-		// this one before it was set, stays a microsecond later than that: for
-		// kube-controller-manager an earlier one is none (see next).
+		// this one before it was set, stays a microsecond later than that: kube-controller-manager
+		// ignores an earlier one (see next).
 		if n.Spec.RenewTime.Time.Before(at) {
 			n.Spec.RenewTime = &metav1.MicroTime{Time: at}
 		}
@@ -384,16 +384,16 @@ func (l *lease) next() (*coordinationv1.Lease, error) {
 	holder, seconds := string(l.link.Node()), int32(leaseSeconds)
 	n.Spec.HolderIdentity, n.Spec.LeaseDurationSeconds = &holder, &seconds
 	if t := n.Spec.RenewTime; t != nil {
-		// A write that renews nothing is also a later one than what was there. With the
-		// NodeControllerLeaseCircuitBreaker of Kubernetes 1.37 kube-controller-manager finds no
+		// A write without a renewal still advances renewTime. With the
+		// NodeControllerLeaseCircuitBreaker of Kubernetes 1.37 kube-controller-manager marks no
 		// node NotReady whose Lease has another resourceVersion than the last one with a later
 		// renewal: without this a device whose link goes before its kubelet lives would be Ready
 		// for ever. It counts as a sign of life, once for each session.
 		n.Spec.RenewTime = &metav1.MicroTime{Time: t.Add(time.Microsecond)}
 	} else {
-		// Never without one: kube-controller-manager's node lifecycle compares each renewal with
-		// the last Lease that it kept, and nil is before nothing, so that it would not see a
-		// renewal ever again. A Lease that was never renewed begins as one that has just run out.
+		// Never nil: kube-controller-manager's node lifecycle compares each renewal with the last
+		// Lease that it kept, and no time is after nil, so it would never see a renewal again. A
+		// Lease that was never renewed begins as one that has just expired.
 		n.Spec.RenewTime = &metav1.MicroTime{Time: time.Now().Add(-leaseSeconds * time.Second)}
 	}
 	return n, nil

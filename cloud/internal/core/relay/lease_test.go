@@ -175,8 +175,8 @@ func TestLeaseIsAcquiredAndRenewedAtOnce(t *testing.T) {
 	}
 }
 
-// kube-controller-manager finds no node NotReady whose Lease was written since without a later
-// renewal: the write of a session that renews nothing is a moment later than the one before.
+// kube-controller-manager marks no node NotReady whose Lease was written since without a later
+// renewal: a session's write without a renewal is a moment later than the one before.
 func TestLeaseIsLaterWithEachSession(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newSystem(t)
@@ -226,8 +226,8 @@ func around(r *rand.Rand, d time.Duration) time.Duration {
 	return time.Duration(r.Int64N(int64(2*d))) - d
 }
 
-// kube-apiserver may answer from its cache what has been written over since, for as long as it
-// takes: the write that follows is refused, and the newest is read then.
+// kube-apiserver may answer from an old cache for any time: the write that follows is refused, and
+// the newest Lease is read then.
 func TestLeaseOfAnOldCache(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newSystem(t)
@@ -245,7 +245,7 @@ func TestLeaseOfAnOldCache(t *testing.T) {
 		w.api.mu.Unlock()
 		w.connect("edge1", 6)
 		time.Sleep(5 * time.Second)
-		w.connect("edge1", 7) // what the cache has is of epoch 5
+		w.connect("edge1", 7) // the cache has epoch 5
 		time.Sleep(10 * time.Second)
 		w.api.mu.Lock()
 		defer w.api.mu.Unlock()

@@ -19,7 +19,7 @@ const leaseTimeout = 10 * time.Second
 // kube-apiserver do, most is Leases.
 const leaseTypes = kube.Protobuf + ",application/json"
 
-// What Leases are read from.
+// The resourceVersion to read Leases at.
 const (
 	newest = ""
 	// cached is any that kube-apiserver knows, without a question to etcd.

@@ -24,11 +24,11 @@ const (
 	// write): 3,000 nodes were in step again after 36 and 45 s, and not after 15 to 19.
 	leaseWrites = 64
 	// manyUnread is how many sessions wait to read their Leases before those of all nodes are read
-	// with one request. Up to then most of what that reads is of nodes that stay where they are.
+	// with one request. Below it most of such a list would be of nodes that don't move.
 	manyUnread = leaseWrites
-	// listEvery bounds how often that is, and how long what was read counts for sessions to come.
+	// listEvery bounds how often Leases are listed, and how long a list serves new sessions.
 	listEvery = 15 * time.Second
-	// leaseListLimit bounds what that may be, in bytes: some 60,000 Leases.
+	// leaseListLimit bounds a list's answer, in bytes: some 60,000 Leases.
 	leaseListLimit = 64 << 20
 	// ranOut is how old a Lease is that nobody can save any more: its node is NotReady
 	// (kube-controller-manager's --node-monitor-grace-period, 50 s, and how often it looks, 5 s).
@@ -89,7 +89,7 @@ func (q *leaseQueue) do(node types.NodeName, renewed time.Time, f func()) {
 	}
 }
 
-// dueBy is what a step that came then is ordered by.
+// dueBy is the time by which a step that was queued at came is ordered.
 func dueBy(renewed, came time.Time) time.Time {
 	if renewed.Before(came.Add(-ranOut)) || renewed.After(came) {
 		return came
@@ -104,7 +104,7 @@ func renewTime(l *coordinationv1.Lease) time.Time {
 	return l.Spec.RenewTime.Time
 }
 
-// work runs what waits until nothing does.
+// work runs the queued steps until the queue is empty.
 func (q *leaseQueue) work() {
 	for {
 		f := q.take()
@@ -138,7 +138,7 @@ func (q *leaseQueue) read(ctx context.Context, node types.NodeName) *coordinatio
 	if q.begin() {
 		found, err := q.list(ctx)
 		if err != nil && ctx.Err() == nil {
-			klog.FromContext(ctx).Info("Reading the Leases of all nodes at once failed: each is read by itself", "err", err)
+			klog.FromContext(ctx).Info("Failed to list the Leases of all nodes, reading each one", "err", err)
 		}
 		q.end(found, ctx.Err() != nil)
 	}
@@ -150,8 +150,7 @@ func (q *leaseQueue) read(ctx context.Context, node types.NodeName) *coordinatio
 	return l
 }
 
-// wrote says that the node's Lease is not what it was any more: its next session is to read it
-// again.
+// wrote invalidates the node's listed Lease: its next session reads it again.
 func (q *leaseQueue) wrote(node types.NodeName) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -173,8 +172,8 @@ func (q *leaseQueue) begin() bool {
 	return true
 }
 
-// end takes in what was read, and orders what waits by it. If the session that read ended, the next
-// one may at once.
+// end stores the Leases of a list, and orders the waiting steps by them. If the session that listed
+// has ended, the next one may list at once.
 func (q *leaseQueue) end(found map[types.NodeName]*coordinationv1.Lease, ended bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -200,7 +199,7 @@ func (q *leaseQueue) end(found map[types.NodeName]*coordinationv1.Lease, ended b
 	heap.Init(&q.waiting)
 }
 
-// forget drops what is too old. mu is held.
+// forget drops expired lists. mu is held.
 func (q *leaseQueue) forget(now time.Time) {
 	if q.found != nil && now.Sub(q.listed) >= listEvery {
 		q.found = nil

@@ -97,7 +97,7 @@ func TestOldestLeaseIsFirst(t *testing.T) {
 		if len(seen) != manyNodes {
 			t.Errorf("%d nodes' Leases were written", len(seen))
 		}
-		// The first ones were under way before all were read. What follows begins 64 at a time.
+		// The first ones were under way before all were read. The others begin 64 at a time.
 		rest, ages := order[2*atOnce:], []time.Duration{}
 		for _, n := range rest {
 			i, err := strconv.Atoi(strings.TrimPrefix(n, "edge"))
@@ -144,9 +144,9 @@ func TestLeasesWithoutAListOfThem(t *testing.T) {
 	}
 }
 
-// A device that comes a second time, soon after all Leases were read, finds its own as it left it;
-// one that comes later than that reads what there is then; and a session that ends while it reads
-// them for all leaves that to another.
+// A device that reconnects soon after all Leases were listed finds its own as it left it; after the
+// list has expired the Lease is read anew; and a session that ends while it lists leaves that to
+// another.
 func TestLeasesAreReadForOneSession(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newSystem(t)

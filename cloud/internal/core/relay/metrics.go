@@ -11,7 +11,7 @@ import (
 	"github.com/skerry-io/skerry/beehive/message"
 )
 
-// Metrics counts what went up, over all sessions.
+// Metrics counts the relay's work, over all sessions.
 type Metrics struct {
 	sessions, renewals, renewalFailures, requests, overload, fenceReads, conflicts atomic.Int64
 
@@ -62,7 +62,7 @@ func (m *Metrics) refused(kind message.Kind, reason metav1.StatusReason) {
 	case metav1.StatusReasonNotFound, metav1.StatusReasonConflict, metav1.StatusReasonForbidden, metav1.StatusReasonInvalid, metav1.StatusReasonBadRequest,
 		metav1.StatusReasonRequestEntityTooLarge, metav1.StatusReasonMethodNotAllowed, metav1.StatusReasonUnsupportedMediaType:
 	default:
-		reason = "Other" // a webhook may say anything: labels are bounded
+		reason = "Other" // a webhook's reason is arbitrary: labels are bounded
 	}
 	m.count(result{kind, "refused", reason})
 }

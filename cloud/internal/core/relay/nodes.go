@@ -23,8 +23,8 @@ type report struct {
 type reporter interface{ report() report }
 
 // Nodes is a prometheus.Collector with series for each node that has its link at this replica. A
-// value of zero, such as an empty backlog, has its series too. A node without a link has none, so
-// that old values don't look like present ones.
+// value of zero, such as an empty backlog, has its series too. A node without a link has no series,
+// so that old values don't look like present ones.
 type Nodes struct {
 	most int // nodes with series of their own
 

@@ -13,7 +13,7 @@ import (
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 )
 
-// Each node whose link is here has its series, up to a bound, and none once its link is gone.
+// Each node whose link is here has its series, up to a bound, until its link is gone.
 func TestNodesHaveSeries(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newSystem(t)

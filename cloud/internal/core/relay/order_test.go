@@ -31,7 +31,7 @@ import (
 )
 
 // Scenario 8 of the order campaign: kube-apiserver is away for 60 s, and when it is back its
-// authorizer knows nothing yet for a while. No write is refused. A refusal that lasts is believed.
+// authorizer is empty for a while. No write is refused. A refusal that lasts is final.
 func TestALateAuthorizerRefusesNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newSystem(t)
@@ -74,10 +74,10 @@ func (l listener) Accept(ctx context.Context) (link.Conn, error) {
 func (l listener) Addr() net.Addr { return &net.TCPAddr{} }
 func (l listener) Close() error   { return nil }
 
-// Scenario 10 of the order campaign: a device whose kubelet lives is Ready throughout, whatever its
-// keepalive. That is, through the cloud's hub and a link whose other end bears its usual 30 s of
-// silence: the session lasts, and the Lease is never older than kube-controller-manager's grace (50
-// s, less the 10 s that it may be late).
+// Scenario 10 of the order campaign: a device whose kubelet is alive is Ready throughout, whatever
+// its keepalive. That is, through the cloud's hub and a link whose other end tolerates its usual 30
+// s of silence: the session lasts, and the Lease is never older than kube-controller-manager's
+// grace (50 s, less the 10 s that it may be late).
 func TestAnyKeepaliveKeepsTheLease(t *testing.T) {
 	for _, keepalive := range []time.Duration{5 * time.Second, time.Minute, 5 * time.Minute, 10 * time.Minute} {
 		t.Run(keepalive.String(), func(t *testing.T) {
@@ -255,7 +255,7 @@ func TestPathAndBodyAgree(t *testing.T) {
 		"PATCH that says whose it is":            {topic.EventWrite, event(1, topicpb.Verb_PATCH, "theirs.1", other, 9), "1 Forbidden", true},
 		"PATCH of an own event":                  {topic.EventWrite, event(1, topicpb.Verb_PATCH, "mine.1", podRef("mine", "m"), 9), "1 accepted", true},
 		"status of another's pod":                {topic.PodStatusWrite, renamed, "1 Forbidden", false},
-		"DELETE of another's pod by an own uid":  {topic.PodWrite, removed, "1 accepted", false}, // it is gone, says kube-apiserver: that name is another's
+		"DELETE of another's pod by an own uid":  {topic.PodWrite, removed, "1 accepted", false}, // kube-apiserver reports it as gone: that name is another's
 		"status of another node":                 {topic.NodeStatusWrite, node, "1 Forbidden", true},
 		"a report of another's pod as an event":  {topic.EventWrite, podStatus(1, "theirs", "t", "Running"), "1 BadRequest", true},
 	} {
@@ -282,7 +282,7 @@ func TestPathAndBodyAgree(t *testing.T) {
 					w.api.mu.Unlock()
 				}
 				before := fmt.Sprint(w.api.get("/api/v1/namespaces/default/events/theirs.1"), w.api.get("/api/v1/namespaces/default/pods/theirs"))
-				a.cancel() // a session that knows nothing of what the one before wrote
+				a.cancel() // a session without the state of the one before
 				<-a.ended
 				a = w.connect("edge1", 2)
 				a.send(c.topic.New(message.Resource{}, c.write))

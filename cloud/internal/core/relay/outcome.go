@@ -22,9 +22,9 @@ type outcome struct {
 	after   time.Duration // kube-apiserver asked to wait that long
 	ends    error         // the session must end, and the edge gets no answer to this write: a newer session makes it
 	why     error         // of retry, for the log
-	// progressed: before it failed, the attempt found out what the next one goes on from.
+	// progressed: before it failed, the attempt read something that the next one reuses.
 	progressed bool
-	done       bool // accepted: there was nothing left to write
+	done       bool // accepted: the object already had the written state
 }
 
 func (o outcome) accepted() bool { return o.err == nil && o.retry == never && o.ends == nil }
@@ -41,7 +41,7 @@ const (
 func accepted(version string) outcome { return outcome{version: version} }
 func refused(err error) outcome       { return outcome{err: err} }
 
-// judge says what an answer means for a write, as long as the write itself doesn't know better.
+// judge maps an answer to a write's outcome, unless the write itself has a better one.
 func judge(resp *kube.Response, err error) outcome {
 	if err != nil {
 		if errors.Is(err, kube.ErrTooLarge) { // it was made: only the answer was too long
@@ -74,7 +74,7 @@ func judge(resp *kube.Response, err error) outcome {
 }
 
 // ours reports whether a refusal means that cloudcore may not act as nodes: a mistake in its roles,
-// for which no node shall lose what it wrote.
+// which must not lose a node's write.
 func ours(err error) bool {
 	status, ok := errors.AsType[*apierrors.StatusError](err)
 	return ok && strings.Contains(status.ErrStatus.Message, "impersonate")

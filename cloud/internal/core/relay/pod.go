@@ -14,8 +14,8 @@ import (
 )
 
 // deletePod makes the last deletion of a pod, which the kubelet asks for when all its containers
-// have ended. It always names the uid: the name may be another pod's by now. A pod that is gone
-// already is what was wanted.
+// have ended. It always names the uid: the name may be another pod's by now. If the pod is gone
+// already, that is success.
 func (s *session) deletePod(ctx context.Context, w *topicpb.Write) outcome {
 	if resourceOf(w) != kube.Pods || w.GetSubresource() != "" || w.GetVerb() != topicpb.Verb_DELETE {
 		return refused(badWrite(w, "pods are deleted"))

@@ -16,7 +16,7 @@ const (
 	rememberedBound = 50_000
 )
 
-// Collections are shared copies of what kube-apiserver has.
+// Collections are shared caches of kube-apiserver's objects.
 type Collections interface {
 	Open(resource schema.GroupVersionResource) (store *kube.Store, release func())
 }
@@ -38,7 +38,7 @@ type departed struct {
 	at   time.Time
 }
 
-// NewPods returns Pods that know nothing before Run.
+// NewPods returns Pods that are empty before Run.
 func NewPods(collections Collections) *Pods {
 	return &Pods{collections: collections, gone: map[types.UID]departed{}}
 }
@@ -70,7 +70,7 @@ func (p *Pods) changed(old, new *kube.Object) {
 	}
 }
 
-// ownership is what is known about who a pod belongs to.
+// ownership tells whether a pod belongs to a node, as far as is known.
 type ownership int
 
 const (
@@ -79,7 +79,7 @@ const (
 	foreign
 )
 
-// owner says whether a pod, named by its key and, where given, its uid, is or was the node's.
+// owner reports whether a pod, named by its key and, where given, its uid, is or was the node's.
 func (p *Pods) owner(node types.NodeName, key kube.Key, uid types.UID) ownership {
 	p.mu.RLock()
 	store := p.store

@@ -17,8 +17,8 @@ func (s *session) writePodStatus(ctx context.Context, w *topicpb.Write) outcome 
 	if o.retry == never || resp == nil || resp.Code >= 500 {
 		return o
 	}
-	// A refusal that is not believed yet, or a conflict: where the pod of that name is known to be
-	// another node's there is nothing to wait for.
+	// A refusal that is not final yet, or a conflict: where the pod of that name is known to be
+	// another node's, waiting is useless.
 	live := s.relay.pods.live(kube.Key{Namespace: w.GetNamespace(), Name: w.GetName()})
 	if live != nil && live.Node() != "" && live.Node() != string(s.node) {
 		return refused(resp.Err())

@@ -20,7 +20,7 @@ import (
 const (
 	workers    = 8   // writes of one node at kube-apiserver at once
 	mostEvents = 7   // of them, of events: a status waits for no event
-	mostOthers = 7   // of them, of all that is no event: events go on beside
+	mostOthers = 7   // of them, of all that is no event: events have a worker left
 	maxJobs    = 512 // writes of one node that wait; the edge itself keeps at most 64 on the way
 	firstTry   = 200 * time.Millisecond
 	lastTry    = 10 * time.Second
@@ -41,13 +41,13 @@ type job struct {
 	// nil: at once.
 	turn  func(context.Context) (leave func())
 	tries int
-	// forbidden is since when kube-apiserver has said 403 each time, zero where the last
-	// answer was another.
+	// forbidden is since when kube-apiserver has answered 403 each time, zero where the last answer
+	// was another.
 	forbidden time.Time
 }
 
-// kind is what a lane's writes are. Statuses and all else that is no event go before events: the
-// cluster acts on what they say, and an event is read later.
+// kind is the class of a lane's writes. Statuses and all else that is no event go before events:
+// the cluster acts on a status, and an event is read later.
 type kind int
 
 const (
@@ -74,10 +74,9 @@ type lane struct {
 	ready time.Time // not before; zero: at once
 }
 
-// queue is the writes of one session. Writes of one object are made one after another, those
-// of different objects don't wait for each other: one that is refused or slow holds up its
-// object alone. Only when kube-apiserver is away, or says that it has too much to do, the
-// whole node waits.
+// queue is the writes of one session. Writes of one object are made one after another, those of
+// different objects don't wait for each other: one that is refused or slow holds up its object
+// alone. Only when kube-apiserver is away or overloaded, the whole node waits.
 type queue struct {
 	finish  func(context.Context, *job, outcome) error
 	loop    *cloudhub.Loop // starts workers
@@ -88,7 +87,7 @@ type queue struct {
 	idle    [kinds][]*lane   // may start, in order
 	later   []*lane          // wait for their time
 	busy    int              // workers
-	waiting int              // of them, for their node's turn: they ask kube-apiserver for nothing
+	waiting int              // of them, waiting for the node's turn: without a request at kube-apiserver
 	making  [kinds]int       // of them, at a write of a kind
 	last    kind             // that a worker took
 	jobs    int
@@ -107,7 +106,7 @@ func newQueue(finish func(context.Context, *job, outcome) error) *queue {
 	return q
 }
 
-// order is what a write is in line with: writes of one object, and events about one object, which
+// order is the key of a write's lane: writes of one object, and events about one object, which
 // people read in the order in which they happened.
 func order(w *topicpb.Write) string {
 	if kindOf(w) == events && w.GetUid() != "" {
@@ -155,15 +154,15 @@ func (q *queue) startable() (n int) {
 	return n
 }
 
-// mayStart says whether there is room for one more worker. While kube-apiserver refuses the whole
-// node one tries whether it is back, beside those that wait for their turns. The lock is held.
+// mayStart reports whether there is room for one more worker. While kube-apiserver refuses the
+// whole node one worker probes it; those that wait for their turns don't count. The lock is held.
 func (q *queue) mayStart() bool {
 	return q.busy < workers && (q.misses == 0 || q.busy == q.waiting)
 }
 
 // next is the kind of which a worker takes a lane; ok is false where none may start. While
-// kube-apiserver refuses the whole node the kinds take turns: one of them may be all that it
-// refuses. The lock is held.
+// kube-apiserver refuses the whole node the kinds take turns: the refusal may be for one of them
+// alone. The lock is held.
 func (q *queue) next() (next kind, ok bool) {
 	order := [kinds]kind{others, events}
 	if q.misses > 0 && q.last == others {
@@ -177,8 +176,8 @@ func (q *queue) next() (next kind, ok bool) {
 	return 0, false
 }
 
-// start lets the writes be made until ctx ends or stop is called. fail receives the reason why none
-// can be any more.
+// start lets the writes be made until ctx ends or stop is called. fail receives the reason why the
+// queue can't continue.
 func (q *queue) start(ctx context.Context, fail func(error)) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -200,7 +199,7 @@ func (q *queue) stop() {
 	q.working.Wait()
 }
 
-// turn starts workers for what may go, and sees to it that it is called when more may.
+// turn starts workers for lanes that may start, and arranges for its next call.
 func (q *queue) turn(context.Context) error {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -237,7 +236,7 @@ func (q *queue) turn(context.Context) error {
 	case q.timer == nil:
 		q.timer = time.AfterFunc(wait, q.signal)
 	default:
-		q.timer.Reset(wait) // one that is due earlier finds nothing, or has been taken into account just now
+		q.timer.Reset(wait) // a lane that is due earlier is still in the map, or was started just now
 	}
 	return nil
 }
@@ -248,7 +247,7 @@ func (q *queue) worker() {
 	}
 }
 
-// take returns the next lane's first job. done is what the worker has made before, nil at first.
+// take returns the next lane's first job. done is the worker's previous lane, nil at first.
 func (q *queue) take(done *lane) (*lane, *job) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -269,12 +268,12 @@ func (q *queue) take(done *lane) (*lane, *job) {
 	q.making[k]++
 	q.last = k
 	if _, more := q.next(); more && q.busy < workers {
-		q.signal() // what this worker has left of the other kind may have room now
+		q.signal() // this worker's last kind may have room now
 	}
 	return l, l.jobs[0]
 }
 
-// work makes writes until nothing may go.
+// work makes writes until no lane may start.
 func (q *queue) work(ctx context.Context, finish func(context.Context, *job, outcome) error) error {
 	var l *lane
 	for {
@@ -291,7 +290,7 @@ func (q *queue) work(ctx context.Context, finish func(context.Context, *job, out
 		}
 		o = j.believe(o, time.Now())
 		if o.retry != never {
-			klog.FromContext(ctx).V(3).Info("Write failed, retrying", "object", l.key, "try", j.tries+1, "err", o.why)
+			klog.FromContext(ctx).V(3).Info("Failed to write, retrying", "object", l.key, "try", j.tries+1, "err", o.why)
 			q.back(l, j, o)
 			continue
 		}
@@ -374,7 +373,7 @@ func (q *queue) back(l *lane, j *job, o outcome) {
 		} else if after := now.Add(o.after); after.After(q.holdoff) {
 			q.holdoff = after
 		}
-		// Another object's write is the next to try: this one may be what makes it fail.
+		// Another object's write is tried next: this one may be the cause of the failures.
 		q.ready(l)
 		q.signal()
 		return
@@ -385,8 +384,8 @@ func (q *queue) back(l *lane, j *job, o outcome) {
 	q.signal()
 }
 
-// backoff is exponential with equal jitter: half of it is certain, so that a Retry-After of none
-// is no busy loop.
+// backoff is exponential with equal jitter: half of it is certain, so that a Retry-After of zero
+// makes no busy loop.
 func backoff(n int) time.Duration {
 	d := cmp.Or(min(firstTry<<min(n-1, 10), lastTry), firstTry)
 	return d/2 + rand.N(d/2)

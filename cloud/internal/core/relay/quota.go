@@ -27,17 +27,17 @@ const (
 // certificateRequests is where CertificateSigningRequests are made.
 const certificateRequests = "/apis/certificates.k8s.io/v1/certificatesigningrequests"
 
-// perWrite is what a write takes beside its body, about: the decoded message, its job, its lane.
+// perWrite is a write's memory without its body, about: the decoded message, its job, its lane.
 const perWrite = 1 << 10
 
-// What a refusal is charged with (cloudhub.Session): an edge that waits as long as it is asked to
-// is refused at most what it may have on the way, 64 writes of a class.
+// The charge for a refusal (cloudhub.Session): an edge that waits as long as it is asked to is
+// refused at most its writes in flight, 64 of a class.
 const (
 	perRefusal     = 20 * time.Millisecond
 	perRefusedByte = time.Second / (1 << 20)
 )
 
-// perAnsweredByte is what answers to requests are charged with: 2 MB a second, above 20 MB at once.
+// perAnsweredByte is the charge for answers to requests: 2 MB a second, above 20 MB at once.
 const perAnsweredByte = time.Second / (2 << 20)
 
 func sizeOf(w *topicpb.Write) int { return len(w.GetBody()) + perWrite }
@@ -54,8 +54,7 @@ func (s *session) overQuota(w *topicpb.Write) error {
 	return err
 }
 
-// overRate takes a write off what the node may write in a second, or names which quota it
-// does not fit into.
+// overRate takes a write off the node's rate, or names the quota that it exceeds.
 func (s *session) overRate(w *topicpb.Write) error {
 	q := &s.relay.quotas
 	if kindOf(w) == events {
@@ -74,8 +73,8 @@ func (s *session) overRate(w *topicpb.Write) error {
 	return nil
 }
 
-// turnOf is what a write waits for before it is made, nil without one: those of nodes that have
-// made many of its kind lately take turns, and so do large ones.
+// turnOf returns the function by which a write waits for its turn, or nil: nodes that have made
+// many writes of its kind lately take turns, and so do large writes.
 func (s *session) turnOf(w *topicpb.Write) func(context.Context) (leave func()) {
 	q, t := &s.relay.quotas, (*turns)(nil)
 	switch {
@@ -123,14 +122,14 @@ func (s *session) requestOverRate(q *topicpb.APIRequest) error {
 	return nil
 }
 
-// What is held for the answer to a write from the beginning: an object. Dropping it would leave the
-// client in the dark, for the write was made.
+// Memory reserved for the answer to a write from the beginning: an object. Dropping the answer
+// would leave the client in the dark, for the write was made.
 const (
 	perAnswer = 512 << 10
 	perNew    = 64 << 10 // to a POST or DELETE: tokens, reviews, requests for certificates, pods
 )
 
-// reserved is what is held for a request before its answer is there.
+// reserved is the memory held for a request before its answer is there.
 func reserved(q *topicpb.APIRequest) int {
 	switch q.GetMethod() {
 	case http.MethodPut, http.MethodPatch:
@@ -141,11 +140,11 @@ func reserved(q *topicpb.APIRequest) int {
 	return len(q.GetBody()) + perWrite
 }
 
-// room is where the answer to one request is read to: what is held for it already, then what the
-// session may hold more.
+// room is the buffer for the answer to one request: first the bytes reserved for it, then further
+// bytes of the session's quota.
 type room struct {
 	bytes   *quota.Bytes
-	reserve int // of what is held, not used yet
+	reserve int // of the held bytes, not used yet
 	held    int // used
 }
 

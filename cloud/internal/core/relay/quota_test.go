@@ -24,10 +24,10 @@ import (
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 )
 
-// What a device with 110 pods writes when all of them start, and when it comes back after an hour,
-// is below the default quotas. A flood of statuses is not, by its number or by its bytes: what is
-// above them is answered 429 with how long to wait, makes no request, and is taken when it comes
-// again then. Another device is served in the meantime.
+// The writes of a device with 110 pods when all of them start, and when it comes back after an
+// hour, are below the default quotas. A flood of statuses is not, by its number or by its bytes:
+// writes above the quotas are answered 429 with a Retry-After, make no request, and are accepted
+// when they come again then. Another device is served at the same time.
 func TestQuotaOfStatuses(t *testing.T) {
 	d := config.Default().Relay.Quotas
 	for name, bytes := range map[string]int{"relay.quotas.statusesPerSecond": 100, "relay.quotas.statusBytesPerSecond": 512 << 10} {
@@ -113,8 +113,8 @@ func TestQuotaOfStatuses(t *testing.T) {
 }
 
 // Writes of nodes that have used much of their bursts take turns, two at once of all of them:
-// kube-apiserver hears as much at once of twenty that flood as of one. Those of a node that has not
-// go beside them, and so do those of a heavy one whose turn another has had for a second.
+// twenty nodes that flood cause as many requests at once as one. Those of a light node don't wait
+// for them, and neither do those of a heavy one whose turn has been taken for a second.
 func TestHeavyNodesTakeTurns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newSystem(t)
@@ -159,7 +159,7 @@ func TestHeavyNodesTakeTurns(t *testing.T) {
 		for p := range 16 {
 			w.addPod(fmt.Sprintf("pod-honest-%d", p), "honest", fmt.Sprintf("uid-honest-%d", p))
 		}
-		time.Sleep(5 * time.Second) // until what they had before they were heavy is made
+		time.Sleep(5 * time.Second) // until the writes before they were heavy are made
 		most()
 		time.Sleep(time.Second)
 		if n := most(); n < 1 || n > 2 {
@@ -176,7 +176,7 @@ func TestHeavyNodesTakeTurns(t *testing.T) {
 				t.Errorf("%s: %d of %d were answered", e.Name, len(got), each)
 			}
 		}
-		took = 20 * time.Second // kube-apiserver hangs, about what two of them write
+		took = 20 * time.Second // kube-apiserver hangs, for writes of two of them
 		for _, e := range devices[:2] {
 			say(e, 1)
 		}
@@ -190,8 +190,7 @@ func TestHeavyNodesTakeTurns(t *testing.T) {
 	})
 }
 
-// A pod's status does not wait until the events before it are made, and events go on beside
-// statuses that never end.
+// A pod's status does not wait for the events before it, and events are made while statuses hang.
 func TestStatusesPassEvents(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newSystem(t)
@@ -283,7 +282,7 @@ func TestStatusesPassEventsThatWaitForTheirTurns(t *testing.T) {
 			}
 			last = e
 		}
-		time.Sleep(20 * time.Second) // until what they had before they were heavy is made
+		time.Sleep(20 * time.Second) // until the writes before they were heavy are made
 		for round := range 5 {
 			last.takeResults()
 			busy.Store(true)
@@ -342,7 +341,7 @@ func TestFloodsLeaveTimeToOthers(t *testing.T) {
 						e.send(topic.EventWrite.New(message.Resource{}, write))
 					}
 				}
-				time.Sleep(time.Second) // until what they had before they were heavy is made
+				time.Sleep(time.Second) // until the writes before they were heavy are made
 				writes.Store(0)
 				time.Sleep(time.Second)
 				// Counted where they begin: each of the two that may be made at once can begin one
@@ -356,8 +355,8 @@ func TestFloodsLeaveTimeToOthers(t *testing.T) {
 	}
 }
 
-// While kube-apiserver is slow, a session holds writes and requests up to its quota of bytes. What
-// is above it is answered 429 at once, and taken once there is room.
+// While kube-apiserver is slow, a session holds writes and requests up to its quota of bytes. Those
+// above it are answered 429 at once, and accepted once there is room.
 func TestBytesInFlight(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newSystem(t)

@@ -2,10 +2,10 @@
 // sent it: Kubernetes' own authorizer and admission judge them.
 //
 // It owns the order of each object's writes, the retries and their back-off, and the Lease of each
-// node while its kubelet lives. It refuses what no node has any business with: watches and upgrades
-// (the edge API serves watches itself), events about other nodes' pods, impersonation headers.
-// Nothing is kept beyond a session: an edge keeps each write until it has the result. Each topic
-// has its own file.
+// node while its kubelet is alive. It refuses requests that no node may make: watches and upgrades
+// (the edge API serves watches itself), events about other nodes' pods, impersonation headers. It
+// keeps no state beyond a session: an edge keeps each write until it has the result. Each topic has
+// its own file.
 //
 // It is above 2,500 lines because each topic is judged in its own way, and all share the queue, the
 // fence and the Lease.
@@ -22,25 +22,25 @@ import (
 )
 
 const (
-	// renewEvery is half of what a Lease lasts; a kubelet renews four times in that.
+	// renewEvery is half of a Lease's duration; a kubelet renews four times in that.
 	renewEvery = 20 * time.Second
 	// heavyAtOnce is how many writes of heavy nodes are at kube-apiserver at once, of all such
-	// nodes together: with bursts alone fifty of them keep it busy for a minute, and rates
-	// know nothing of how fast it is. One device that comes back with a thousand events is
-	// hardly slower by it.
+	// nodes together: with bursts alone fifty of them keep it busy for a minute, and rates don't
+	// depend on its speed. One device that comes back with a thousand events is hardly slower by
+	// it.
 	heavyAtOnce = 2
-	// eventRest bounds how many times as long as it took nothing follows an event of a heavy node.
-	// Eight such nodes that wait are once as long: a few devices that come back with what they kept
-	// are as quick as they were, and fifty that flood have kube-apiserver busy for a fifth of what
-	// they could.
+	// eventRest bounds the pause after an event of a heavy node, in multiples of the time it took.
+	// With eight such nodes waiting the pause is that time once: a few devices that come back with
+	// a backlog are as quick as they were, and fifty that flood have kube-apiserver busy for a
+	// fifth of what they could.
 	eventRest, eventShare = 4, 8
 	// largeRest is the same of large bodies, for each node that waits: one of half a megabyte is as
 	// much work as fifty usual ones, and other writes wait behind it in etcd.
 	largeRest = 4
 )
 
-// Quotas bound what one node may have the relay do. Above them it is answered 429 with a
-// Retry-After; an edge keeps its writes in the meantime.
+// Quotas bound the relay's work for one node. Above them it is answered 429 with a Retry-After; an
+// edge keeps its writes until then.
 type Quotas struct {
 	Events quota.Rate // a second and at once, made or patched
 	// Statuses are all other writes: of pods, their last deletion, and of the node. StatusBytes are
@@ -51,7 +51,7 @@ type Quotas struct {
 	// CertificateRequests are those among the requests that make a CertificateSigningRequest: each
 	// stays in etcd for an hour or a day, and an approver judges it.
 	CertificateRequests quota.Rate
-	// Bytes of the writes, requests and answers that cloudcore holds for one session. What alone is
+	// Bytes of the writes, requests and answers that cloudcore holds for one session. A single one
 	// above it is held alone.
 	Bytes int
 }
@@ -62,7 +62,7 @@ type quotas struct {
 	bytes int
 }
 
-// Relay is the part of the hub that serves what goes up.
+// Relay serves the requests and writes that come up the link.
 type Relay struct {
 	client   Client
 	pods     *Pods
@@ -93,7 +93,7 @@ func New(client Client, pods *Pods, instance string) *Relay {
 	}
 }
 
-// Advertise has the Leases say where this replica can be asked for streams to the nodes whose links
+// Advertise has the Leases name the address of this replica, for streams to the nodes whose links
 // it holds. It is called before the first Attach; announce is called for each renewal.
 func (r *Relay) Advertise(announce func(types.NodeName) string) { r.announce = announce }
 
@@ -117,7 +117,7 @@ func (r *Relay) Nodes(most int) *Nodes {
 // Metrics is for a Prometheus registry.
 func (r *Relay) Metrics() *Metrics { return r.metrics }
 
-// Limit sets the quotas; there are none without it. It is called before the first Attach.
+// Limit sets the quotas; the default is unlimited. It is called before the first Attach.
 func (r *Relay) Limit(q Quotas) {
 	r.quotas = quotas{
 		quota.NewRates(q.Events), quota.NewRates(q.Statuses), quota.NewRates(q.StatusBytes), quota.NewRates(q.Requests), quota.NewRates(q.CertificateRequests), q.Bytes,

@@ -343,8 +343,8 @@ func (w *system) renewed() string {
 	return at
 }
 
-// Leases travel as a kubelet's do: kube-apiserver spends least on protobuf. One that is answered as
-// JSON is taken too, and what others have put into a Lease stays there.
+// Leases are encoded as a kubelet's are: kube-apiserver spends least on protobuf. A JSON answer is
+// accepted too, and the fields of others in a Lease stay there.
 func TestLeaseIsProtobuf(t *testing.T) {
 	for name, json := range map[string]bool{"protobuf": false, "answered as JSON": true} {
 		t.Run(name, func(t *testing.T) {
@@ -475,7 +475,7 @@ func TestRequests(t *testing.T) {
 	for name, test := range map[string]struct {
 		request *topicpb.APIRequest
 		code    int32
-		call    string // what kube-apiserver saw
+		call    string // the request at kube-apiserver
 	}{
 		"a read as the node":            {&topicpb.APIRequest{Method: "GET", Path: "/api/v1/nodes/edge1"}, 404, "edge1 GET /api/v1/nodes/edge1"},
 		"a create as the node":          {&topicpb.APIRequest{Method: "POST", Path: "/api/v1/nodes", Body: []byte(`{"metadata":{"name":"edge1"}}`)}, 201, "edge1 POST /api/v1/nodes"},

@@ -15,8 +15,8 @@ import (
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 )
 
-// metadataOnly asks kube-apiserver to answer a write with the metadata of the object alone: nothing
-// else of the answer is read. As protobuf, kube-apiserver and cloudcore spend the least on it.
+// metadataOnly asks kube-apiserver to answer a write with the metadata of the object alone: the
+// rest of the answer is not read. As protobuf, kube-apiserver and cloudcore spend the least on it.
 const metadataOnly = kube.Protobuf + ";as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"
 
 // pathTo is the URL path of a resource, escaped, or an error for names that can't be in one.
@@ -49,7 +49,7 @@ func resourceOf(w *topicpb.Write) schema.GroupVersionResource {
 	return schema.GroupVersionResource{Group: r.GetGroup(), Version: r.GetVersion(), Resource: r.GetResource()}
 }
 
-// fieldsOf reads the fields of a JSON object. null is none.
+// fieldsOf reads the fields of a JSON object. null is not an object.
 func fieldsOf(b []byte, what string) (map[string]json.RawMessage, error) {
 	var fields map[string]json.RawMessage
 	if err := json.Unmarshal(b, &fields); err != nil {
@@ -98,8 +98,8 @@ func badWrite(w *topicpb.Write, want string) error {
 		w.GetVerb(), w.GetResource().GetResource(), w.GetNamespace(), w.GetName(), want))
 }
 
-// isPatch reports whether t is a kind of patch that a write may bear. JSON patches can't be merged
-// while they wait, so the edge sends none.
+// isPatch reports whether t is a patch type that a write may have. JSON patches can't be merged
+// while they wait, so the edge sends none of them.
 func isPatch(t string) bool {
 	return t == string(types.StrategicMergePatchType) || t == string(types.MergePatchType)
 }
@@ -109,8 +109,8 @@ func otherUID(err error) bool {
 	if !apierrors.IsConflict(err) {
 		return false
 	}
-	// What kube-apiserver says of a precondition at a deletion, at an update, and of a patch that
-	// bears a uid; and what we say.
+	// kube-apiserver's texts for a failed precondition of a deletion, of an update, and of a patch
+	// with a uid; and our own.
 	for _, text := range []string{"UID in the precondition", "UID in precondition", "uid mismatch"} {
 		if strings.Contains(err.Error(), text) {
 			return true

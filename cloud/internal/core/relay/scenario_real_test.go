@@ -162,11 +162,10 @@ func TestOrder_11_HungReadsHoldUpNoOtherNode(t *testing.T) {
 	}
 }
 
-// Scenario 8 of the order campaign: kube-apiserver is killed and away for longer than a refusal
-// takes to be believed. When it is back its authorization comes late, in both ways that a write
-// meets: cloudcore may not act as nodes (RBAC), and then what nodes write is forbidden (an
-// admission policy, since the Node authorizer knows from its start that nodes may write events).
-// Nothing is refused.
+// Scenario 8 of the order campaign: kube-apiserver is killed and away for longer than a 403 takes
+// to become final. When it is back its authorization comes late, in both ways that a write meets:
+// cloudcore may not act as nodes (RBAC), and then nodes' writes are forbidden (an admission policy,
+// since the Node authorizer allows nodes to write events from its start). No write is refused.
 func TestOrder_08_ALateAuthorizerRefusesNothing(t *testing.T) {
 	t.Parallel() // it mostly waits
 	audit := filepath.Join(t.TempDir(), "audit.log")
@@ -230,7 +229,7 @@ func TestOrder_08_ALateAuthorizerRefusesNothing(t *testing.T) {
 	r.says(t, p, "4")
 }
 
-// withoutBinding takes from cloudcore the right to act as nodes; what it returns gives it back.
+// withoutBinding removes cloudcore's right to act as nodes; restore gives it back.
 func (r *replicas) withoutBinding(t *testing.T) (restore func()) {
 	t.Helper()
 	bindings := r.admin.RbacV1().ClusterRoleBindings()
@@ -261,8 +260,7 @@ func (r *replicas) withoutBinding(t *testing.T) (restore func()) {
 	}
 }
 
-// forbidNodes has kube-apiserver answer 403 to what nodes write about pods, until what it
-// returns is called.
+// forbidNodes has kube-apiserver answer 403 to nodes' writes about pods, until restore is called.
 func (r *replicas) forbidNodes(t *testing.T) (restore func()) {
 	t.Helper()
 	policies, bindings := r.admin.AdmissionregistrationV1().ValidatingAdmissionPolicies(), r.admin.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings()

@@ -22,7 +22,7 @@ type session struct {
 	queue *queue
 	lease *lease
 
-	versions versions // of what this session wrote
+	versions versions // of this session's writes
 
 	requests chan struct{} // bounds the API requests in flight
 	held     quota.Bytes   // of writes, requests and their answers
@@ -31,8 +31,8 @@ type session struct {
 	ended    bool // no request starts any more
 }
 
-// begin runs f beside the session's other work, which Stop waits for. A panic ends the session: the
-// edge repeats what was not acknowledged, and others go on.
+// begin runs f concurrently with the session's other work; Stop waits for it. A panic ends the
+// session: the edge repeats the unacknowledged writes, and other sessions are not affected.
 func (s *session) begin(f func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -11,22 +11,22 @@ import (
 	"github.com/skerry-io/skerry/common/rerun"
 )
 
-// heavyTurn is for how long one write holds up others. What takes longer goes on beside them: no
-// device waits for what another made kube-apiserver wait for.
+// heavyTurn is for how long one write holds up others. A longer one no longer blocks them: no
+// device waits for a request of another that hangs at kube-apiserver.
 const heavyTurn = time.Second
 
 // turns bound how many writes are at kube-apiserver at once, of all nodes together.
 type turns struct {
 	queue  *kube.LimitedQueue // nodes in turns; each session has as many there as workers, and requests on the way
 	atOnce int
-	// rest is how many times as long as a write took nothing follows it, at most; share is for
-	// how many nodes that wait it is once as long, and below that there is none. 0: never. So what
-	// many nodes flood with leaves most of kube-apiserver's time to others, and a few that come
-	// back with much do not wait.
+	// rest bounds the pause after a write, in multiples of the time it took; with share nodes
+	// waiting the pause is that time once, with fewer it is shorter. 0: never. So a flood of many
+	// nodes leaves most of kube-apiserver's time to others, and a few that come back with a backlog
+	// do not wait.
 	rest, share int
 
 	mu    sync.Mutex
-	until time.Time // nothing begins before
+	until time.Time // not before
 }
 
 func newTurns(atOnce, rest, share int) *turns {
@@ -59,7 +59,7 @@ func (t *turns) wait(ctx context.Context, node types.NodeName) (leave func()) {
 	return func() { close(done) }
 }
 
-// pause waits for the end of what was made before.
+// pause waits until the rest after the last write is over.
 func (t *turns) pause(ctx context.Context) error {
 	t.mu.Lock()
 	d := time.Until(t.until)

@@ -6,25 +6,25 @@ import (
 	"k8s.io/apimachinery/pkg/util/resourceversion"
 )
 
-// rememberedVersions bounds what a session remembers of objects, some 100 bytes each; more than
-// the writes that an edge may have on the way. The oldest are forgotten first; the next write of
-// such an object costs two reads where its edge does not say which version it has.
+// rememberedVersions bounds what a session remembers of objects, some 100 bytes each; more than the
+// writes that an edge may have on the way. The oldest are forgotten first; the next write of such
+// an object costs two reads where its edge does not send its version.
 const rememberedVersions = 128
 
-// versions is what a session knows of the objects that it writes. It outlives the attempt that
-// found it out, so that a write of several requests goes on where a failure interrupted it.
+// versions holds the versions of the objects that a session writes. It outlives an attempt, so that
+// a write of several requests resumes where a failure interrupted it.
 type versions struct {
 	mu    sync.Mutex
 	known map[string]known
 	order []string // of first being remembered
 }
 
-// known is what a session knows of one object.
+// known is the state of one object in versions.
 type known struct {
 	// version may be written on top of with no look at the Lease: this session made it, or read it
 	// and then found that it was still the newest session.
 	version string
-	// read is what was read of the object and awaits that look.
+	// read is the object as read, before the Lease has been checked.
 	read *reading
 }
 
@@ -39,7 +39,7 @@ type reading struct {
 // put remembers a version that may be written on top of. An empty one is not known.
 func (v *versions) put(key, version string) { v.set(key, known{version: version}) }
 
-// forget drops what was known but that the object was seen.
+// forget drops the version, but not that the object was seen.
 func (v *versions) forget(key string) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -63,10 +63,10 @@ func (v *versions) exists(key string) bool {
 	return ok
 }
 
-// await remembers what was read until the Lease has been looked at.
+// await remembers a read object until the Lease has been checked.
 func (v *versions) await(key string, r reading) { v.set(key, known{read: &r}) }
 
-// awaiting is what was read and not looked at since, or nil.
+// awaiting returns the object read and not yet confirmed, or nil.
 func (v *versions) awaiting(key string) *reading {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -89,8 +89,8 @@ func (v *versions) set(key string, k known) {
 	}
 }
 
-// newest is the newer of what this session may write on top of and what its edge had of an
-// object, or "".
+// newest returns the newer of the session's confirmed version and its edge's version of an object,
+// or "".
 func (v *versions) newest(key, held string) string {
 	v.mu.Lock()
 	made := v.known[key].version

@@ -196,7 +196,7 @@ func (a *apiserver) serve(r kube.Request) *kube.Response {
 			return status(409, metav1.StatusReasonConflict, "the object has been modified")
 		}
 		if len(body) == 0 {
-			return answer(200, have) // nothing changes
+			return answer(200, have) // no change
 		}
 		merged := map[string]any{}
 		for k, v := range have {
@@ -387,7 +387,7 @@ func event(id uint64, verb topicpb.Verb, name string, about corev1.ObjectReferen
 	}
 }
 
-// encodings are what the body of an event can be in. A body that is no JSON stays as it is.
+// encodings are the encodings of an event's body. A body that is no JSON stays as it is.
 func encodings(t *testing.T) map[string]func(*topicpb.Write) *topicpb.Write {
 	return map[string]func(*topicpb.Write) *topicpb.Write{
 		"JSON":     func(w *topicpb.Write) *topicpb.Write { return w },
