@@ -15,7 +15,7 @@ import (
 	"github.com/skerry-io/skerry/cloud/internal/core/kube"
 )
 
-// apiserver answers with a Lease of that epoch; 0: there is none.
+// apiserver answers with a Lease of that epoch; 0: without a Lease.
 type apiserver uint64
 
 func (a apiserver) Do(_ context.Context, as kube.Identity, r kube.Request) (*kube.Response, error) {

@@ -1,8 +1,9 @@
 // Package fence decides whether a session may still write for its node.
 //
 // It owns the epoch in a node's Lease: each session of a node has a higher one than all before it,
-// puts it there before it writes anything, and finds by it that a newer session, on whichever
-// replica, has taken over. It refuses to guess: what kube-apiserver does not say now is an error.
+// writes it there before any other write, and finds by it that a newer session, on whichever
+// replica, has taken over. It refuses to guess: without kube-apiserver's answer it returns an
+// error.
 //
 // How a write is fenced: read the object, then Check, then write with the resourceVersion that was
 // read. A newer session either wrote before the read, and Check finds its epoch, or it writes after
@@ -51,8 +52,8 @@ var ErrNotHeld = errors.New("the node's Lease does not bear this session's epoch
 // Superseded is returned where a newer session of the node has the Lease. The older session ends.
 type Superseded struct{ Epoch, Ours uint64 }
 
-// Error says "epoch=": an edge that has lost count, with its store, learns from it above which
-// number to go on.
+// Error contains "epoch=": an edge that has lost its count, with its store, learns from it the
+// epoch to continue from.
 func (e *Superseded) Error() string {
 	return fmt.Sprintf("a session of this node has had epoch=%d, this one has %d", e.Epoch, e.Ours)
 }
@@ -88,14 +89,14 @@ type Client interface {
 	Do(ctx context.Context, as kube.Identity, r kube.Request) (*kube.Response, error)
 }
 
-// Session is what has an epoch.
+// Session has the epoch of a node's connection.
 type Session interface {
 	Node() types.NodeName
 	Epoch() uint64
 }
 
-// Compare judges the annotations of a node's Lease: nil, ErrNotHeld or a *Superseded. How old the
-// Lease is makes no difference: a node whose kubelet is dead renews nothing, and clocks differ.
+// Compare judges the annotations of a node's Lease: nil, ErrNotHeld or a *Superseded. The age of
+// the Lease makes no difference: a node whose kubelet is dead doesn't renew it, and clocks differ.
 func Compare(annotations map[string]string, ours uint64) error {
 	epoch, err := strconv.ParseUint(annotations[EpochAnnotation], 10, 64)
 	switch {

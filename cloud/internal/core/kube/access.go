@@ -13,10 +13,10 @@ import (
 
 const accessBound = 4096
 
-// Access asks kube-apiserver what nodes may see, by a SubjectAccessReview as the node: the Node
-// authorizer and RBAC decide, not cloudcore. Only permissions are remembered, for a minute: a
-// refusal may be gone the next moment, when the authorizer's graph has caught up. What every node
-// may, or every device, is asked once for all of them (sharedAccess).
+// Access asks kube-apiserver for the rights of nodes, by a SubjectAccessReview as the node: the
+// Node authorizer and RBAC decide, not cloudcore. Only permissions are cached, for a minute: a
+// refusal may be gone the next moment, when the authorizer's graph has caught up. The rights that
+// every node has, or every device, are asked for once (sharedAccess).
 type Access struct {
 	client kubernetes.Interface
 	shared *sharedAccess
@@ -39,8 +39,8 @@ func (a *Access) Run(ctx context.Context) error {
 	return nil
 }
 
-// Allowed answers from memory where it can: with what kube-apiserver has said within the last
-// minute, of this node or of all that are like it.
+// Allowed answers from the cache where it can: with kube-apiserver's answers of the last minute,
+// about this node or about all nodes like it.
 func (a *Access) Allowed(ctx context.Context, node types.NodeName, at Attributes) (Decision, error) {
 	key := at.key(node)
 	a.mu.Lock()
@@ -82,7 +82,7 @@ func (a *Access) remember(key string, allowed bool) {
 		delete(a.allowed, key)
 		return
 	}
-	if len(a.allowed) >= accessBound { // at the bound: what has expired goes first, then whatever
+	if len(a.allowed) >= accessBound { // at the bound: expired entries go first, then arbitrary ones
 		for k, until := range a.allowed {
 			if len(a.allowed) < accessBound && now.Before(until) {
 				continue

@@ -69,7 +69,7 @@ func newSystem(t *testing.T) *system {
 	return r
 }
 
-// fresh is cloudcore's Access with nothing known yet.
+// fresh is cloudcore's Access with an empty cache.
 func (r *system) fresh(t *testing.T) *kube.Access {
 	t.Helper()
 	access := kube.NewAccess(r.cloudcore)
@@ -85,8 +85,8 @@ func (r *system) fresh(t *testing.T) *kube.Access {
 	return access
 }
 
-// questions are every kind that kube-apiserver serves x what a watch of a device asks x
-// whose it is.
+// questions are every resource that kube-apiserver serves x the watches of a device x the node they
+// are about.
 func (r *system) questions(t *testing.T, node, other string) (all []kube.Attributes) {
 	t.Helper()
 	client, err := discovery.NewDiscoveryClientForConfig(r.plane.Admin())
@@ -161,10 +161,9 @@ func (r *system) agree(t *testing.T, node, other string) {
 	}
 }
 
-// TestHostile_14_SharedReviewsGiveNobodyMore: what cloudcore knows of other nodes gives none more
-// than kube-apiserver itself says of it: two devices, one of which has rights of its own, a node
-// that is no device, and a device that is none any more, asked of every kind that there is, in
-// every order.
+// TestHostile_14_SharedReviewsGiveNobodyMore: cached answers about other nodes give no node more
+// than kube-apiserver itself does: two devices, one of which has rights of its own, a node that is
+// no device, and a former device, asked about every resource, in every order.
 func TestHostile_14_SharedReviewsGiveNobodyMore(t *testing.T) {
 	r := newSystem(t)
 	ctx := t.Context()

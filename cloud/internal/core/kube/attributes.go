@@ -12,7 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Attributes is what a node wants to do.
+// Attributes describe a node's request, as a SubjectAccessReview does.
 type Attributes struct {
 	Verb        string
 	Resource    schema.GroupVersionResource
@@ -23,7 +23,7 @@ type Attributes struct {
 	Labels      labels.Selector
 }
 
-// Decision is what Kubernetes answered.
+// Decision is the answer of Kubernetes.
 type Decision struct {
 	Allowed bool
 	Reason  string

@@ -18,10 +18,10 @@ const (
 	listTimeout = 2 * time.Minute
 )
 
-// BoundReads makes every GET of clients with this configuration end that gets no answer in time.
-// client-go's informers and reflectors give a list none: one that hangs, in a proxy or a server
-// that stands still, hangs as long as the process lives, and what waits for it with it. From the
-// answer's header on HTTP/2's pings watch over it.
+// BoundReads adds a timeout for the header of the answer to every GET of clients with this
+// configuration. client-go's informers and reflectors give a list no timeout: one that hangs, in a
+// proxy or a server that has stopped, hangs as long as the process lives, and its users with it.
+// After the header HTTP/2's pings detect a dead connection.
 func BoundReads(config *rest.Config) {
 	config.Wrap(func(rt http.RoundTripper) http.RoundTripper { return bounded{rt} })
 }
@@ -32,7 +32,7 @@ type bounded struct{ http.RoundTripper }
 func (b bounded) WrappedRoundTripper() http.RoundTripper { return b.RoundTripper }
 
 func (b bounded) RoundTrip(r *http.Request) (*http.Response, error) {
-	if r.Method != http.MethodGet || r.Header.Get("Upgrade") != "" { // what is upgraded lives on in its body, which is no reader then
+	if r.Method != http.MethodGet || r.Header.Get("Upgrade") != "" { // an upgraded connection is the response's body, which is no plain reader then
 		return b.RoundTripper.RoundTrip(r)
 	}
 	ctx, cancel := context.WithCancelCause(r.Context())
@@ -53,8 +53,8 @@ func (b bounded) RoundTrip(r *http.Request) (*http.Response, error) {
 	return answer, nil
 }
 
-// answerPatience is how long an answer may take to begin. kube-apiserver brings a list of a whole
-// collection together before it says anything; the rest is there at once.
+// answerPatience is how long an answer may take to begin. kube-apiserver assembles a list of a
+// whole collection before it sends the first byte; the rest is there at once.
 func answerPatience(r *http.Request) time.Duration {
 	query := r.URL.Query()
 	if query.Get("watch") != "" || strings.Contains(query.Get("fieldSelector"), "metadata.name=") {

@@ -8,15 +8,15 @@ import (
 )
 
 const (
-	// UnknownVersion is for who can't tell as of which version: nothing but a read will do.
+	// UnknownVersion is for a caller without a resourceVersion: only a read is enough.
 	UnknownVersion uint64 = math.MaxUint64
 
 	// catchUpPatience is how long a watch that is behind is given before the collection is read,
 	// and catchUpPoll how often it is looked at in the meantime.
 	catchUpPatience = time.Second
 	catchUpPoll     = 50 * time.Millisecond
-	// A collection is read at most once in readPause, and no more than one part in readShare of the
-	// time, whatever nodes say that they hold.
+	// A collection is read at most once in readPause, and for at most one part in readShare of the
+	// time, whatever versions nodes report.
 	readPause = 200 * time.Millisecond
 	readShare = 20
 )

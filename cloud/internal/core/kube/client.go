@@ -1,14 +1,14 @@
-// Package kube is how cloudcore talks to kube-apiserver: as itself, as a node, or with the token of
-// a pod; and the shared copies of what it watches.
+// Package kube is cloudcore's client of kube-apiserver, as itself, as a node, or with the token of
+// a pod, and the shared caches of the resources that it watches.
 //
-// It owns the connections, the impersonation headers, the reviews of what a node may see, the
-// stores that follow one collection each, and the watches of single objects that are opened as a
-// node. It decides nothing: who gets what is publish's business, which write is made is relay's. It
-// refuses to lend cloudcore's own credentials to a request that bears a token. Everything here may
-// be used by many goroutines at once; a Store's observers are called one after another.
+// It owns the connections, the impersonation headers, the reviews of nodes' rights, the stores that
+// follow one collection each, and the watches of single objects that are opened as a node. It makes
+// no decisions: publish chooses each node's objects, relay the writes. It refuses to lend
+// cloudcore's own credentials to a request with a token. Everything here may be used by many
+// goroutines at once; a Store's observers are called one after another.
 //
-// It is above 2,500 lines because what follows collections and single objects shares the clients,
-// the encoders and the judgement of when a watch can be trusted.
+// It is above 2,500 lines because the code that follows collections and single objects shares the
+// clients, the encoders and the rules for when a watch can be trusted.
 package kube
 
 import (
@@ -34,7 +34,7 @@ import (
 	"github.com/skerry-io/skerry/common/pki"
 )
 
-// Impersonation says how cloudcore acts as a node.
+// Impersonation is the way in which cloudcore acts as a node.
 type Impersonation string
 
 const (
@@ -62,7 +62,7 @@ type Client struct {
 	own     *rest.Config // cloudcore's own identity, no limit on this side
 	base    *url.URL
 	http    *http.Client // with cloudcore's credentials
-	bare    *http.Client // with none: for requests that bear a token
+	bare    *http.Client // without credentials: for requests with a token
 	mode    Impersonation
 	typed   *kubernetes.Clientset
 	dynamic *dynamic.DynamicClient
@@ -70,7 +70,7 @@ type Client struct {
 	revisions *Revisions
 }
 
-// NewClient makes the clients. It connects to nothing yet.
+// NewClient makes the clients. It does not connect yet.
 func NewClient(config *rest.Config, mode Impersonation) (*Client, error) {
 	if mode != Constrained && mode != Classic {
 		return nil, fmt.Errorf("impersonation: %q is neither %s nor %s", mode, Constrained, Classic)
@@ -90,7 +90,7 @@ func NewClient(config *rest.Config, mode Impersonation) (*Client, error) {
 	if c.http, err = plainClient(own); err != nil {
 		return nil, err
 	}
-	// A client certificate would win over the token of the request: this pool has none.
+	// A client certificate would win over the token of the request: this pool has no certificate.
 	if c.bare, err = plainClient(rest.AnonymousClientConfig(own)); err != nil {
 		return nil, err
 	}
@@ -109,16 +109,16 @@ func (c *Client) Revisions() *Revisions { return c.revisions }
 
 func plainClient(config *rest.Config) (*http.Client, error) {
 	config = rest.CopyConfig(config)
-	config.DisableCompression = true // cloudcore is beside kube-apiserver; under hostile requests for large objects to unpack them was most of its work
+	config.DisableCompression = true // cloudcore is close to kube-apiserver; under hostile requests for large objects most of its work was to decompress them
 	if config.Proxy == nil {
-		config.Proxy = http.ProxyFromEnvironment // what is used anyway; said, it keeps client-go from sharing the transport with others
+		config.Proxy = http.ProxyFromEnvironment // the default; set explicitly, it keeps client-go from sharing the transport with others
 	}
 	rt, err := rest.TransportFor(config)
 	if err != nil {
 		return nil, fmt.Errorf("transport to kube-apiserver: %w", err)
 	}
 	narrow(rt)
-	// A redirect would carry headers elsewhere; kube-apiserver sends none for the paths
+	// A redirect would carry headers elsewhere; kube-apiserver sends no redirects for the paths
 	// that are used here.
 	return &http.Client{Transport: rt, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}, nil
 }
@@ -159,12 +159,12 @@ type Request struct {
 	Body        []byte
 	// Limit bounds the body of the answer; 0 for MaxResponse.
 	Limit int
-	// Memory bounds what the body of the answer takes; nil for no bound but Limit. What the
-	// capacity of Response.Body takes is held then.
+	// Memory bounds the body of the answer; nil for no bound but Limit. The capacity of
+	// Response.Body is held then.
 	Memory Memory
 }
 
-// Response is what came back.
+// Response is kube-apiserver's answer.
 type Response struct {
 	Code   int
 	Header http.Header
@@ -273,8 +273,8 @@ func (c *Client) url(escaped, query string) (*url.URL, error) {
 }
 
 // revision reads the revision of the cluster's store, consistently, and which kube-apiservers there
-// are. answered is false where no kube-apiserver answered: a load balancer's own refusal is none,
-// since it bears no Audit-Id.
+// are. answered is false where no kube-apiserver answered: a load balancer's own refusal doesn't
+// count, since it has no Audit-Id.
 func (c *Client) revision(ctx context.Context) (seen sighting, answered bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, revisionTimeout)
 	defer cancel()

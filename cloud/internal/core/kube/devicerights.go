@@ -24,13 +24,13 @@ import (
 // (docs/dev/decisions/0055).
 const devicesBinding = "skerry:edge-nodes"
 
-// deviceRights is who has the rights of devices, by a watch of the one binding that says so.
+// deviceRights tracks the subjects with the rights of devices, by a watch of their binding.
 type deviceRights struct {
 	client kubernetes.Interface
 
 	mu    sync.Mutex
-	known bool      // the watch is open: what it has brought is what there is
-	uid   types.UID // of the binding; "" where there is none
+	known bool      // the watch is open and its state is current
+	uid   types.UID // of the binding; "": absent
 	role  string    // that it binds, as kube-apiserver writes it in the reason of a review
 	nodes map[types.NodeName]struct{}
 }
@@ -43,10 +43,10 @@ func (d *deviceRights) has(node types.NodeName, by types.UID) bool {
 	return ok && d.known && by != "" && d.uid == by
 }
 
-// reason is how kube-apiserver explains that a node may do something by these rights, and the UID
-// of the binding. It is "" while that is not known. RBAC says so of the first binding that allows
-// it, and quotes names (k8s.io/kubernetes, plugin/pkg/auth/authorizer/rbac): a text that is written
-// in another way some day matches nothing, and every node is asked for alone.
+// reason returns kube-apiserver's explanation for a permission that a node has by these rights, and
+// the UID of the binding, or "" while the binding is unknown. RBAC names the first binding that
+// allows it, and quotes names (k8s.io/kubernetes, plugin/pkg/auth/authorizer/rbac): if that text
+// changes some day, it does not match, and every node is asked for alone.
 func (d *deviceRights) reason(node types.NodeName) (string, types.UID) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -71,7 +71,7 @@ func (d *deviceRights) set(b *rbacv1.ClusterRoleBinding) {
 	}
 }
 
-// forget is called when the watch has ended: what there is is not known any more.
+// forget is called when the watch has ended: its state is unknown from then on.
 func (d *deviceRights) forget() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -90,7 +90,7 @@ func (d *deviceRights) follow(ctx context.Context) {
 		case err == nil: // kube-apiserver ends watches now and then
 			continue
 		case apierrors.IsForbidden(err): // a cluster with the rights of an older Skerry
-			klog.FromContext(ctx).V(2).Info("Permissions of devices can't be watched: they are reviewed for each node", "err", err)
+			klog.FromContext(ctx).V(2).Info("Failed to watch the permissions of devices, reviewing each node", "err", err)
 			sleep(ctx, longPause, nil)
 		default:
 			klog.FromContext(ctx).V(2).Info("Failed to watch the permissions of devices", "err", err)
@@ -132,7 +132,7 @@ func (d *deviceRights) watch(ctx context.Context) error {
 			case e.Type == watch.Error:
 				return apierrors.FromObject(e.Object)
 			case !is:
-				return errors.New("the watch of a ClusterRoleBinding brought something else")
+				return errors.New("the watch of a ClusterRoleBinding sent an object of another kind")
 			case e.Type == watch.Deleted:
 				d.set(nil)
 			default:

@@ -12,8 +12,8 @@ import (
 // stores are indexed by.
 const nodeNameField = 0
 
-// fieldTable is what field selectors may ask for in one resource, beside metadata.name and
-// metadata.namespace.
+// fieldTable lists the fields that selectors of one resource may use, in addition to metadata.name
+// and metadata.namespace.
 type fieldTable struct {
 	names  []string
 	byNode bool // the first is spec.nodeName

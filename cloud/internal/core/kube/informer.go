@@ -37,7 +37,7 @@ type informer struct {
 	idle   *time.Timer
 }
 
-// NewInformers returns Informers. They follow nothing before Run.
+// NewInformers returns Informers. They start no watch before Run.
 func NewInformers(client *Client) *Informers {
 	i := &Informers{
 		client: client, catalog: newCatalog(), feeds: map[schema.GroupVersionResource]*informer{},
@@ -66,7 +66,7 @@ func (i *Informers) Change(resource schema.GroupVersionResource, change func(run
 	i.changes[resource] = change
 }
 
-// Run follows what is open until ctx ends.
+// Run follows the open collections until ctx ends.
 func (i *Informers) Run(ctx context.Context) error {
 	i.mu.Lock()
 	if i.ctx != nil {
@@ -80,7 +80,7 @@ func (i *Informers) Run(ctx context.Context) error {
 	i.mu.Unlock()
 	<-ctx.Done()
 	i.mu.Lock()
-	i.ctx = nil // nothing starts any more; Run may be called again
+	i.ctx = nil // no more starts; Run may be called again
 	for _, f := range i.feeds {
 		f.cancel = nil
 	}
@@ -136,7 +136,7 @@ func (i *Informers) release(resource schema.GroupVersionResource, f *informer, o
 	})
 }
 
-// Status is what is followed, for health and metrics.
+// Status describes one followed collection, for health and metrics.
 type Status struct {
 	Resource schema.GroupVersionResource
 	Objects  int
@@ -145,7 +145,7 @@ type Status struct {
 	Failure  error // of the last attempt to list or watch
 }
 
-// Status lists what is followed.
+// Status lists the followed collections.
 func (i *Informers) Status() []Status {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -157,13 +157,13 @@ func (i *Informers) Status() []Status {
 	return out
 }
 
-// Ready is nil while all that cloudcore itself follows can be listed and watched. What nodes ask
-// for does not count: no device may make cloudcore unready.
+// Ready returns nil while every collection of cloudcore itself can be listed and watched. Those
+// that nodes ask for do not count: no device may make cloudcore unready.
 func (i *Informers) Ready() error {
 	var errs []error
 	for _, s := range i.Status() {
-		// A kind that the cluster lacks (a CRD that was not applied) does not keep edges away: what
-		// needs it waits for it.
+		// A kind that the cluster lacks (a CRD that was not applied) does not keep edges away: its
+		// users wait for it.
 		if s.Own && s.Failure != nil && !apierrors.IsNotFound(s.Failure) {
 			errs = append(errs, fmt.Errorf("%s: %w", s.Resource.Resource, s.Failure))
 		}

@@ -26,8 +26,8 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/poll"
 )
 
-// apiserver serves ConfigMaps one by one, with watches, and reviews; forbid sets what each node may
-// not do.
+// apiserver serves ConfigMaps one by one, with watches, and reviews; forbid sets the denied
+// requests of each node.
 type apiserver struct {
 	*httptest.Server
 	mu        sync.Mutex
@@ -337,7 +337,7 @@ func TestAccessRemembersOnlyPermissions(t *testing.T) {
 	}
 }
 
-// seen is what a member of a single watch received last.
+// seen is the last state that a member of a single watch received.
 type seen struct {
 	mu    sync.Mutex
 	last  kube.ObjectState
@@ -622,8 +622,8 @@ func TestEveryBuiltInKindHasAnEncoding(t *testing.T) {
 	}
 }
 
-// What is the same in two versions of an object is kept once, and an outline answers selections as
-// the object does, without keeping its content.
+// Equal parts of two versions of an object are kept once, and an outline answers selections as the
+// object does, without keeping its content.
 func TestObject_Outline(t *testing.T) {
 	pods := schema.GroupVersionResource{Version: "v1", Resource: "pods"}
 	s := kube.NewStore(pods)

@@ -8,11 +8,11 @@ import (
 	"github.com/skerry-io/skerry/common/recovery"
 )
 
-// LimitedQueue runs a bounded number of functions at once that ask kube-apiserver for something;
-// the others wait. Keys, those of nodes, take turns in the order in which they came, so what one
-// node has waiting holds another up by one turn at most. What waits has no goroutine: after a
-// restart of cloudcore that is a dozen functions for each edge, and the runtime never gives back
-// what a goroutine is described by. How many wait has no bound here; each user has one.
+// LimitedQueue runs a bounded number of functions with requests at kube-apiserver at once; the
+// others wait. Keys, those of nodes, take turns in the order in which they came, so the functions
+// of one node hold another up by one turn at most. A waiting function has no goroutine: after a
+// restart of cloudcore there are a dozen for each edge, and the runtime never frees a goroutine's
+// descriptor. The length is not bounded here; each user has a bound.
 type LimitedQueue struct {
 	mu   sync.Mutex
 	free int
@@ -21,7 +21,7 @@ type LimitedQueue struct {
 	keys map[string]*turn
 }
 
-// turn is what waits under one key.
+// turn holds the functions that wait under one key.
 type turn struct {
 	key     string
 	waiting []*Waiting
@@ -95,7 +95,7 @@ func (q *LimitedQueue) Keys() int {
 	return len(q.keys)
 }
 
-// work runs what waits until nothing does.
+// work runs waiting functions until the queue is empty.
 func (q *LimitedQueue) work() {
 	for {
 		f := q.take()

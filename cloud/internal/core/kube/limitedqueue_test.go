@@ -44,7 +44,7 @@ func TestLimitedQueue(t *testing.T) {
 	})
 }
 
-// One node with thousands of functions holds another up by one turn; what is dropped never runs.
+// One node with thousands of functions holds another up by one turn; a dropped function never runs.
 func TestLimitedQueueIsFairBetweenNodes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := kube.NewLimitedQueue(1, 32)

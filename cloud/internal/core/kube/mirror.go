@@ -19,13 +19,13 @@ type Mirror[T any] struct {
 	broken  map[Key]error
 }
 
-// NewMirror makes a Mirror of what read makes of objects. A change after which an object is the
-// same as before does not count; nil: every change does.
+// NewMirror makes a Mirror of the values that read returns for objects. A change that same reports
+// as equal is not counted; nil: every change counts.
 func NewMirror[T any](read func(*Object) (*T, error), same func(old, now *T) bool) *Mirror[T] {
 	return &Mirror[T]{read: read, same: same}
 }
 
-// Follow keeps the mirror as its store is, and calls changed after what counts, until
+// Follow keeps the mirror equal to its store, and calls changed after the changes that count, until
 // cancel is called.
 func (m *Mirror[T]) Follow(s *Store, changed func()) (cancel func()) {
 	m.mu.Lock()

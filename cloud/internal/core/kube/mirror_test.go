@@ -11,7 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// A mirror has what its store has, whether that was there before or comes later, and reports the
+// A mirror has its store's objects, whether they were there before or come later, and reports the
 // changes that count.
 func TestMirror(t *testing.T) {
 	put := func(s *Store, name, uid, node string) {

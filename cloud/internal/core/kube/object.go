@@ -49,19 +49,19 @@ func (s *Sum) Xor(other Sum) {
 type Object struct {
 	Key
 	UID     types.UID
-	Version string // what the edges know it by: metadata.resourceVersion, or a digest of what they get of it (contentVersion)
+	Version string // the edges' version of it: metadata.resourceVersion, or a digest of the content that they get (contentVersion)
 	// Revision is metadata.resourceVersion.
 	Revision string
 	Labels   labels.Set
 	Raw      []byte // Kubernetes protobuf with its envelope for built-in kinds, else JSON; without managedFields, and without status where that is not for edges
 	// Status is the status as JSON, of a kind whose status stays in the cloud and is needed here.
 	Status  []byte
-	Refs    []Ref // what a pod, a claim or a volume needs on its node
-	Started bool  // of a pod: its node's kubelet has reported of it, so that the node had what the pod refers to
+	Refs    []Ref // the objects that a pod, a claim or a volume needs on its node
+	Started bool  // of a pod: its node's kubelet has reported its status, so the node had the objects that the pod refers to
 	Sum     Sum
 
-	// Node is the node of a pod; Fields are the values of what selectors may ask for beside the
-	// name, in the order of the store's table.
+	// Node is the node of a pod; Fields are the values of the selectable fields without the name,
+	// in the order of the store's table.
 	fields []string
 }
 
@@ -72,7 +72,7 @@ type encoder struct {
 	fields   *fieldTable
 	trims    bool
 	content  bool                 // versions are digests of the content, and the object has no other
-	change   func(runtime.Object) // applied to an object before it is encoded; nil for nothing
+	change   func(runtime.Object) // applied to an object before it is encoded; may be nil
 }
 
 func (c *catalog) encoder(resource schema.GroupVersionResource) *encoder {
@@ -83,10 +83,10 @@ func (c *catalog) encoder(resource schema.GroupVersionResource) *encoder {
 	return e
 }
 
-// trims reports whether the status of a kind stays in the cloud. It is what all nodes say of an
-// object, brought together: each node knows its own part better, and has no use for that of the
-// others, but a thousand nodes that report once each would cause a million messages. A
-// NodeOperation is the business of one node, which has to know what was done already.
+// trims reports whether the status of a kind stays in the cloud. Such a status is aggregated from
+// all nodes: each node knows its own part better, and has no use for the others, but a thousand
+// nodes that report once each would cause a million messages. A NodeOperation belongs to one node,
+// which needs its progress.
 func trims(resource schema.GroupResource) bool {
 	if resource.Group != v1alpha1.Group {
 		return false
@@ -105,9 +105,9 @@ func keeps(resource schema.GroupResource) bool {
 	return resource.Resource == v1alpha1.NodePools || resource.Resource == v1alpha1.VirtualIPs || resource.Resource == v1alpha1.EdgeApps || resource.Resource == v1alpha1.ClusterInfos
 }
 
-// contentVersion stands for all that an edge gets of an object, wherever and whenever it is
-// computed: cloudcores agree about it, and a change of nothing but the status changes nothing. It
-// is no number, so it is never taken for a resourceVersion.
+// contentVersion identifies the content of an object that an edge gets, wherever and whenever it is
+// computed: cloudcores agree about it, and a change of the status alone doesn't change it. It is no
+// number, so it is never taken for a resourceVersion.
 func contentVersion(raw []byte) string {
 	sum := sha256.Sum256(raw)
 	return "content-" + base64.RawURLEncoding.EncodeToString(sum[:SumSize])
@@ -163,8 +163,8 @@ func (e *encoder) encode(from runtime.Object) (*Object, error) {
 	return o, nil
 }
 
-// share makes o, which is not published yet, reuse what is the same in an older version: a holder
-// of both then has that in memory once.
+// share makes o, which is not published yet, reuse equal parts of an older version: a holder of
+// both then has them in memory once.
 func (o *Object) share(old *Object) {
 	o.Key = old.Key
 	if o.UID == old.UID {
@@ -178,8 +178,8 @@ func (o *Object) share(old *Object) {
 	}
 }
 
-// Outline is o without what goes to the edges: what selections and digests ask of it. It is for who
-// remembers objects that have passed.
+// Outline is o without the content for the edges: the part that selections and digests need. It is
+// for users that remember past objects.
 func (o *Object) Outline() *Object {
 	if o == nil {
 		return nil

@@ -67,14 +67,14 @@ func (a *objectAccess) reviewOnce(ctx context.Context, s *watchedObject, m *memb
 	case m.left:
 		s.mu.Unlock()
 		return true
-	case err != nil: // no answer: what held goes on to hold
+	case err != nil: // no answer: the last decision stays
 		m.delay()
 		settled := m.access != checking && m.refusedSince.IsZero()
 		s.mu.Unlock()
 		return settled
 	case d.Allowed, m.access == granted && !m.checked.Before(asked):
-		// The second: meanwhile the watch was opened as this node. kube-apiserver has let it in
-		// after it was asked here, so this answer is of a graph that lagged.
+		// The second: in the meantime the watch was opened as this node. kube-apiserver has
+		// admitted it after it was asked here, so this answer is of a graph that lagged.
 		s.grant(m)
 		s.mu.Unlock()
 		return true
@@ -104,8 +104,8 @@ func (a *objectAccess) ask(ctx context.Context, ref Ref, node types.NodeName, re
 	return ask(ctx, node, Attributes{Verb: "watch", Resource: ref.Resource, Namespace: ref.Namespace, Name: ref.Name})
 }
 
-// readToDecide reads the object as the node: what a node's pods need is never taken from it on the
-// word of reviews alone. It reports whether the matter is settled for now.
+// readToDecide reads the object as the node: an object that a node's pods need is never withdrawn
+// because of reviews alone. It reports whether the decision is made for now.
 func (a *objectAccess) readToDecide(ctx context.Context, s *watchedObject, m *member) bool {
 	_, err := a.reader.get(ctx, s.ref, m.node)
 	s.mu.Lock()

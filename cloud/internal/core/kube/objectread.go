@@ -18,7 +18,7 @@ import (
 )
 
 // objectReader reads and watches single objects as the nodes that need them, and encodes them. It
-// keeps nothing of them, and may be used by many goroutines.
+// keeps no objects, and may be used by many goroutines.
 type objectReader struct {
 	client  *Client
 	catalog *catalog
@@ -106,13 +106,13 @@ func byName(ref Ref) string {
 // encode returns an object as the edge gets it; nil for nil.
 func (r *objectReader) encode(ref Ref, o runtime.Object) (*Object, error) {
 	if o == nil {
-		return nil, nil //nolint:nilnil // none is none
+		return nil, nil // nolint:nilnil // absence is no error
 	}
 	return r.catalog.encoder(ref.Resource).encode(o)
 }
 
 // watch opens the watch of an object as a node. It begins with the object, or with the end of
-// initial events if there is none.
+// initial events if the object is absent.
 func (r *objectReader) watch(ctx context.Context, ref Ref, node types.NodeName) (watch.Interface, error) {
 	select {
 	case r.opening <- struct{}{}:

@@ -14,10 +14,10 @@ import (
 // graph lags behind.
 const graceForbidden = 30 * time.Second
 
-// ObjectState is what is known of one object, for one node.
+// ObjectState is the known state of one object, for one node.
 type ObjectState struct {
-	Known  bool    // Object, or its absence, is what kube-apiserver has
-	Object *Object // nil: there is none
+	Known  bool    // Object, or its absence, is as at kube-apiserver
+	Object *Object // nil: absent
 	// CaughtUp is set in the answer to CatchUp: it is so as of the version asked for, or by a read
 	// that was consistent and came later.
 	CaughtUp bool
@@ -37,7 +37,7 @@ type watchedObject struct {
 	object     *Object
 	generation uint64 // grows with every change of object
 	asOf       uint64 // the resourceVersion as of which object is known
-	floor      uint64 // what a watch brings of versions up to this one is old: it was read in the meantime
+	floor      uint64 // watch events of versions up to this one are old: the object was read in the meantime
 	ended      bool   // it has no members any more
 }
 
@@ -56,8 +56,8 @@ type member struct {
 
 	// Under the lock of its object.
 	access       access
-	refusedSince time.Time // of the first refusal since the last permission; zero: there was none
-	denied       bool      // meanwhile a read or a watch as the node was refused, not a review alone
+	refusedSince time.Time // of the first refusal since the last permission; zero: not refused
+	denied       bool      // since then a read or a watch as the node was refused, not a review alone
 	checked      time.Time
 	tries        int
 	next         time.Time
@@ -66,7 +66,7 @@ type member struct {
 	busy         bool      // a review is in flight
 	asking       bool      // authorise is at it
 	asks         uint64    // calls of CatchUp: the newest is answered
-	caughtUp     bool      // it has succeeded, and the next state says so
+	caughtUp     bool      // CatchUp has succeeded, and the next state reports it
 	left         bool
 }
 
@@ -77,7 +77,7 @@ func (s *watchedObject) signal() {
 	}
 }
 
-// The lock is held for what follows.
+// The lock must be held.
 
 func (m *member) delay() {
 	m.next = time.Now().Add(pause(m.tries))
@@ -85,7 +85,7 @@ func (m *member) delay() {
 }
 
 // hold keeps watches from being opened as the node for a while: one was refused. A review that
-// allows it changes nothing of that, since where reviews and requests are judged differently (an
+// allows it doesn't change that, since where reviews and requests are judged differently (an
 // authorizer that lags, a proxy before kube-apiserver) the two would take turns without an end.
 func (m *member) hold() {
 	m.held = time.Now().Add(pause(m.thrown))
@@ -161,7 +161,7 @@ func (s *watchedObject) pick() (m *member, wait time.Duration) {
 	return m, wait
 }
 
-// knownState is a copy of what is known of an object, from before a read.
+// knownState is a copy of an object's known state, from before a read.
 type knownState struct {
 	known      bool
 	object     *Object
@@ -195,8 +195,8 @@ func (s *watchedObject) refreshed(before knownState, version uint64, o *Object) 
 	return wentBack
 }
 
-// opened notes that a watch has been opened as m: kube-apiserver has granted it the object, and
-// what earlier watches were too old for counts no more.
+// opened notes that a watch has been opened as m: kube-apiserver has granted it the object, and the
+// floor of earlier watches no longer applies.
 func (s *watchedObject) opened(m *member) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -234,7 +234,7 @@ func (s *watchedObject) observed(version uint64, o *Object) {
 	s.set(o)
 }
 
-// progressed notes that nothing has changed up to a version.
+// progressed notes that the object is unchanged up to a version.
 func (s *watchedObject) progressed(version uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -244,7 +244,7 @@ func (s *watchedObject) progressed(version uint64) {
 // reached reports whether the state is known as of a version.
 func (s *watchedObject) reached(version uint64) bool { return s.known && s.asOf >= version }
 
-// set changes what is known and notifies the members. The lock is held.
+// set changes the known state and notifies the members. The lock is held.
 func (s *watchedObject) set(o *Object) {
 	if s.known && (s.object == nil) == (o == nil) && (o == nil || s.object.Sum == o.Sum) {
 		return
@@ -258,8 +258,8 @@ func (s *watchedObject) set(o *Object) {
 	}
 }
 
-// tell notifies a member of what is known, and answers CatchUp with it: a member whose right was in
-// doubt when the read had come hears of it once it is granted again.
+// tell notifies a member of the known state, and answers CatchUp with it: a member whose right was
+// in doubt when the read had come is notified once it is granted again.
 func (s *watchedObject) tell(m *member) {
 	m.changed(ObjectState{Known: s.known, Object: s.object, CaughtUp: m.caughtUp})
 	m.caughtUp = false

@@ -12,11 +12,11 @@ import (
 )
 
 const (
-	// initialEvents is how long a fresh watch is given to say whether the object exists, before the
-	// object is read: a kube-apiserver that knows no initial events never says so.
+	// initialEvents is how long a fresh watch has to report whether the object exists, before the
+	// object is read: a kube-apiserver without support for initial events never reports it.
 	initialEvents = 10 * time.Millisecond
-	// lateInitialEvents is that of a kube-apiserver that has said so of another object.
-	// Where hundreds of watches are opened at once it is busy with these, and reads would
+	// lateInitialEvents is the same for a kube-apiserver that has sent initial events of another
+	// object. Where hundreds of watches are opened at once it is busy with these, and reads would
 	// double its work.
 	lateInitialEvents = time.Second
 )
@@ -112,7 +112,8 @@ func (t *objectStream) apply(ctx context.Context, e watch.Event) error {
 	return nil
 }
 
-// take keeps an object until the initial events end, and hands on what comes later, or late.
+// take keeps an object until the initial events end, and hands on later ones, or those that came
+// late.
 func (t *objectStream) take(version uint64, o *Object) {
 	if !t.done {
 		t.version, t.object = version, o

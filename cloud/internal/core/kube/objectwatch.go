@@ -15,8 +15,8 @@ import (
 )
 
 const (
-	// reviewers bounds the reviews in flight, opening the watches that are being opened. What
-	// finds no room waits.
+	// reviewers bounds the reviews in flight, opening the watches that are being opened. Those
+	// above the bounds wait.
 	reviewers = 64
 	opening   = 64
 	// steady is how long a watch must have lived for the next one to be opened without
@@ -30,8 +30,8 @@ const (
 // one that was opened again after a break needs no history, and a cluster that was restored from a
 // backup is noticed.
 //
-// Of its parts objectReader asks kube-apiserver, objectStream turns one watch into states of a
-// watchedObject, and that has the members and what each was told.
+// Of its parts objectReader sends the requests, objectStream turns one watch into states of a
+// watchedObject, and that has the members and the state last sent to each.
 type ObjectWatches struct {
 	reader *objectReader
 	access objectAccess
@@ -52,7 +52,7 @@ type ObjectWatch struct {
 	CatchUp func(version uint64)
 }
 
-// NewObjectWatches returns ObjectWatches. They watch nothing before Run.
+// NewObjectWatches returns ObjectWatches. They start no watch before Run.
 func NewObjectWatches(client *Client, access *Access) (*ObjectWatches, error) {
 	r, err := client.rest(corev1.SchemeGroupVersion)
 	if err != nil {
@@ -72,7 +72,7 @@ func (w *ObjectWatches) Serves(ref Ref) bool {
 	return ref.Resource == Secrets || ref.Resource == ConfigMaps
 }
 
-// Watch calls changed with what is known of an object, now or soon, and at each change, until
+// Watch calls changed with the known state of an object, now or soon, and at each change, until
 // Cancel is called: one call after another, not after Cancel has returned. changed must be quick
 // and must not call ObjectWatches.
 func (w *ObjectWatches) Watch(ref Ref, node types.NodeName, changed func(ObjectState)) ObjectWatch {
@@ -120,8 +120,8 @@ func (w *ObjectWatches) leave(s *watchedObject, m *member) {
 	s.signal()
 }
 
-// Run watches what is wanted until ctx ends, and asks again from time to time whether each node may
-// still have it.
+// Run watches the requested objects until ctx ends, and asks again from time to time whether each
+// node may still have them.
 func (w *ObjectWatches) Run(ctx context.Context) error {
 	w.mu.Lock()
 	if w.ctx != nil {
@@ -139,7 +139,7 @@ func (w *ObjectWatches) Run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			w.mu.Lock()
-			w.ctx = nil // nothing starts any more; Run may be called again
+			w.ctx = nil // no more starts; Run may be called again
 			w.mu.Unlock()
 			w.wg.Wait()
 			return nil
@@ -208,7 +208,7 @@ func (w *ObjectWatches) catchUp(s *watchedObject, m *member, version uint64) {
 	})
 }
 
-// recheck asks again about what was decided some time ago.
+// recheck repeats the reviews of older decisions.
 func (w *ObjectWatches) recheck(ctx context.Context) {
 	now := time.Now()
 	w.mu.Lock()
@@ -265,7 +265,7 @@ func (w *ObjectWatches) follow(ctx context.Context, s *watchedObject) {
 		}
 		failures++
 		if err != nil {
-			log.V(2).Info("Watching an object failed", "node", m.node, "err", err)
+			log.V(2).Info("Failed to watch an object, retrying", "node", m.node, "err", err)
 		}
 		base := min(50*time.Millisecond<<min(failures, 8), 10*time.Second)
 		sleep(ctx, base/2+rand.N(base/2), nil)

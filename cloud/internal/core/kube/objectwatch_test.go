@@ -68,7 +68,7 @@ func (a *pipedAnswer) Write(p []byte) (int, error) {
 type troubled struct {
 	*apiserver
 	mu     sync.Mutex
-	review *authorizationv1.SubjectAccessReviewStatus // what every review says; nil: what holds
+	review *authorizationv1.SubjectAccessReviewStatus // the answer of every review; nil: that of forbid
 	hang   func(*http.Request) bool
 }
 
@@ -129,8 +129,9 @@ func runObjectWatches(t *testing.T) (*troubled, *kube.ObjectWatches, func()) {
 	}
 }
 
-// One review revokes nothing, nor does an authorizer that fails. Refusals must last, and a read as
-// the node must be refused as well before what its pods need goes.
+// A single refusal by a review revokes no permission, nor does an authorizer that fails. Refusals
+// must last, and a read as the node must be refused as well before an object that its pods need is
+// withdrawn.
 func TestRefusalsMustLast(t *testing.T) {
 	no := &authorizationv1.SubjectAccessReviewStatus{Reason: "said the test"}
 	failed := &authorizationv1.SubjectAccessReviewStatus{EvaluationError: "the authorizer's webhook is away"}
@@ -182,8 +183,8 @@ func TestRefusalsMustLast(t *testing.T) {
 	}
 }
 
-// Reviews allow what kube-apiserver then refuses: watches are tried less and less often, and one
-// that is let in ends that.
+// Reviews allow a watch that kube-apiserver then refuses: watches are tried less and less often,
+// until one is admitted.
 func TestRefusedWatchesAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a, w, stop := runObjectWatches(t)
@@ -215,8 +216,8 @@ func TestRefusedWatchesAreBounded(t *testing.T) {
 	})
 }
 
-// A node that is asked for by CatchUp while its right is in doubt hears the answer when it is
-// granted again: a session waits for it, and sends nothing of that resource before.
+// A node with a pending CatchUp whose right is in doubt gets the answer when it is granted again: a
+// session waits for it, and sends no object of that resource before.
 func TestCaughtUpWhileInDoubt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a, w, stop := runObjectWatches(t)
@@ -256,7 +257,7 @@ func TestCaughtUpWhileInDoubt(t *testing.T) {
 	})
 }
 
-// Reads that hang hold up nothing but what they are about, for a time.
+// Reads that hang hold up only their own object, for a time.
 func TestHungReads(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a, w, stop := runObjectWatches(t)

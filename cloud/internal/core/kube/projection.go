@@ -1,15 +1,15 @@
 package kube
 
-// Projection returns an empty store of the same collection, for what a caller makes of its objects
-// for some edges. The version of an object there stands for its content (contentVersion): what
-// those edges don't get of it is no change for them.
+// Projection returns an empty store of the same collection, for a version of its objects that a
+// caller makes for some edges. The version of an object there is a digest of its content
+// (contentVersion): a change of other parts is no change for those edges.
 func (s *Store) Projection() *Store {
 	e := *s.encoder
 	e.content = true
 	return newStore(s.resource, &e)
 }
 
-// Complete says that the store holds the whole collection from now on.
+// Complete marks the store as holding the whole collection from now on.
 func (s *Store) Complete() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

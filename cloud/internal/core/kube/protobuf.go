@@ -29,7 +29,7 @@ func FromProtobuf(body []byte, kind schema.GroupVersionKind, into interface{ Unm
 		return fmt.Errorf("decoding the envelope of %s: %w", kind.Kind, err)
 	}
 	if have := u.GroupVersionKind(); have != kind || u.ContentEncoding != "" {
-		return fmt.Errorf("it is %s, not %s", have, kind)
+		return fmt.Errorf("got %s, want %s", have, kind)
 	}
 	if err := into.Unmarshal(u.Raw); err != nil {
 		return fmt.Errorf("decoding %s: %w", kind.Kind, err)

@@ -14,7 +14,7 @@ import (
 	"github.com/skerry-io/skerry/cloud/internal/core/kube"
 )
 
-// What is encoded here, Kubernetes' own codec reads, and the other way round.
+// Kubernetes' own codec reads bytes that are encoded here, and the other way round.
 func TestProtobufIsKubernetes(t *testing.T) {
 	kind := corev1.SchemeGroupVersion.WithKind("Event")
 	e := &corev1.Event{

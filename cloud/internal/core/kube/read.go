@@ -15,7 +15,7 @@ var ErrTooLarge = errors.New("the answer of kube-apiserver is too large")
 // ErrNoRoom is returned where Memory had no room for the answer. The request was made.
 var ErrNoRoom = errors.New("there is no room for the answer of kube-apiserver")
 
-// Memory bounds what answers take, in bytes; a *quota.Bytes.
+// Memory bounds the memory of answers, in bytes; a *quota.Bytes.
 type Memory interface {
 	// Take reports whether there is room for so many bytes, and holds them then.
 	Take(n int) bool
@@ -34,8 +34,8 @@ func (unbounded) Give(int)      { /* nothing is counted */ }
 // one link would make 64. At a round trip of 1 ms it lets 128 MB pass in a second.
 const window = 128 << 10
 
-// narrow sets the window of a transport that nothing has used yet. A wrapper that doesn't show what
-// it wraps, as tests have them, keeps its own.
+// narrow sets the window of an unused transport. A wrapper that doesn't expose its inner transport,
+// as tests have them, keeps its own.
 func narrow(rt http.RoundTripper) {
 	for rt != nil {
 		if t, ok := rt.(*http.Transport); ok {
@@ -55,9 +55,9 @@ func narrow(rt http.RoundTripper) {
 // buffer and the new are there at once.
 func steps(limit int) []int { return []int{16 << 10, 256 << 10, 1 << 20, limit + 1} }
 
-// readBody reads an answer into memory that was taken for it before: all that its buffers
-// have, not what of them is filled. What it returns is held, as long as its capacity; with an
-// error nothing is.
+// readBody reads an answer into memory that was reserved for it before, counting the capacity of
+// the buffers and not their length. The returned body's memory is held, as long as its capacity;
+// with an error all is released.
 func readBody(r *http.Response, limit int, memory Memory) ([]byte, error) {
 	var body []byte
 	sizes := steps(limit)
@@ -92,8 +92,8 @@ func readBody(r *http.Response, limit int, memory Memory) ([]byte, error) {
 	return nil, ErrTooLarge
 }
 
-// fit gives back what a buffer has and does not need, where that is most of it and there is room
-// for both in the meantime.
+// fit releases the unused capacity of a buffer, where that is most of it and there is room for both
+// copies.
 func fit(body []byte, memory Memory) []byte {
 	if len(body) > cap(body)/2 || !memory.Take(len(body)) {
 		return body

@@ -37,14 +37,14 @@ type followed struct {
 	overrun bool               // the collection was read since the reflector's list began, which may then be older than that
 }
 
-// follow keeps the store what kube-apiserver has, until ctx ends. Each reflector ends when
-// everything is to be listed again.
+// follow keeps the store equal to kube-apiserver's collection, until ctx ends. Each reflector ends
+// when the collection must be listed again.
 func (f *followed) follow(ctx context.Context) {
 	log := klog.FromContext(ctx).WithValues("resource", f.store.resource)
 	source, expected, err := f.source()
 	if err != nil {
 		f.store.Fail(err)
-		log.Error(err, "A collection can't be watched")
+		log.Error(err, "Failed to watch a collection, retrying")
 		return
 	}
 	for ctx.Err() == nil {
@@ -179,10 +179,10 @@ func (f *followed) listing() {
 	f.overrun = false
 }
 
-// tooLate reports whether the reflector's list, as of a version, is older than what was read since
-// it began: not one of a cluster that went back in time, but one whose answer took its time. Its
-// watch goes on from there, and what that brings of versions that were read is ignored. Called with
-// the store's lock held.
+// tooLate reports whether the reflector's list, as of a version, is older than a read since it
+// began: not one of a cluster that went back in time, but one that took long. Its watch continues
+// from there, and its events of versions that were read are ignored. Called with the store's lock
+// held.
 func (f *followed) tooLate(version uint64) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -199,7 +199,7 @@ func (f *followed) isBroken() bool {
 	return f.broken
 }
 
-// read makes the store what a consistent list says, unless the watch is ahead of that.
+// read replaces the store's content by a consistent list, unless the watch is ahead of that.
 func (f *followed) read(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, listTimeout)
 	defer cancel()
@@ -221,7 +221,7 @@ func (f *followed) read(ctx context.Context) error {
 		return fmt.Errorf("%s: %w", f.store.resource.Resource, err)
 	}
 	version := parseVersion(m.GetResourceVersion())
-	if version < before { // what was read after that is older: the cluster went back, and the watch is of a time that is lost
+	if version < before { // a later read returned an older version: the cluster went back, and the watch is of a lost history
 		defer f.begin()
 		f.client.revisions.check()
 	}
@@ -236,7 +236,7 @@ func (f *followed) read(ctx context.Context) error {
 	}, true)
 }
 
-// catchUp serves those who wait until there are none.
+// catchUp serves waiting callers until no caller is left.
 func (f *followed) catchUp(ctx context.Context) {
 	failures := 0
 	for ctx.Err() == nil {
@@ -289,7 +289,7 @@ func (c *Client) rest(gv schema.GroupVersion) (*rest.RESTClient, error) {
 	return client, nil
 }
 
-// sink is where a reflector puts what it sees.
+// sink receives a reflector's objects.
 type sink struct {
 	*followed
 	log klog.Logger

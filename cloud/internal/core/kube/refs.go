@@ -42,7 +42,7 @@ func (r Ref) On(node string) Ref {
 	return Ref{Resource: of.Resource, Key: Key{Name: of.Name}}
 }
 
-// refsOf lists what o needs on its node.
+// refsOf lists the objects that o needs on its node.
 func refsOf(o runtime.Object) []Ref {
 	needs := dependency.Of(o)
 	if len(needs) == 0 {

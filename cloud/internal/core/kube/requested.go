@@ -19,10 +19,10 @@ import (
 const (
 	// callTimeout bounds each call of kube-apiserver that is no watch.
 	callTimeout = 10 * time.Second
-	// How long an answer of Followable is remembered. What is missing may be there the next moment.
+	// How long an answer of Followable is cached. A missing resource may be there the next moment.
 	followableTTL    = 5 * time.Minute
 	notFollowableTTL = 5 * time.Second
-	// followableBound bounds what is remembered; at the bound all of it is forgotten.
+	// followableBound bounds the cache; at the bound it is cleared.
 	followableBound = 1024
 )
 
@@ -81,10 +81,10 @@ func (r *Requested) Followable(ctx context.Context, resource schema.GroupVersion
 	return refused, nil
 }
 
-// CatchUp calls done, once and in a goroutine of its own, when the copy of a collection holds what
-// kube-apiserver had at version or later; where the watch doesn't bring it there soon, by a
-// consistent read, which counts whatever its version is: the cluster may have gone back in time. It
-// is tried until it succeeds or cancel is called. The collection must be open.
+// CatchUp calls done, once and in a goroutine of its own, when the copy of a collection is at
+// version or later; if the watch doesn't bring it there soon, by a consistent read, which counts
+// whatever its version is: the cluster may have gone back in time. It is tried until it succeeds or
+// cancel is called. The collection must be open.
 func (r *Requested) CatchUp(resource schema.GroupVersionResource, version uint64, done func()) (cancel func()) {
 	i := r.informers
 	i.mu.Lock()
@@ -135,7 +135,7 @@ func (c *Client) followable(ctx context.Context, resource schema.GroupVersionRes
 	return nil, nil
 }
 
-// checkNames refuses what can't be part of a path.
+// checkNames refuses names that can't be part of a path.
 func checkNames(resource schema.GroupVersionResource) error {
 	if resource.Group != "" && len(validation.IsDNS1123Subdomain(resource.Group)) > 0 {
 		return fmt.Errorf("%q is no API group", shortened(resource.Group))
@@ -149,7 +149,7 @@ func checkNames(resource schema.GroupVersionResource) error {
 	return nil
 }
 
-// shortened keeps what a device made up out of logs and answers.
+// shortened bounds a device's text in logs and answers.
 func shortened(s string) string { return s[:min(len(s), 64)] }
 
 // served asks discovery whether a resource exists in that version and can be listed and watched.

@@ -45,7 +45,7 @@ type Revisions struct {
 	lost     []func() // called when writes may be lost
 }
 
-// sighting is what one read says of the cluster.
+// sighting is the result of one read of the cluster's revision.
 type sighting struct {
 	revision uint64
 	// servers are the identities of kube-apiservers (KEP-1965), new with each start of one.

@@ -18,8 +18,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 )
 
-// A cluster is restored between two reads, so quickly that no call fails, and has reached the
-// revision that it had: only that no kube-apiserver is the one that it was says so.
+// A cluster is restored between two reads, so quickly that no call fails, and has reached its old
+// revision: only the identities of the kube-apiservers show it.
 func TestRevisions(t *testing.T) {
 	type read struct {
 		s   sighting
@@ -28,7 +28,7 @@ func TestRevisions(t *testing.T) {
 	at := func(revision uint64, servers ...string) read { return read{s: sighting{revision, servers}} }
 	away := read{err: errors.New("connection refused")}
 	for name, test := range map[string]struct {
-		reads []read // the last one goes on
+		reads []read // the last one is repeated
 		want  int    // restarts
 		lost  int    // of those, after which writes may be lost
 	}{

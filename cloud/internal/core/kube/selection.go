@@ -21,7 +21,7 @@ type Selection struct {
 	Labels    labels.Selector
 	Fields    fields.Selector
 
-	tests []fieldTest // what Name and Node leave to be tested
+	tests []fieldTest // those that Name and Node don't cover
 }
 
 type fieldTest struct {
@@ -35,8 +35,8 @@ const (
 	testNamespace
 )
 
-// Select parses what an interest asks for. A field that kube-apiserver has no selector for
-// is an error.
+// Select parses the selectors of an interest. A field without a selector at kube-apiserver is an
+// error.
 func Select(resource schema.GroupVersionResource, from Source) (*Selection, error) {
 	s := &Selection{Source: from, Namespace: from.Namespace, Labels: labels.Everything(), Fields: fields.Everything()}
 	if from.Labels != "" {

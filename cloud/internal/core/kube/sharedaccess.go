@@ -24,15 +24,16 @@ const (
 	sharedBound = 128
 )
 
-// sharedAccess asks once what all nodes may, or all devices, where an answer for one is an answer
-// for the others (docs/dev/decisions/0066). It knows permissions only. It has two ways to know that
-// a permission is not that node's own:
+// sharedAccess asks once for the rights of all nodes, or all devices, where an answer for one is an
+// answer for the others (docs/dev/decisions/0066). It caches permissions only. It has two ways to
+// find that a permission is not that node's own:
 //
 //   - a node that there is not may do the same: then Kubernetes lets every node;
-//   - kube-apiserver says that the node may by the binding of the rights of devices: then every node may that this binding has, as long as it has it.
+//   - kube-apiserver names the binding of the rights of devices as the reason: then every subject
+//     of this binding has it, as long as it is a subject.
 //
-// Both hold where authorizers only ever add rights, as those of Kubernetes itself do. A webhook may
-// refuse one node what another has: with one, nothing is shared.
+// Both are valid where authorizers only ever add rights, as those of Kubernetes itself do. A
+// webhook may refuse one node a right that another has: with a webhook no answer is shared.
 type sharedAccess struct {
 	client  kubernetes.Interface
 	ask     func(context.Context, types.NodeName, Attributes) (Decision, error)
@@ -59,8 +60,8 @@ func newSharedAccess(client kubernetes.Interface, ask func(context.Context, type
 	}
 }
 
-// allows reports whether the node is known to be allowed, by what was asked for another within the
-// last minute, and asks where that is due. False: it has to be asked for alone.
+// allows reports whether the node is known to be allowed, by answers for others within the last
+// minute, and asks where that is due. False: the node has to be asked for alone.
 func (s *sharedAccess) allows(ctx context.Context, node types.NodeName, at Attributes) bool {
 	if !s.onlyAdd(ctx) {
 		return false
@@ -69,10 +70,10 @@ func (s *sharedAccess) allows(ctx context.Context, node types.NodeName, at Attri
 	return s.remembered(node, at) || s.settle(ctx, node, at)
 }
 
-// widen is a question as another node would ask it, of itself, and of all that it may be of:
-// without a namespace, labels, and names and fields that are not the node's own. Who may have all
-// may have some of it: neither RBAC nor the Node authorizer takes a right away for one of these. So
-// what a device makes up is no new question.
+// widen turns a question into the one of another node about itself, as general as possible: without
+// a namespace, labels, and names and fields that are not the node's own. A right to all objects
+// includes the right to some: neither RBAC nor the Node authorizer removes a right for one of
+// these. So names that a device makes up are no new question.
 func widen(from types.NodeName, at Attributes, to types.NodeName) Attributes {
 	wide := Attributes{Verb: at.Verb, Resource: at.Resource, Subresource: at.Subresource}
 	if at.Name == string(from) {
@@ -113,7 +114,7 @@ func (s *sharedAccess) settle(ctx context.Context, node types.NodeName, at Attri
 		s.mu.Unlock()
 		return false
 	}
-	s.answers[key] = sharedAnswer{until: time.Now().Add(accessTTL)} // those who come meanwhile are asked for alone
+	s.answers[key] = sharedAnswer{until: time.Now().Add(accessTTL)} // callers that come until then are asked for alone
 	s.mu.Unlock()
 
 	answer, allowed := s.who(ctx, node, at, before.binding == "")
@@ -124,8 +125,8 @@ func (s *sharedAccess) settle(ctx context.Context, node types.NodeName, at Attri
 	return allowed
 }
 
-// who asks who may. first says with what it begins: whether every node may, or whether this one may
-// as a device. An error is no answer: the node is asked for alone.
+// who asks which subjects have the right. first selects the first question: whether every node has
+// it, or whether this one has it as a device. An error is no answer: the node is asked for alone.
 func (s *sharedAccess) who(ctx context.Context, node types.NodeName, at Attributes, first bool) (answer sharedAnswer, allowed bool) {
 	everyone := func() bool {
 		d, err := s.ask(ctx, s.absent, at)
@@ -158,9 +159,9 @@ func (s *sharedAccess) room() bool {
 }
 
 // onlyAdd reports whether all authorizers of kube-apiserver only ever add rights, as those do that
-// can list what an account may: the Node authorizer, RBAC, ABAC. A webhook can't, and the list
-// says that it is incomplete. It is asked for cloudcore itself, since of a node the Node
-// authorizer lists nothing.
+// can list an account's rights: the Node authorizer, RBAC, ABAC. A webhook can't, and the list is
+// marked as incomplete. It is asked for cloudcore itself, since for a node the Node authorizer's
+// list is empty.
 func (s *sharedAccess) onlyAdd(ctx context.Context) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -176,7 +177,7 @@ func (s *sharedAccess) onlyAdd(ctx context.Context) bool {
 	}, metav1.CreateOptions{})
 	additive := err == nil && !rules.Status.Incomplete && rules.Status.EvaluationError == ""
 	if !additive {
-		klog.FromContext(ctx).V(4).Info("Permissions are reviewed for each node", "err", err)
+		klog.FromContext(ctx).V(4).Info("Reviewing the permissions of each node", "err", err)
 	}
 	s.mu.Lock()
 	s.additive = additive

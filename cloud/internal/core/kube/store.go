@@ -21,7 +21,7 @@ type Store struct {
 	observers []*observer
 	failure   error  // of the last attempt to list or watch, nil while all is well
 	version   uint64 // the resourceVersion as of which the objects are known, 0 where it is no number
-	floor     uint64 // what a watch brings of versions up to this one is old: the collection was read in the meantime
+	floor     uint64 // watch events of versions up to this one are old: the collection was read in the meantime
 }
 
 type observer struct{ changed func(old, new *Object) }
@@ -82,8 +82,8 @@ func (s *Store) Len() int {
 	return len(s.objects)
 }
 
-// Each calls fn for every object that sel selects, in no order, until fn returns false. Nothing
-// changes in the meantime; fn must not call the store.
+// Each calls fn for every object that sel selects, in no order, until fn returns false. The store
+// is locked until then; fn must not call it.
 func (s *Store) Each(sel *Selection, fn func(*Object) bool) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -112,10 +112,9 @@ func (s *Store) Each(sel *Selection, fn func(*Object) bool) {
 	}
 }
 
-// Observe calls changed for every change from now on, those included that are none for the edges
-// (the Sum stays), one after another, before it can be read: old is nil for a new object, new for
-// one that is gone. changed must be quick and must not call the store. The returned function ends
-// it.
+// Observe calls changed for every change from now on, including those that edges don't see (the Sum
+// stays), one after another, before it can be read: old is nil for a new object, new for a deleted
+// one. changed must be quick and must not call the store. The returned function ends it.
 func (s *Store) Observe(changed func(old, new *Object)) (cancel func()) {
 	o := &observer{changed}
 	s.mu.Lock()
@@ -189,9 +188,9 @@ func (s *Store) Replace(all []runtime.Object) error {
 	return s.replace(all, newest, nil, false)
 }
 
-// replace makes all the whole of the collection as of a version, unless accept, which is called
-// with the lock held, says no. beside: a watch runs at the same time, and what that brings of
-// versions up to this one is ignored.
+// replace makes all the content of the collection as of a version, unless accept, which is called
+// with the lock held, returns false. Where beside is set, a watch runs at the same time, and its events of
+// versions up to this one are ignored.
 func (s *Store) replace(all []runtime.Object, version uint64, accept func() bool, beside bool) error {
 	fresh := make([]*Object, 0, len(all))
 	keep := make(map[Key]bool, len(all))

@@ -10,7 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// parseVersion reads a resourceVersion as a number, 0 where it is none. kube-apiserver's are
+// parseVersion reads a resourceVersion as a number, 0 if it is not a number. kube-apiserver's are
 // numbers that grow (KEP-5504).
 func parseVersion(version string) uint64 {
 	v, err := strconv.ParseUint(version, 10, 64)
@@ -20,7 +20,7 @@ func parseVersion(version string) uint64 {
 	return v
 }
 
-// versionOf is an object's resourceVersion as a number, 0 where it is none.
+// versionOf returns an object's resourceVersion as a number, 0 if it is not a number.
 func versionOf(o runtime.Object) uint64 {
 	m, err := metaOf(o)
 	if err != nil {

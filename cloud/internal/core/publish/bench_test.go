@@ -19,7 +19,7 @@ import (
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 )
 
-// sinkhole is an edge that acknowledges and keeps nothing.
+// sinkhole is an edge that acknowledges all changes and stores none of them.
 type sinkhole struct {
 	hubtest.Session
 	mux    *message.Mux
@@ -39,7 +39,7 @@ func (e *sinkhole) Send(ctx context.Context, m message.Message) error {
 	return e.mux.Dispatch(ctx, topic.StateAck.New(message.Resource{}, &topicpb.StateAck{Sequence: s.Sequence}))
 }
 
-// kubeletInterests are what a kubelet's watches become.
+// kubeletInterests are the interests that a kubelet's watches open.
 func kubeletInterests(node string) []*topicpb.Interest {
 	of := func(id uint64, group, resource, fields string) *topicpb.Interest {
 		return &topicpb.Interest{Id: id, Resource: &topicpb.Resource{Group: group, Version: "v1", Resource: resource}, FieldSelector: fields}

@@ -73,7 +73,7 @@ func (s *session) advance(r *resourceSync) error {
 // begin compares the edge's objects with ours.
 func (s *session) begin(r *resourceSync) error {
 	s.mu.Lock()
-	r.noted = true // from here on every change is noted: none falls between this and the comparison
+	r.noted = true // from here on every change is noted: no change falls between this and the comparison
 	s.mu.Unlock()
 	if s.deps != nil && r.gvr == kube.Pods {
 		s.deps.rescan() // changes before were not noted
@@ -82,7 +82,7 @@ func (s *session) begin(r *resourceSync) error {
 		i.counted = i.standing == granted
 	}
 	if r.feed == nil {
-		r.written = 0 // objects that are watched one by one: edges write none of them
+		r.written = 0 // objects that are watched one by one: edges don't write them
 	}
 	var history func(now, then digest) ([]kube.Key, bool)
 	if r.feed != nil {
@@ -234,9 +234,9 @@ func (s *session) confirmed(r *resourceSync) bool {
 }
 
 // expect sends the edge the digest of the set that it should hold now. Its interests are synced by
-// the same State, so that an edge that holds something else takes none of them for it. Where a
-// change of the same resource gets into that State behind it, the edge finds a difference that is
-// none: that costs an inventory, once in a session, and nothing else.
+// the same State, so an edge with another set doesn't mark them as synced. Where a change of the
+// same resource gets into that State behind it, the edge reports a difference that does not exist:
+// that costs one inventory, once in a session.
 func (s *session) expect(r *resourceSync) error {
 	s.mu.Lock()
 	dirty := len(r.dirty) > 0

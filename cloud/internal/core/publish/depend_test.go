@@ -71,7 +71,7 @@ func TestDependenciesTravelBeforeThePod(t *testing.T) {
 	})
 }
 
-// settle lets what is gathered for a moment go on, and waits for what comes of it.
+// settle lets the gathering time pass, and waits for the effects.
 func settle() {
 	time.Sleep(time.Second)
 	synctest.Wait()
@@ -118,8 +118,8 @@ func TestAnswersOfWatchesAreGathered(t *testing.T) {
 	})
 }
 
-// Updates that follow each other share States, in their order, and what is no such update waits
-// for none of them.
+// Updates that follow each other share States, in their order, and other changes don't wait for
+// them.
 func TestUpdatesAreGathered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const maps = 300
@@ -295,8 +295,8 @@ func TestClaimsOfDevicesTravel(t *testing.T) {
 	})
 }
 
-// A cluster with the rights of an older cloudcore, or without a resource: pods travel without it,
-// nothing is taken from the edge, and it comes once it may be followed.
+// A cluster with the rights of an older cloudcore, or without a resource: pods are sent without it,
+// the edge's copies are not deleted, and it is sent once it may be followed.
 func TestPodsTravelWithoutWhatMayNotBeFollowed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, e := newWorld(), newEdge(t)

@@ -19,7 +19,7 @@ type feed struct {
 	release func()
 	cancel  func()
 	users   int         // under the lock of feeds
-	ending  *time.Timer // while there are none: closes the feed
+	ending  *time.Timer // without sessions: closes the feed
 
 	mu     sync.RWMutex
 	byNode map[string][]*entry

@@ -15,14 +15,14 @@ const (
 	gatherUpdates = 20 * time.Millisecond
 	// gatherMarks is how long the sync markers of one resource wait for those of others while an
 	// edge comes back: the rights and collections of some 14 resources become known one by one, and
-	// a State for each costs 28 bytes more, with its acknowledgement. What they are about the edge
-	// holds and serves already. The last resource to be compared lets all go: ConfigMaps, where a
-	// pod has hundreds, for whose watches kube-apiserver needs some hundred milliseconds.
+	// a State for each costs 28 bytes more, with its acknowledgement. The edge holds and serves
+	// these objects already. The last resource to be compared flushes all: ConfigMaps, where a pod
+	// has hundreds, for whose watches kube-apiserver needs some hundred milliseconds.
 	gatherMarks = time.Second
-	// gatherFirstMarks is that for an edge that holds nothing, whose clients wait.
+	// gatherFirstMarks is the same for an edge with an empty store, whose clients wait.
 	gatherFirstMarks = 20 * time.Millisecond
-	// resumeSoon is how long after its start a session resumes at most. A resource that takes
-	// longer holds nothing up.
+	// resumeSoon bounds the time from its start in which a session resumes. A resource that takes
+	// longer delays no other.
 	resumeSoon = 2 * time.Second
 )
 
@@ -34,7 +34,7 @@ func (s *session) updateWait() time.Duration {
 	return pressing
 }
 
-// wake is signal, in a moment, or at once where nothing is waited for. It may be called after the
+// wake signals the loop after wait, or at once if wait is pressing. It may be called after the
 // session's end.
 func (s *session) wake(wait time.Duration) {
 	if wait == pressing {
@@ -63,7 +63,7 @@ func (s *session) wakeLater(wait time.Duration) {
 
 func (s *session) woken() {
 	s.mu.Lock()
-	s.inbox.alarm = nil // an idle session keeps none
+	s.inbox.alarm = nil // an idle session has no timer
 	s.mu.Unlock()
 	s.signal()
 }

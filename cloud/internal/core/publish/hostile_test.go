@@ -11,9 +11,9 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/poll"
 )
 
-// A device asks two replicas for what its node may get and cloudcore may not list, and for
-// versions that do not exist. Each session is refused, with the reason; no reflector starts, and
-// both stay ready.
+// A device asks two replicas for resources that its node may get and cloudcore may not list, and
+// for versions that do not exist. Each session is refused, with the reason; no reflector starts,
+// and both stay ready.
 func TestHostile_01_ForbiddenInterestIsRefused(t *testing.T) {
 	first := newSystem(t)
 	replicas := map[string]*system{"first": first, "second": first.replica(t)}
@@ -27,7 +27,7 @@ func TestHostile_01_ForbiddenInterestIsRefused(t *testing.T) {
 		one(10, "", "v1", "endpoints"),
 		one(11, "apps", "v1", "daemonsets"),
 		one(12, "apps", "v1beta9", "daemonsets"),
-		one(13, "", "v7", "pods"), // no pod of the node: that is said first
+		one(13, "", "v7", "pods"), // no pod of the node: that is reported first
 		{Id: 14, Resource: &topicpb.Resource{Version: "v7", Resource: "pods"}, FieldSelector: "spec.nodeName=edge1"},
 		{Id: 15, Resource: &topicpb.Resource{Group: "node.k8s.io", Version: "v1alpha1", Resource: "runtimeclasses"}},
 		{Id: 16, Resource: &topicpb.Resource{Group: "apps", Version: "v1", Resource: "deployments"}},
@@ -65,15 +65,15 @@ func TestHostile_01_ForbiddenInterestIsRefused(t *testing.T) {
 	}
 }
 
-// own opens what cloudcore follows for itself.
+// own opens the collections that cloudcore follows for itself.
 func (r *system) own() (release func()) {
 	_, pods := r.informers.Open(schema.GroupVersionResource{Version: "v1", Resource: "pods"})
 	_, nodes := r.informers.Open(schema.GroupVersionResource{Version: "v1", Resource: "nodes"})
 	return func() { pods(); nodes() }
 }
 
-// What upstream's kubelet watches, with exactly the rights of manifests/cloudcore: cloudcore may
-// follow all of it. A right that is missing there shows as an interest that is refused for ever.
+// The watches of upstream's kubelet, with exactly the rights of manifests/cloudcore: cloudcore may
+// follow all of them. A right that is missing there shows as an interest that is refused for ever.
 func TestReal_WatchesOfAKubelet(t *testing.T) {
 	r := newSystem(t)
 	r.plane.AddNode(t, "edge1")

@@ -103,7 +103,7 @@ func (s *session) admit(id uint64, p *topicpb.Interest, over exceeded) {
 	if over == fits {
 		over = s.part.quotas.admit(s.used, selectorBytes(p))
 	}
-	if over == fits && !p.GetDependencies() { // of dependencies Kubernetes is asked nothing
+	if over == fits && !p.GetDependencies() { // dependencies need no review
 		var ok bool
 		if ok, retry = s.part.rates.Take(s.node); !ok {
 			over = tooFast
@@ -143,8 +143,8 @@ func (s *session) admitLimited() {
 // serve begins to serve an interest: Kubernetes is asked about it.
 func (s *session) serve(i *interest, p *topicpb.Interest) {
 	if p.GetDependencies() {
-		// Nothing to ask: claims and volumes that a pod of this node refers to are what the Node
-		// authorizer would allow, ConfigMaps and Secrets are watched as the node.
+		// No review: claims and volumes that a pod of this node refers to are exactly those that
+		// the Node authorizer would allow, ConfigMaps and Secrets are watched as the node.
 		i.standing = granted
 		if s.deps == nil {
 			s.deps = newDependencies(s, i)
@@ -164,7 +164,7 @@ func (s *session) serve(i *interest, p *topicpb.Interest) {
 	if err != nil {
 		i.sel = &kube.Selection{Source: source(p)}
 		i.standing = refused
-		i.review.final = true // asking again changes nothing
+		i.review.final = true // another review would have the same result
 		s.refuse(i, apierrors.NewBadRequest(err.Error()))
 		return
 	}
@@ -343,7 +343,7 @@ func (s *session) recheck() {
 	}
 }
 
-// unfollowed is why an interest that the node may have brings nothing.
+// unfollowed returns the reason why an interest that the node may have gets no objects.
 func unfollowed(resource string, err error) error {
 	text := fmt.Sprintf("cloudcore can't follow %s: %v", resource, err)
 	if s, ok := errors.AsType[*apierrors.StatusError](err); ok {

@@ -39,7 +39,7 @@ func (m moment) sub(earlier moment) time.Duration { return time.Duration(m - ear
 
 // review is how far asking about an interest has come. The session's loop owns it.
 type review struct {
-	refusedSince moment // of the first refusal since the last permission; never: there was none
+	refusedSince moment // of the first refusal since the last permission; never: not refused
 	checked      moment // when the last answer was believed
 	waiting      *kube.Waiting
 	retry        *time.Timer
@@ -66,8 +66,9 @@ type verdict struct {
 	refusal error         // why not; nil with allowed false: there was no answer
 }
 
-// judge applies an answer: the standing of an interest, or in which time it is asked again,
-// 0 for not before the next recheck. What was granted stays so until a refusal has lasted.
+// judge applies an answer: it returns the standing of an interest, and the time until the next
+// review, 0 for not before the next recheck. A granted interest stays so until a refusal has
+// lasted.
 func judge(now moment, is standing, r *review, v verdict) (standing, time.Duration) {
 	switch {
 	case v.allowed:

@@ -84,8 +84,8 @@ func (r *system) route(t *testing.T, name, gateway string) {
 	}
 }
 
-// holdings is what an edge of a node should hold, by name: what distinguishes one version from
-// another.
+// holdings lists the objects that an edge of a node should hold, by name, each with the field that
+// tells its versions apart.
 func (r *system) holdings(ctx context.Context, ns, node string) (map[string]string, error) {
 	out := map[string]string{}
 	pods, err := r.admin.CoreV1().Pods(ns).List(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=" + node})
@@ -127,7 +127,7 @@ func (r *system) holdings(ctx context.Context, ns, node string) (map[string]stri
 	return out, nil
 }
 
-// holdings is what the edge holds, without what every pod has of its ServiceAccount.
+// holdings lists the edge's objects, without those that every pod has of its ServiceAccount.
 func (e *edge) holdings() map[string]string {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -151,7 +151,7 @@ func (e *edge) holdings() map[string]string {
 	return out
 }
 
-// converges waits until an edge holds exactly what its cluster has for it.
+// converges waits until an edge holds exactly its cluster's objects.
 func (r *system) converges(t *testing.T, what, ns string, e *edge) {
 	t.Helper()
 	start := time.Now()
@@ -177,13 +177,13 @@ func (e *edge) version(gvr schema.GroupVersionResource, ns, name string) string 
 	return ""
 }
 
-// wanted is what an edge of these tests wants.
+// wanted lists the interests of an edge of these tests.
 func wanted(node types.NodeName) []*topicpb.Interest {
 	return []*topicpb.Interest{podsOf(1, string(node)), dependencies(2), {Id: 3, Resource: resource(routes)}}
 }
 
-// etcd is put back to an older copy while cloudcore runs, with one edge linked and one away.
-// Everything that either holds becomes what the cluster has now, without a hand.
+// etcd is restored to an older copy while cloudcore runs, with one edge linked and one away. Both
+// converge to the cluster's new state, without an operator.
 func TestOrder_00_EtcdFromAnOlderCopyConverges(t *testing.T) {
 	r := newOwnSystem(t)
 	r.plane.Apply(t, "manifests/crds")
@@ -209,7 +209,7 @@ func TestOrder_00_EtcdFromAnOlderCopyConverges(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// What will be lost.
+	// Changes that will be lost.
 	for i := range 30 {
 		r.configMap(t, ns, "config", fmt.Sprint("v2-", i))
 	}
@@ -248,7 +248,7 @@ func TestOrder_00_EtcdFromAnOlderCopyConverges(t *testing.T) {
 	}
 }
 
-// An edge moves to a cloudcore whose watches are 20 s behind: no pod dies, nothing becomes older.
+// An edge moves to a cloudcore whose watches are 20 s behind: no pod dies, no object becomes older.
 func TestOrder_03_LaggingWatchMakesNothingOlder(t *testing.T) {
 	a := newSystem(t)
 	a.plane.Apply(t, "manifests/crds")
@@ -295,8 +295,7 @@ func TestOrder_03_LaggingWatchMakesNothingOlder(t *testing.T) {
 	other.disconnect()
 }
 
-// A list whose answer takes its time is overtaken by one that an edge had to be read for: what
-// is newer stays.
+// A list whose answer is slow is overtaken by a later read for an edge: the newer objects stay.
 func TestALateListTakesNothingBack(t *testing.T) {
 	a := newOwnSystem(t)
 	a.plane.Apply(t, "manifests/crds")
@@ -326,7 +325,7 @@ func TestALateListTakesNothingBack(t *testing.T) {
 		return faultproxy.Fault{}
 	})
 	poll.True(t, "b lists pods again", func() bool { return lists.Load() > 0 })
-	time.Sleep(3 * time.Second) // until kube-apiserver has answered the list, which nothing here shows: a pod that is in it would prove nothing
+	time.Sleep(3 * time.Second) // until kube-apiserver has answered the list, which no metric shows: a pod that is in it would prove too little
 	answered := time.Now()
 	time.Sleep(3 * time.Second) // so much later than the list the pod arrives
 	a.pod(t, ns, "new", "edge1", "config", "secret")
@@ -338,7 +337,7 @@ func TestALateListTakesNothingBack(t *testing.T) {
 	e.connect(b.publisher, interests...)
 	poll.True(t, "synced by b with what a has brought", func() bool { return e.isSynced(1) && e.holds("pods", "new") })
 
-	behind := time.Since(answered) // the list arrives now, and what came after it later
+	behind := time.Since(answered) // the list arrives now, and later events after it
 	proxy.SetLag(func(*http.Request) faultproxy.Lag { return faultproxy.Lag{By: behind} })
 	a.pod(t, ns, "late", "edge1", "config", "secret")
 	poll.True(t, "what comes late", func() bool { return e.holds("pods", "late") })
@@ -351,8 +350,8 @@ func TestALateListTakesNothingBack(t *testing.T) {
 	e.disconnect()
 }
 
-// The same where the cluster was restored from a backup: what the edge holds is of a time that is
-// lost, and a cloudcore that lags can't tell by its watches. It converges.
+// The same where the cluster was restored from a backup: the edge's objects are of a lost history,
+// and a cloudcore that lags can't tell by its watches. It converges.
 func TestOrder_04_LaggingWatchAfterARestoreConverges(t *testing.T) {
 	a := newOwnSystem(t)
 	a.plane.Apply(t, "manifests/crds")
@@ -396,8 +395,8 @@ func TestOrder_04_LaggingWatchAfterARestoreConverges(t *testing.T) {
 }
 
 // An edge has a status accepted through another cloudcore and moves to one whose watch is 20 s
-// behind. Nothing else distinguishes the two: what the edge holds is what the lagging watch shows.
-// It is synced only with the status that it has written, since it drops its own copy then.
+// behind. The two agree in all else: the edge's set equals that of the lagging watch. It is synced
+// only with the status that it has written, since it drops its own copy then.
 func TestSyncedBringsWhatTheEdgeHasWritten(t *testing.T) {
 	a := newSystem(t)
 	a.plane.Apply(t, "manifests/crds")
@@ -431,8 +430,8 @@ func TestSyncedBringsWhatTheEdgeHasWritten(t *testing.T) {
 }
 
 // An edge receives a pod's deletion through one cloudcore, and moves to another whose watch is 20 s
-// behind. That pod is newer than all that the edge holds, or the edge holds none, or what it held
-// before the pod was made: in none of these does the pod come back.
+// behind. The edge's objects are all older than that pod, or it has no objects, or those from
+// before the pod was made: in none of these cases the pod comes back.
 func TestNoDeletedPodComesBack(t *testing.T) {
 	a := newSystem(t)
 	a.plane.Apply(t, "manifests/crds")

@@ -31,8 +31,9 @@ func projected(gvr schema.GroupVersionResource) bool {
 }
 
 // projection is the EndpointSlices as one site gets them: with the endpoints on its own nodes, on
-// those of sites that it reaches, and without a node. Those that have none of these don't travel,
-// but for the two that devices stand for themselves. So a rollout elsewhere changes nothing for it.
+// those of sites that it reaches, and without a node. Slices without any of these are not sent,
+// except the two that devices stand for themselves. So a rollout elsewhere causes no changes for
+// the site.
 //
 // Changes of the collection come with its store held for writing, a fill reads it: the two never
 // meet, and each object is put as it is last.

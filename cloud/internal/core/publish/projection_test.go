@@ -75,7 +75,7 @@ func allSlices(id uint64) *topicpb.Interest {
 	return &topicpb.Interest{Id: id, Resource: resource(endpointSlices)}
 }
 
-// slices lists what an edge has of each slice: node, address, zone.
+// slices lists the edge's endpoints of each slice: node, address, zone.
 func (e *edge) slices(t *testing.T) map[string]string {
 	t.Helper()
 	out := map[string]string{}
@@ -104,9 +104,9 @@ func (e *edge) slices(t *testing.T) map[string]string {
 	return out
 }
 
-// A site gets the endpoints on its nodes, on those that it reaches and without a node; a
-// rollout elsewhere sends it nothing, and a device that comes back is equal by the digest of
-// its projection.
+// A site gets the endpoints on its nodes, on those that it reaches and without a node; a rollout
+// elsewhere sends it no message, and a device that comes back is equal by the digest of its
+// projection.
 func TestProjection(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &sites{pools: map[string]string{"edge1": "north", "edge2": "north", "edge3": "south", "edge9": "far"}, known: true}
@@ -138,7 +138,7 @@ func TestProjection(t *testing.T) {
 			}
 		}
 
-		// What is on the site's own nodes comes at once, and what has left them goes.
+		// Endpoints on the site's own nodes come at once, and are removed when they leave them.
 		c.put(t, endpointSlices, slice("default/elsewhere", 50, "edge2"))
 		c.put(t, endpointSlices, slice("default/web", 50, "edge3"))
 		synctest.Wait()

@@ -3,9 +3,9 @@
 //
 // It owns, for each session, the interests, the comparison with the set that the edge still holds,
 // the set of keys that changed and the window of unacknowledged changes. It refuses interests that
-// kube-apiserver doesn't allow the node. It keeps nothing beyond a session, and writes nothing to
+// kube-apiserver doesn't allow the node. It keeps no state beyond a session, and never writes to
 // kube-apiserver. Delivery is level-triggered: a key that changes ten times before its turn is sent
-// once, as it is then.
+// once, in its latest state.
 //
 // A session's loop owns all of its state; messages of other goroutines (changes, acknowledgements,
 // decisions) go through its inbox.
@@ -37,11 +37,11 @@ import (
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 )
 
-// reviewing bounds the interests of all sessions that Kubernetes is being asked about. After a
-// restart of cloudcore every edge declares all it wants at one moment. What kube-apiserver's
-// priority and fairness has no seat for it refuses, and refusals and pauses then take longer than
-// the reviews. At the bound who came first goes first, so the sessions are done one after another
-// instead of all at the end.
+// reviewing bounds the interests of all sessions that are under review. After a restart of
+// cloudcore every edge declares all its interests at one moment. kube-apiserver's priority and
+// fairness refuses requests above its seats, and refusals and pauses then take longer than the
+// reviews. At the bound the order is first come, first served, so the sessions are done one after
+// another instead of all at the end.
 const reviewing = 32
 
 // reviewsInTurn is how many interests of one session are asked about before those of another one

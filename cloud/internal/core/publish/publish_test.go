@@ -159,7 +159,7 @@ func TestARefusalThatPassesIsNotReported(t *testing.T) {
 	})
 }
 
-// An interest that is not decided yet must not cost the edge what it holds.
+// An undecided interest must not cost the edge its objects.
 func TestUndecidedInterestsDeleteNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, e := newWorld(), newEdge(t)
@@ -243,8 +243,8 @@ func TestInterestsThatComeAndGo(t *testing.T) {
 	})
 }
 
-// What an edge asks for while it acknowledges nothing waits in cloudcore: sync markers, refusals.
-// One that goes on asking breaks the contract.
+// Answers for an edge that acknowledges none wait in cloudcore: sync markers, refusals. An edge
+// that continues to ask breaks the contract.
 func TestAnEdgeThatAsksAndAcknowledgesNothing(t *testing.T) {
 	long := strings.Repeat("x", 100<<10) // above a quota
 	for name, ask := range map[string]func(n uint64) *topicpb.Interest{
@@ -307,7 +307,7 @@ func TestTheWindowHoldsBack(t *testing.T) {
 		e.mute = false
 		last := e.sequence
 		e.mu.Unlock()
-		// Meanwhile each changes many times: the newest state alone is sent.
+		// Each changes many times before that: the newest state alone is sent.
 		for range 10 {
 			for i := range 100 {
 				c.put(t, services, service(fmt.Sprintf("s%02d", i)))
@@ -344,7 +344,7 @@ func TestOneObjectIsEncodedOnceForAll(t *testing.T) {
 	})
 }
 
-// One interest that Kubernetes is slow to refuse doesn't hold up the others, and deletes nothing
+// One interest that Kubernetes is slow to refuse doesn't hold up the others, and deletes no object
 // before it is refused.
 func TestAnUndecidedInterestHoldsNobodyUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

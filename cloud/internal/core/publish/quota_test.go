@@ -16,9 +16,9 @@ import (
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 )
 
-// A device declares 4,096 new interests each second, and selectors of a megabyte. It hears 429; its
-// kubelet's own interests are served, another device's are as without it, and what Kubernetes is
-// asked stays within the quota.
+// A device declares 4,096 new interests each second, and selectors of a megabyte. It gets 429; its
+// kubelet's own interests are served, another device is not affected, and the reviews stay within
+// the quota.
 func TestQuotasOfInterestsAndSelectors(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newWorld()
@@ -77,7 +77,7 @@ func TestQuotasOfInterestsAndSelectors(t *testing.T) {
 	})
 }
 
-// What was over a quota is served once there is room; what was dropped is asked nothing about.
+// Interests over a quota are served once there is room; dropped ones are not reviewed.
 func TestQuotasGiveWay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newWorld()

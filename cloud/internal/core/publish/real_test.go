@@ -164,7 +164,7 @@ func TestReal(t *testing.T) {
 		&topicpb.Interest{Id: 5, Resource: &topicpb.Resource{Group: "node.k8s.io", Version: "v1", Resource: "runtimeclasses"}},
 		&topicpb.Interest{Id: 6, Resource: &topicpb.Resource{Group: "storage.k8s.io", Version: "v1", Resource: "csidrivers"}},
 		&topicpb.Interest{Id: 7, Resource: &topicpb.Resource{Group: "storage.k8s.io", Version: "v1", Resource: "csinodes"}, FieldSelector: "metadata.name=edge1"},
-		// What is edge2's business:
+		// Objects of edge2 alone:
 		podsOf(11, "edge2"), single(12, "secrets", "secret-of-edge2"), single(13, "configmaps", "cm-of-edge2"),
 		&topicpb.Interest{Id: 14, Resource: resource(nodes), FieldSelector: "metadata.name=edge2"},
 		&topicpb.Interest{Id: 15, Resource: resource(kube.Pods)},

@@ -162,7 +162,7 @@ func (r *resourceSync) look(key kube.Key) (o *kube.Object, known bool) {
 	if r.feed != nil {
 		return r.feed.store.Get(key), r.feed.store.HasSynced()
 	}
-	return nil, true // nothing of the session looks at it any more
+	return nil, true // the session has no more use for it
 }
 
 // wants reports whether the edge is to hold o.

@@ -27,7 +27,7 @@ func TestResume(t *testing.T) {
 		objects int
 		change  func(t *testing.T, c *world)
 		same    bool // the same cloudcore, which has seen the changes; else another
-		old     bool // the edge doesn't say how new its newest is
+		old     bool // the edge doesn't send its newest version
 		asked   []string
 		log     []string
 	}{
@@ -161,7 +161,7 @@ func TestResume_ShortSumsThatDeceive(t *testing.T) {
 					log = []string{"+services/s0042", "+services/s0043", "synced 1"}
 					asked = []string{"services buckets=true only=0", "services buckets=false only=1", "services buckets=false only=0"}
 				}
-				// What the bucket's sum is in the cloud.
+				// The bucket's sum in the cloud.
 				e.blur = &hidden
 				c.store(services).Each(mustSelect(t), func(o *kube.Object) bool {
 					if publish.BucketOf(o.Key) == publish.BucketOf(hidden) {
@@ -189,8 +189,8 @@ func mustSelect(t *testing.T) *kube.Selection {
 	return sel
 }
 
-// The rights and collections of a session become known one by one; that an edge holds the right of
-// each is said once for all, and a collection that takes long holds none of them up.
+// The rights and collections of a session become known one by one; that an edge's sets are equal is
+// sent once for all, and a slow collection delays none of them.
 func TestSyncMarkersOfAResumeShareAState(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, e := newWorld(), newEdge(t)
@@ -227,8 +227,8 @@ func TestSyncMarkersOfAResumeShareAState(t *testing.T) {
 }
 
 // Collections become known one by one, and so do the ConfigMaps of a pod, whose watches are opened
-// in the meantime. What an edge that comes back lacks of these, and that it holds the right of all
-// else, is one State. One that holds nothing isn't kept waiting for that.
+// at the same time. The objects that a returning edge lacks of these, and the markers that all else
+// is equal, are one State. An edge with an empty store is not kept waiting for that.
 func TestResumeOfManyConfigMapsIsOneState(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, e := newWorld(), newEdge(t)
@@ -288,8 +288,8 @@ func TestResumeOfManyConfigMapsIsOneState(t *testing.T) {
 	})
 }
 
-// What an edge should hold, and that it is synced then, are one State also while another collection
-// takes long: an edge that holds something else takes nothing for synced.
+// The digest to expect and the sync markers are one State also while another collection takes long:
+// an edge with another set marks no interest as synced.
 func TestSyncMarkersTravelWithTheExpectation(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, e := newWorld(), newEdge(t)

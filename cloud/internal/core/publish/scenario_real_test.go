@@ -17,8 +17,8 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/poll"
 )
 
-// allowSecrets lets a node have the Secrets of a namespace, whatever its pods need, by RBAC; what
-// it returns takes that back.
+// allowSecrets lets a node have the Secrets of a namespace, whatever its pods need, by RBAC; revoke
+// removes that right.
 func (r *system) allowSecrets(t *testing.T, ns, node string) (revoke func()) {
 	t.Helper()
 	bindings := r.admin.RbacV1().RoleBindings(ns)
@@ -39,10 +39,10 @@ func (r *system) allowSecrets(t *testing.T, ns, node string) (revoke func()) {
 }
 
 // Scenario 9 of the order campaign, with the real authorizers: two nodes that hold Secrets come to
-// another replica, which remembers no permission, when kube-apiserver says that they may not have
-// them. It changes its mind about one after 20 s: nothing goes. About the other it does not: what
-// it held goes. Each has one Secret that is watched as itself, so that the watch is refused, and
-// one whose watch was opened as a third node, so that a review says no.
+// another replica, whose cache has no permissions, when kube-apiserver refuses these Secrets. For
+// one node the refusal ends after 20 s: its Secrets stay. For the other it does not: its Secrets
+// are deleted. Each has one Secret that is watched as itself, so that the watch is refused, and one
+// whose watch was opened as a third node, so that a review refuses it.
 func TestOrder_09_RefusalsMustLast(t *testing.T) {
 	t.Parallel() // it mostly waits
 	r := newSystem(t)
@@ -113,9 +113,9 @@ func TestOrder_09_RefusalsMustLast(t *testing.T) {
 	}
 }
 
-// Scenario 11 of the order campaign, on the way down: seventy reads of what one node's pods need
-// are never answered. The other node's pod comes with what it needs, and the first one's come once
-// reads are answered again.
+// Scenario 11 of the order campaign, on the way down: seventy reads of the dependencies of one
+// node's pods are never answered. The other node's pod is sent with its dependencies, and the first
+// one's are sent once reads are answered again.
 func TestOrder_11_HungReadsHoldUpNoOtherNode(t *testing.T) {
 	t.Parallel() // it mostly waits
 	a := newSystem(t)

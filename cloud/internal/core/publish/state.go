@@ -42,7 +42,7 @@ type session struct {
 
 	mu    sync.Mutex
 	inbox inbox
-	over  bool // by Stop: nothing enters any more
+	over  bool // by Stop: no more input
 
 	// Set by Start, then only read.
 	ctx   context.Context
@@ -64,14 +64,14 @@ type session struct {
 	unheard   int  // interests that came since the window has been shut
 	began     time.Time
 	sent      atomic.Int64 // Unix nanoseconds: the last State. Others read it
-	site      string       // that it gets something made for; "" while it gets nothing such
+	site      string       // whose projection it gets; "" without one
 }
 
 // inbox has the messages of other goroutines to the loop.
 type inbox struct {
 	queue       []item // to be sent, in order
 	head        int
-	pressing    bool               // something in the queue waits for nothing
+	pressing    bool               // the queue has an item that must not wait
 	until       time.Time          // when the queue goes otherwise: its items have waited for others then
 	alarm       *time.Timer        // of a signal that comes by itself; nil without one
 	waking      time.Time          // when it comes
@@ -133,7 +133,7 @@ type resourceSync struct {
 
 	blockedPods map[kube.Key]bool // pods that wait for their dependencies
 	heldMarkers []*interest       // sync markers that were reached, and wait for blocked pods
-	confirming  *confirmation     // nil where it waits for none
+	confirming  *confirmation     // nil where it isn't waiting
 	heldExpect  bool              // an expectation was reached, and waits for blocked pods
 	heldBack    bool              // an object in dirty may be older than the edge's version: it waits for a comparison
 	waiting     bool              // the loop is woken when the store has synced
@@ -282,8 +282,8 @@ func (s *session) siteFor(gvr schema.GroupVersionResource) string {
 	return s.site
 }
 
-// siteOf is the session's site now. While that is not known it has one of its own, which
-// has nothing yet.
+// siteOf returns the session's current site. Until that is known it has a site of its own, which is
+// empty.
 func (s *session) siteOf() string {
 	if site, known := s.part.feeds.sites.SiteOf(string(s.node)); known {
 		return site

@@ -49,8 +49,8 @@ func TestStatusStaysInTheCloud(t *testing.T) {
 		}
 		e.takeLog()
 
-		// Reports change the status many times: those who follow it in the cloud see each,
-		// the edge none.
+		// Reports change the status many times: the cloud's followers see each change, the edge
+		// sees none of them.
 		for i := range 50 {
 			c.put(t, gvr, staticRoute("a", "10.0.0.1", i))
 			synctest.Wait()
@@ -67,8 +67,8 @@ func TestStatusStaysInTheCloud(t *testing.T) {
 		want(t, "sent for a change of the labels", e.takeLog(), []string{"+staticroutes/b"})
 		e.disconnect()
 
-		// Another cloudcore, which has only seen the newest of each: nothing is sent,
-		// nothing is asked.
+		// Another cloudcore, which has only seen the newest of each: no object is sent, no
+		// inventory requested.
 		later := newWorld()
 		later.version = 5000
 		again := labelled.DeepCopy()
@@ -81,7 +81,7 @@ func TestStatusStaysInTheCloud(t *testing.T) {
 	})
 }
 
-// Of a NodeOperation the one node that it is for has to know what was done.
+// The one node that a NodeOperation is for needs its progress.
 func TestStatusOfOperationsTravels(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c, e := newWorld(), newEdge(t)

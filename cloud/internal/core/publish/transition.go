@@ -29,7 +29,7 @@ import (
 type syncState int8
 
 const (
-	unsynced   syncState = iota // nothing was compared: changes need no note
+	unsynced   syncState = iota // not compared yet: changes need no note
 	comparing                   // the edge was asked for its objects; changes are noted and wait
 	catchingUp                  // cloudcore's copy may lag behind the edge's own writes: it is caught up first; changes wait
 	confirming                  // cloudcore's copy may lag behind the edge: it is caught up first; changes wait
@@ -48,7 +48,7 @@ func (s syncState) flows() bool { return s == streaming || s == expecting }
 type comparison struct {
 	edge        digest                 // the edge's own, until that is settled
 	newest      uint64                 // the greatest resourceVersion among that; 0: unknown
-	written     uint64                 // the version of the newest write of the edge that was accepted and is not in that; 0: there is none
+	written     uint64                 // the newest version of the edge's accepted writes that is not in ours yet; 0: none
 	only        *[buckets]bool         // the buckets whose entries were asked for, nil for all
 	theirs      map[kube.Key]heldEntry // of an inventory, while confirming
 	state       syncState
@@ -87,9 +87,9 @@ const (
 	resumeConfirmed
 )
 
-// begin compares the edge's set with ours. history finds the changes
-// since the edge held the right set, where a history reaches back so far; nil: no history. What
-// the edge shows of its own accepted writes ends with the comparison, so ours must hold them first.
+// begin compares the edge's set with ours. history finds the changes since the edge held the right
+// set, where a history reaches back so far; nil: no history. The edge drops its local copies of
+// accepted writes with the comparison, so ours must hold them first.
 func (c *comparison) begin(ours map[kube.Key]*kube.Object, history func(now, then digest) ([]kube.Key, bool)) effects {
 	if c.written > 0 {
 		e := effects{catchUp: c.written}
@@ -119,11 +119,11 @@ func (c *comparison) begin(ours map[kube.Key]*kube.Object, history func(now, the
 // holdsNothing reports whether the edge has reported that it holds no object of the resource.
 func (c *comparison) holdsNothing() bool { return !c.edgeUnknown && c.edge.count == 0 }
 
-// later finds objects newer than all that the edge holds: if no object was deleted and the edge
+// later finds objects newer than the newest one of the edge: if no object was deleted and the edge
 // had all older ones, those are the missing ones. resourceVersions can be compared as numbers
 // (KEP-5504). It costs no inventory where no history reaches back, after a restart of cloudcore
-// above all; whether it was right, the edge sees by the digest to expect. What the numbers of
-// objects rule out is not tried.
+// above all; the edge verifies the result by the digest to expect. It is not tried where the
+// numbers of objects rule it out.
 func (c *comparison) later(ours map[kube.Key]*kube.Object) (keys []kube.Key, ok bool) {
 	if c.edgeUnknown || c.newest == 0 {
 		return nil, false
@@ -159,7 +159,7 @@ func (c *comparison) had(o *kube.Object) bool {
 	return !c.edgeUnknown && c.newest != 0 && v != 0 && v <= c.newest
 }
 
-// versionOf is the version that edges know an object by as a number, 0 where it is none.
+// versionOf returns the edges' version of an object as a number, 0 if it is not a number.
 func versionOf(o *kube.Object) uint64 {
 	v, err := strconv.ParseUint(o.Version, 10, 64)
 	if err != nil {
@@ -194,7 +194,7 @@ func (c *comparison) unexpected(holds *topicpb.Digest) effects {
 func (c *comparison) sums(ours map[kube.Key]*kube.Object, theirs []byte) effects {
 	only := differing(bucketSums(ours), theirs)
 	if len(only) == 0 {
-		if c.edgeUnknown || digestOf(ours) == c.edge { // what differed has changed back in the meantime
+		if c.edgeUnknown || digestOf(ours) == c.edge { // the difference has changed back in the meantime
 			return c.settle(effects{})
 		}
 		return effects{ask: &topicpb.InventoryRequest{}}
@@ -245,8 +245,9 @@ func (c *comparison) confirmed(ours map[kube.Key]*kube.Object, undecided func(ku
 	return c.settle(effects{send: keys})
 }
 
-// doubts finds objects of the edge that ours has in an older version or not at all, as of which
-// version it has to be confirmed. Where versions can't be compared, nothing but a read will do.
+// doubts returns the edge's objects that ours has in an older version or lacks, each with the
+// version as of which it has to be confirmed. Where versions can't be compared, only a read is
+// enough.
 func (c *comparison) doubts(ours map[kube.Key]*kube.Object, undecided func(kube.Key) bool) map[kube.Key]uint64 {
 	var out map[kube.Key]uint64
 	for key, e := range c.theirs {
@@ -265,8 +266,8 @@ func (c *comparison) doubts(ours map[kube.Key]*kube.Object, undecided func(kube.
 }
 
 // restAgrees reports whether the edge holds, outside the buckets that it was asked about, the set
-// that it should: its digest less what it has listed must be the digest of ours there. Otherwise
-// two buckets differ whose short sums don't, or something has changed since.
+// that it should: its digest less the listed objects must be the digest of ours there. Otherwise
+// two buckets differ whose short sums don't, or there was a change since.
 func (c *comparison) restAgrees(ours map[kube.Key]*kube.Object) bool {
 	rest, mine := c.edge, digest{}
 	for _, e := range c.theirs {

@@ -33,7 +33,7 @@ func entriesOf(text string) (out []*topicpb.Entry) {
 	return out
 }
 
-// digestOfText is what an edge says that it holds.
+// digestOfText is the digest that an edge with these objects sends.
 func digestOfText(text string) *topicpb.Digest {
 	held := objects(text)
 	d := digestOf(held)
@@ -53,7 +53,7 @@ func digestOfText(text string) *topicpb.Digest {
 type transcript struct {
 	strings.Builder
 	comparison
-	ours string // what cloudcore has
+	ours string // cloudcore's objects
 }
 
 func (x *transcript) holds(text string) {
@@ -139,7 +139,7 @@ func TestTransitions(t *testing.T) {
 			x.written = 7
 			x.cloud("a@5 b@6")
 			x.begin()
-			x.begin() // by a consistent read, which says the same
+			x.begin() // by a consistent read, with the same result
 		},
 		"newer": func(x *transcript) {
 			x.holds("a@5 b@6")
@@ -184,7 +184,7 @@ func TestTransitions(t *testing.T) {
 			x.cloud("a@5 b@6 again@3")
 			x.begin()
 			x.inventory("a@9 b@6 new@8 again'@7")
-			x.caughtUp() // by a consistent read, which says the same
+			x.caughtUp() // by a consistent read, with the same result
 		},
 		"versions-that-are-no-numbers": func(x *transcript) {
 			x.holds("a@content-x b@content-y")
@@ -208,7 +208,7 @@ func TestTransitions(t *testing.T) {
 	}
 }
 
-// What is sent is never older than what the edge holds, unless it was confirmed.
+// A sent object is never older than the edge's, unless it was confirmed.
 func TestNothingOlderIsSentUnconfirmed(t *testing.T) {
 	c := comparison{state: expecting, edge: digest{count: 3}, newest: 10}
 	for text, want := range map[string]bool{"a@11": true, "a@10": false, "a@3": false, "a@content-x": false} {

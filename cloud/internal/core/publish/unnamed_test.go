@@ -11,8 +11,8 @@ import (
 )
 
 // An edge that takes names from the objects is sent them there alone; one of an older release has
-// them beside each object. The fake edge sees that no other way is taken, and that a deletion says
-// what it deletes.
+// them in a field of the message. The fake edge checks that no other way is used, and that a
+// deletion names its object.
 func TestNamesOfObjects(t *testing.T) {
 	for name, older := range map[string]bool{"an edge of an older release": true, "one that asks for no names": false} {
 		t.Run(name, func(t *testing.T) {
@@ -44,7 +44,7 @@ func TestNamesOfObjects(t *testing.T) {
 				check("after changes", "r")
 				e.disconnect()
 
-				// An update of the device: what it holds is not sent again.
+				// An update of the device: objects that it holds are not sent again.
 				e.named = !older
 				e.connect(p, all...)
 				want(t, "sent to the other release", countChanges(e.takeLog()), 0)

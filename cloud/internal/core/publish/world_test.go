@@ -44,7 +44,7 @@ type world struct {
 	stores   map[schema.GroupVersionResource]*kube.Store
 	opened   map[schema.GroupVersionResource]int
 	objects  map[kube.Ref]*kube.Object
-	unserved map[schema.GroupVersionResource]error // what cloudcore can't follow
+	unserved map[schema.GroupVersionResource]error // resources that cloudcore can't follow
 	caughtUp []string                              // resources that had to be read
 	missing  map[kube.Ref]bool                     // not known yet
 	deny     map[kube.Ref]error
@@ -241,8 +241,8 @@ func service(name string) *corev1.Service {
 
 // ---- the edge ----
 
-// edge is the other end of a session: it stores what it gets and acknowledges it, and answers
-// inventories, as metamanager does.
+// edge is the other end of a session: it stores and acknowledges the objects that it gets, and
+// answers inventories, as metamanager does.
 type edge struct {
 	hubtest.Session
 	t      *testing.T
@@ -255,18 +255,18 @@ type edge struct {
 	synced  map[uint64]bool
 	refused map[uint64]string
 	log     []string // of changes, in order
-	// backwards is what was taken from it, or replaced by an older version.
+	// backwards lists the objects that were deleted at it, or replaced by an older version.
 	backwards []string
 	sequence  uint64
 	states    int
 	asked     []string // inventories
-	mute      bool     // acknowledges nothing
+	mute      bool     // never acknowledges
 	settle    func()   // waits until all that follows from the last step has happened
 	unacked   int
 	blur      *kube.Key // a key whose bucket has this sum, whatever is in it
 	blurred   kube.Sum
-	old       bool                                   // doesn't say what is its newest
-	named     bool                                   // of a release that needs namespace and name beside an object
+	old       bool                                   // doesn't send its newest version
+	named     bool                                   // of a release that needs namespace and name in addition to an object
 	written   map[schema.GroupVersionResource]uint64 // accepted writes that have not come down
 	gone      map[schema.GroupVersionResource]uint64 // as of which version the newest deletion came down
 	open      map[schema.GroupVersionResource]bool   // not as expected, until something is expected again
@@ -381,7 +381,7 @@ func (e *edge) apply(s *topicpb.State) (surprises []schema.GroupVersionResource)
 	return surprises
 }
 
-// number is a resourceVersion as a number, 0 where it is none.
+// number returns a resourceVersion as a number, 0 if it is not a number.
 func number(version string) uint64 {
 	v, err := strconv.ParseUint(version, 10, 64)
 	if err != nil {
@@ -390,7 +390,7 @@ func number(version string) uint64 {
 	return v
 }
 
-// takeBackwards returns what has gone backwards at the edge since the last call.
+// takeBackwards returns the objects that have gone backwards at the edge since the last call.
 func (e *edge) takeBackwards() []string {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -421,7 +421,7 @@ func (e *edge) decode(raw []byte) metav1.Object {
 	return o.(metav1.Object)
 }
 
-// sum is the digest of what is held; e.mu is held.
+// sum is the digest of the held objects; e.mu is held.
 func (e *edge) sum(gvr schema.GroupVersionResource) *topicpb.Digest {
 	var sum kube.Sum
 	var newest uint64
@@ -487,7 +487,7 @@ func newEdge(t *testing.T) *edge {
 	return &edge{Session: hubtest.Session{Name: "edge1"}, t: t, settle: synctest.Wait, objects: map[schema.GroupVersionResource]map[kube.Key]*topicpb.Change{}}
 }
 
-// connect opens a session; what the edge holds stays.
+// connect opens a session; the edge's objects stay.
 func (e *edge) connect(p *publish.Publisher, interests ...*topicpb.Interest) {
 	e.t.Helper()
 	e.mux, e.sequence, e.synced, e.refused, e.log, e.asked, e.states = message.NewMux(), 0, map[uint64]bool{}, map[uint64]string{}, nil, nil, 0

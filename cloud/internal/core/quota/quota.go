@@ -1,8 +1,8 @@
-// Package quota bounds what one node may ask of cloudcore, and says so to the node.
+// Package quota bounds the load that one node causes in cloudcore, and builds the refusals.
 //
 // It owns how much of each quota every node has used lately, over all its sessions: a node that
-// connects again has no more. It refuses nothing itself: callers ask, and answer the node with
-// Refusal. Rates may be used by many goroutines at once.
+// connects again has no more. It does not refuse requests itself: callers ask, and answer the node
+// with Refusal. Rates may be used by many goroutines at once.
 package quota
 
 import (
@@ -27,14 +27,14 @@ type Rate struct {
 	// sixteenth of their bursts; the others have a fiftieth of it to themselves, and their bursts.
 	// 0: each node has its own PerSecond.
 	//
-	// A rate that one device needs to come back with what it kept, fifty devices can't have at once
-	// without others waiting for it. Who stays just below the bound between both has the fiftieth,
-	// so nothing is gained by it.
+	// A rate that one device needs to send its backlog when it comes back would delay others if
+	// fifty devices had it at once. A node that stays just below the bound between both has the
+	// fiftieth, so it has no advantage.
 	Heavy int
 }
 
-// Refusal is what a node is answered: 429 with a Retry-After in seconds, and which quota of
-// cloudcore.yaml it is.
+// Refusal is the answer to a node over a quota: 429 with a Retry-After in seconds, and the quota's
+// name in cloudcore.yaml.
 func Refusal(quota string, retryAfter int) *apierrors.StatusError {
 	return &apierrors.StatusError{ErrStatus: metav1.Status{
 		TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"},
@@ -54,14 +54,14 @@ type Rates struct {
 	swept time.Time                 // when heavy was looked through
 }
 
-// usage is what a node has used of its burst; it decays by the rate.
+// usage is the used part of a node's burst; it decays by the rate.
 type usage struct {
 	used float64
 	at   time.Time
 }
 
-// manyNodes is from how many nodes on those are forgotten that have used up nothing. There are
-// never more than have done something within the time in which a burst decays.
+// manyNodes is the number of nodes above which unused entries are dropped. There are never more
+// entries than nodes active within the time in which a burst decays.
 const manyNodes = 4096
 
 const (
@@ -69,8 +69,7 @@ const (
 	lightShare = 50 // of the rate, the part that a node has while it is not
 )
 
-// NewRates returns Rates of which nothing is used. A nil *Rates, and one of a Rate of 0,
-// bound nothing.
+// NewRates returns unused Rates. A nil *Rates, and one of a Rate of 0, have no bound.
 func NewRates(rate Rate) *Rates {
 	return &Rates{rate: rate, nodes: map[types.NodeName]*usage{}, heavy: map[types.NodeName]*usage{}}
 }
@@ -78,7 +77,7 @@ func NewRates(rate Rate) *Rates {
 // Take reports whether a node may do it once more now, else in how many seconds.
 func (r *Rates) Take(node types.NodeName) (ok bool, retryAfter int) { return r.TakeN(node, 1) }
 
-// TakeN is Take of so many at once. What alone is above the burst is taken where nothing is used.
+// TakeN is Take of so many at once. A single one above the burst is taken where the usage is zero.
 func (r *Rates) TakeN(node types.NodeName, n int) (ok bool, retryAfter int) {
 	if r == nil || r.rate.PerSecond <= 0 {
 		return true, 0
@@ -108,7 +107,7 @@ func (r *Rates) Heavy(node types.NodeName) bool {
 // maxRetryAfter is in seconds; an edge waits no longer than a minute (putoff).
 const maxRetryAfter = 60
 
-// Give returns what a Take took.
+// Give undoes a Take.
 func (r *Rates) Give(node types.NodeName, n int) {
 	if r == nil || r.rate.PerSecond <= 0 {
 		return
@@ -120,8 +119,8 @@ func (r *Rates) Give(node types.NodeName, n int) {
 	r.weigh(node, u)
 }
 
-// Spend uses n whether it fits or not, up to twice the burst, and returns how long it takes until
-// what is used is within the burst.
+// Spend uses n whether it fits or not, up to twice the burst, and returns the time until the usage
+// is within the burst.
 func (r *Rates) Spend(node types.NodeName, n float64) time.Duration {
 	if r == nil || r.rate.PerSecond <= 0 {
 		return 0
@@ -177,8 +176,8 @@ func (r *Rates) weigh(node types.NodeName, u *usage) {
 	}
 }
 
-// sweep finds, once a second, who has done nothing for a while and is heavy no more. The
-// lock is held.
+// sweep finds, once a second, nodes that have been idle for a while and are heavy no more. The lock
+// is held.
 func (r *Rates) sweep(now time.Time) {
 	if now.Sub(r.swept) < time.Second {
 		return
@@ -190,7 +189,7 @@ func (r *Rates) sweep(now time.Time) {
 	}
 }
 
-// forget drops the nodes that have used up nothing. The lock is held.
+// forget drops the nodes with an unused burst. The lock is held.
 func (r *Rates) forget(now time.Time) {
 	if len(r.nodes) < manyNodes {
 		return
@@ -203,7 +202,7 @@ func (r *Rates) forget(now time.Time) {
 	}
 }
 
-// Bytes bound what one session holds of cloudcore's memory. The zero value bounds nothing.
+// Bytes bound the memory of cloudcore that one session holds. The zero value has no bound.
 type Bytes struct {
 	Most int
 
@@ -211,8 +210,8 @@ type Bytes struct {
 	held int
 }
 
-// Take reports whether so many bytes fit beside those that are held, and holds them then. What
-// alone is above the bound fits where nothing else is held.
+// Take reports whether so many bytes fit into the bound with those already held, and holds them
+// then. A single one above the bound fits while no other is held.
 func (b *Bytes) Take(n int) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()

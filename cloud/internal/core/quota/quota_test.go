@@ -42,9 +42,9 @@ func TestRates(t *testing.T) {
 	}
 }
 
-// Nodes that use up their bursts share what a few of them may have. Others have their bursts, and
-// one alone that comes back with much has its whole rate. Who stays just below where that begins
-// has no more by it.
+// Nodes that use up their bursts share the rate of a few of them. Others have their bursts, and one
+// alone that comes back with a backlog has its whole rate. A node that stays just below the
+// threshold has no advantage.
 func TestRates_HeavyNodesShare(t *testing.T) {
 	const perSecond, burst, heavy, floods = 50, 800, 4, 50
 	for name, flood := range map[string]struct{ first, each int }{
@@ -105,7 +105,7 @@ func TestRates_HeavyNodesShare(t *testing.T) {
 	})
 }
 
-// What alone is above the burst is taken where nothing is used; what is given back was not taken.
+// A single one above the burst is taken where the usage is zero; Give undoes a Take.
 func TestRates_TakeN(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := quota.NewRates(quota.Rate{PerSecond: 10, Burst: 100})
