@@ -1,13 +1,13 @@
 // Package balance shares the sessions of devices out evenly among the replicas of cloudcore: one
 // that is new, or has lost its sessions, gets its share from those that have more.
 //
-// It owns the Lease cloudcore-replicas, in which each replica says in an annotation how many
-// sessions it has, and how many of its own sessions a replica ends so that their devices dial
-// another one. Which sessions those are is the hub's. It refuses to act on what it does not know:
-// with one replica, before this one is ready, or when what it knows of the others is older than
-// their last renewals, no session is ended. Plan is pure. A Balancer runs on one goroutine;
-// Elsewhere may be called by any. Bounds: a request each 10 s; 1 % of what is too many in a second,
-// at least 1 and at most 50 (docs/dev/decisions/0026-sessions-are-shared-out.md).
+// It owns the Lease cloudcore-replicas, in which each replica reports its number of sessions in an
+// annotation, and how many of its own sessions a replica ends so that their devices dial another
+// one. The hub selects the sessions. It refuses to act on missing or old data: with one replica,
+// before this one is ready, or when the data of the others is older than their last renewals, no
+// session is ended. Plan is pure. A Balancer runs on one goroutine; Elsewhere may be called by any.
+// Bounds: a request each 10 s; 1 % of the surplus in a second, at least 1 and at most 50
+// (docs/dev/decisions/0026-sessions-are-shared-out.md).
 package balance
 
 import (
@@ -29,11 +29,11 @@ import (
 )
 
 const (
-	// Lease is what all replicas write.
+	// Lease is the name of the Lease that all replicas write.
 	Lease = "cloudcore-replicas"
 
-	// settle is how long after the last session of a round has ended its device has dialled: a
-	// count that is older says nothing of what came of the round.
+	// settle is the time from the end of a round's last session until its device has dialled: an
+	// older count doesn't show the effect of the round.
 	settle = 5 * time.Second
 	// leaveTimeout bounds the last request of a replica that stops.
 	leaveTimeout = 2 * time.Second
@@ -61,13 +61,13 @@ type Balancer struct {
 	// Owned by Run.
 	others  replicas
 	plan    Plan
-	read    time.Time // when the request was made whose answer is in others; zero: there is none
+	read    time.Time // when the request was made whose answer is in others; zero: not yet
 	written bool      // the annotation may be there
 	round   round
 	rest    time.Time // no round before
 }
 
-// room is what Elsewhere answers from.
+// room is the data of Elsewhere.
 type room struct {
 	read     time.Time
 	sessions int // that others take
@@ -92,10 +92,10 @@ func New(c Config) *Balancer {
 	}
 }
 
-// Run shares sessions out until ctx ends, and withdraws then what it has said of itself.
+// Run shares sessions out until ctx ends, and then removes its annotation.
 func (b *Balancer) Run(ctx context.Context) error {
 	loop := rerun.New(b.step, rerun.Config{RetryMax: 2 * time.Minute, Failed: func(ctx context.Context, err error, retry time.Duration) {
-		klog.FromContext(ctx).Info("Failed to write the replicas' Lease, sessions are not balanced meanwhile", "lease", Lease, "err", err, "retryIn", retry)
+		klog.FromContext(ctx).Info("Failed to write the replicas' Lease, not balancing sessions until the next try", "lease", Lease, "err", err, "retryIn", retry)
 	}})
 	b.forget() // of an earlier Run
 	loop.Run(ctx)
@@ -127,14 +127,14 @@ func (b *Balancer) forget() {
 	b.known.Set(0)
 }
 
-// step makes a request when one is due, and ends what is to end until the next step.
+// step makes a request when one is due, and starts ending sessions of the time until the next step.
 func (b *Balancer) step(ctx context.Context) (time.Duration, error) {
 	now := time.Now()
 	if !b.read.IsZero() && apart(b.read, now) >= lifetime {
 		b.forget() // requests have failed, or this process stood still
 	}
 	if b.config.Ready() != nil {
-		b.forget() // others forget this replica likewise, as it renews nothing
+		b.forget() // the others forget this replica likewise, as it doesn't renew
 		return period, nil
 	}
 	if b.read.IsZero() || apart(b.read, now) >= period {
@@ -151,8 +151,8 @@ func (b *Balancer) step(ctx context.Context) (time.Duration, error) {
 	return max(wait, time.Millisecond), nil
 }
 
-// exchange says how many sessions there are, and reads what others say. That is of now or later:
-// where this process stands still in the meantime, it is old from the start.
+// exchange writes the number of sessions, and reads those of others. Their time is that of the
+// request: where this process is suspended in between, the answer is old from the start.
 func (b *Balancer) exchange(ctx context.Context, now time.Time) error {
 	ctx, cancel := context.WithTimeout(ctx, period/2)
 	defer cancel()
@@ -177,7 +177,7 @@ func (b *Balancer) exchange(ctx context.Context, now time.Time) error {
 	return nil
 }
 
-// patch changes annotations of the Lease, makes it where there is none, and returns all of them.
+// patch changes annotations of the Lease, creating it if absent, and returns all of them.
 func (b *Balancer) patch(ctx context.Context, annotations map[string]any) (map[string]string, error) {
 	body, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": annotations}})
 	if err != nil {
@@ -195,7 +195,7 @@ func (b *Balancer) patch(ctx context.Context, annotations map[string]any) (map[s
 	return lease.Annotations, nil
 }
 
-// begin begins the next round, where what came of the last one is known.
+// begin begins the next round, once the effect of the last one is known.
 func (b *Balancer) begin(ctx context.Context, now time.Time) {
 	others := b.others.serving(now)
 	b.known.Set(float64(1 + len(others)))
@@ -215,22 +215,22 @@ func (b *Balancer) begin(ctx context.Context, now time.Time) {
 	b.rest = now.Add(rest)
 	switch {
 	case rest > 0:
-		log.Info("Devices whose sessions were ended came back to this replica", "sessions", own, "others", others, "nextTry", b.rest)
+		log.Info("Paused balancing: ended devices dialled this replica again", "sessions", own, "others", others, "nextTry", b.rest)
 	case !was && b.plan.active:
 		log.Info("Ending sessions, since other replicas have fewer", "sessions", own, "others", others)
 	case was && !b.plan.active:
-		log.Info("Sessions are balanced", "sessions", own, "others", others)
+		log.Info("Finished balancing sessions", "sessions", own, "others", others)
 	case end > 0:
 		log.V(2).Info("Ending more sessions", "sessions", own, "others", others, "end", end)
 	}
 }
 
-// end ends what a second's part of the round is.
+// end ends a second's part of the round's sessions.
 func (b *Balancer) end() {
 	if b.round.left == 0 || apart(b.read, time.Now()) >= period {
 		return
 	}
-	n := min(b.round.left, b.round.part) // what is not ended in time is left for another round
+	n := min(b.round.left, b.round.part) // the rest is left for another round
 	b.round.left -= n
 	if ended := b.config.End(n); ended > 0 {
 		b.round.ended += ended

@@ -37,7 +37,7 @@ type system struct {
 	answer      time.Duration // how long the next request takes
 }
 
-// leases is what a Balancer needs of kube-apiserver: merge patches of annotations (RFC 7396).
+// leases implements kube-apiserver's part for a Balancer: merge patches of annotations (RFC 7396).
 // tests/integration/balance has a real one.
 type leases struct {
 	coordination.LeaseInterface
@@ -195,8 +195,8 @@ func (s *system) ended(r *replica) int {
 	return len(r.ends)
 }
 
-// said are the names of the replicas that have said something.
-func (s *system) said() (names []string) {
+// reported lists the replicas with an annotation.
+func (s *system) reported() (names []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for k := range s.annotations {
@@ -256,7 +256,7 @@ func atOnce(t *testing.T, r *replica) {
 		if j := i + 50; j < len(r.ends) && r.ends[j].Sub(first) < time.Second {
 			t.Fatalf("more than 50 were ended in the second from %v", first)
 		}
-		if j := i + 500; j < len(r.ends) && r.ends[j].Sub(first) < 20*time.Second { // what is of a round, and the wait after it
+		if j := i + 500; j < len(r.ends) && r.ends[j].Sub(first) < 20*time.Second { // the ends of a round, and the wait after it
 			t.Fatalf("more than 500 were ended in the 20 s from %v", first)
 		}
 	}
@@ -282,12 +282,12 @@ func TestBalancer_OnlyAmongThoseThatServe(t *testing.T) {
 		if got := s.count(); got[0] > 505 {
 			t.Errorf("sessions: %v", got)
 		}
-		// One that stops says so, and is waited for no longer.
-		if got := s.said(); !slices.Equal(got, []string{"a", "b"}) {
+		// A stopping replica removes its annotation, and the others don't wait for it.
+		if got := s.reported(); !slices.Equal(got, []string{"a", "b"}) {
 			t.Errorf("annotations of %v", got)
 		}
 		b.stop()
-		if got := s.said(); !slices.Equal(got, []string{"a"}) {
+		if got := s.reported(); !slices.Equal(got, []string{"a"}) {
 			t.Errorf("after the end of b: annotations of %v", got)
 		}
 		before := s.ended(a)
@@ -299,7 +299,7 @@ func TestBalancer_OnlyAmongThoseThatServe(t *testing.T) {
 	})
 }
 
-// A replica that stood still ends nothing by what it knew before, however it stood still.
+// A replica that was suspended ends no sessions by its old data, however it was suspended.
 func TestBalancer_StoodStill(t *testing.T) {
 	for what, stop := range map[string]func(s *system, a *replica, d time.Duration){
 		"while it ended sessions":      func(_ *system, a *replica, d time.Duration) { a.hang = d },
@@ -338,7 +338,7 @@ func stoodStill(t *testing.T, d time.Duration, ending bool, stop func(*system, *
 		t.Errorf("%d were ended when it went on; another one has room: %v", n-before, a.Elsewhere())
 	}
 	time.Sleep(20 * time.Minute)
-	if got := s.said(); !slices.Equal(got, []string{"a"}) {
+	if got := s.reported(); !slices.Equal(got, []string{"a"}) {
 		t.Errorf("annotations of %v: what one leaves that is gone is not removed", got)
 	}
 }
@@ -373,7 +373,7 @@ func TestBalancer_DevicesComeBack(t *testing.T) {
 	})
 }
 
-// While kube-apiserver refuses, as where the Role was not updated, nothing is ended.
+// While kube-apiserver refuses, as where the Role was not updated, no sessions are ended.
 func TestBalancer_WithoutKubeAPIServer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSystem(t)

@@ -2,7 +2,7 @@ package balance
 
 import "time"
 
-// Count is what a replica says of itself.
+// Count is a replica's report.
 type Count struct {
 	Sessions int `json:"sessions"`
 	Max      int `json:"max"` // it takes no more
@@ -10,27 +10,27 @@ type Count struct {
 
 const (
 	// few is how many sessions more than a tenth above the mean a replica may have before it ends
-	// any: what devices choose at random is not quite even.
+	// any: the devices' random choices are not quite even.
 	few = 5
-	// A round ends a tenth of what is too many, which is 1 % a second, within these bounds: 1
-	// and 50 a second.
+	// A round ends a tenth of the surplus, which is 1 % a second, within these bounds: 1 and 50 a
+	// second.
 	leastRound, mostRound = 10, 500
 	// restMin and restMax are the times without a round when sessions have come back: a load
 	// balancer may lead a device to the same replica again and again.
 	restMin, restMax = time.Minute, time.Hour
 )
 
-// Plan decides how many sessions a replica ends. The zero Plan has ended none. It knows no clock
-// and starts nothing; owned by one goroutine.
+// Plan decides how many sessions a replica ends. The zero Plan has ended 0. It uses no clock and
+// starts no goroutine; owned by one goroutine.
 type Plan struct {
-	active bool // from when there were clearly too many until there are none too many
-	before int  // what was too many when a round was last asked for
+	active bool // from a clear surplus until the surplus is 0
+	before int  // the surplus when a round was last asked for
 	futile int  // rounds in a row whose sessions came back
 }
 
-// Next says how many sessions to end in the round that begins now; a round lasts for a period.
-// others are the replicas that serve, counted after the last round, and ended is how many sessions
-// that has ended. Where rest is not 0, Next is not to be called again before.
+// Next returns how many sessions to end in the round that begins now; a round lasts for a period.
+// others are the replicas that serve, counted after the last round, and ended is the number of
+// sessions that it has ended. Where rest is not 0, Next is not to be called again before.
 func (p *Plan) Next(own int, others []Count, ended int) (end int, rest time.Duration) {
 	mean, excess := surplus(own, others)
 	if excess == 0 || !p.active && own <= mean+mean/10+few {

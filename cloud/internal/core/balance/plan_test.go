@@ -47,7 +47,7 @@ func TestPlan_FirstRound(t *testing.T) {
 	}
 }
 
-// A plan goes on to the mean, well below where it began, and begins again only above that.
+// A plan continues to the mean, well below its start, and begins again only above that start.
 func TestPlan_StopsAtTheMean(t *testing.T) {
 	var p balance.Plan
 	for _, step := range []struct{ own, other, ended, want int }{
@@ -103,7 +103,7 @@ type fleet struct {
 	moved    []int // from each, in all
 }
 
-// round has every replica plan by what all have, and their devices dial as they do.
+// round has every replica plan with the counts of all, and their devices dial accordingly.
 func (f *fleet) round(most int, dial func(from int) (to int)) {
 	const lasts = 30 * time.Second
 	before := append([]int(nil), f.sessions...)

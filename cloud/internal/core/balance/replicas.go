@@ -11,17 +11,16 @@ const (
 	Prefix = "replicas.skerry.io/"
 	// period is between two requests of a replica.
 	period = 10 * time.Second
-	// lifetime is for how long a replica counts as serving after it was last seen to renew
-	// what it says.
+	// lifetime is for how long a replica counts as serving after its last observed renewal.
 	lifetime = 3 * period
-	// forget is after how long without a renewal any replica removes what another one says: it is
-	// gone. One that comes back writes again.
+	// forget is the time without a renewal after which any replica removes another one's
+	// annotation. A replica that comes back writes it again.
 	forget = 10 * time.Minute
 )
 
-// replicas is what a replica has seen of the others. Nothing in it depends on another machine's
-// clock: a replica serves if its annotation is seen to change, as client-go's leader election sees
-// it. Owned by one goroutine.
+// replicas is one replica's record of the others. It does not depend on another machine's clock: a
+// replica serves if its annotation is seen to change, as client-go's leader election sees it. Owned
+// by one goroutine.
 type replicas struct {
 	own  string // key
 	of   map[string]*replica
@@ -33,10 +32,10 @@ type replica struct {
 	count   Count
 	changed time.Time // when text was first seen, or seen to change
 	counted time.Time // it was written no earlier: the observation before
-	renewed bool      // it was seen to change: it is not what one left that is gone
+	renewed bool      // seen to change: not left by a replica that is gone
 }
 
-// Key is the annotation of an instance. What may follow the prefix is 63 characters long.
+// Key is the annotation of an instance. Its part after the prefix has at most 63 characters.
 func Key(instance string) string {
 	if most := 63; len(instance) > most {
 		instance = strings.TrimLeft(instance[len(instance)-most:], "-_.")
@@ -44,7 +43,7 @@ func Key(instance string) string {
 	return Prefix + instance
 }
 
-// observe takes in what the annotations are at a moment of this replica's clock.
+// observe records the annotations at a time of this replica's clock.
 func (r *replicas) observe(annotations map[string]string, now time.Time) {
 	for k := range r.of {
 		if _, ok := annotations[k]; !ok {
@@ -80,7 +79,7 @@ func (r *replicas) serving(now time.Time) (all []Count) {
 
 func (o *replica) serves(now time.Time) bool { return o.renewed && apart(o.changed, now) < lifetime }
 
-// countedSince reports whether all that serve have said how many sessions they have since t.
+// countedSince reports whether all serving replicas have reported their sessions since t.
 func (r *replicas) countedSince(t, now time.Time) bool {
 	for _, o := range r.of {
 		if o.serves(now) && o.counted.Before(t) {
@@ -100,8 +99,8 @@ func (r *replicas) gone(now time.Time) (keys []string) {
 	return keys
 }
 
-// apart is how long after a b is, by the clock that says more: the monotonic one stands still while
-// a machine is suspended, and the other one may be set.
+// apart returns how long after a b is, by the clock with the greater distance: the monotonic one
+// stops while a machine is suspended, and the other one may be set.
 func apart(a, b time.Time) time.Duration {
 	return max(b.Sub(a), b.Round(0).Sub(a.Round(0)).Abs())
 }

@@ -14,7 +14,7 @@ func says(sessions int, at string) string {
 	return fmt.Sprintf(`{"sessions":%d,"max":100,"at":%q}`, sessions, at)
 }
 
-// Which replicas serve: those that are seen to renew, whatever their own clocks say.
+// Which replicas serve: those that are seen to renew, whatever their own clocks.
 func TestReplicas(t *testing.T) {
 	begin := time.Now()
 	type look struct {

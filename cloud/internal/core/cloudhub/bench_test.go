@@ -35,7 +35,7 @@ func newBench(t *testing.T, config cloudhub.Config, parts ...cloudhub.Part) *ben
 	t.Helper()
 	config.Instance, config.Version = "cloud-1", "v1.2.3"
 	l := &listener{conns: make(chan link.Conn), closed: make(chan struct{})}
-	ctx, stop := context.WithCancel(klog.NewContext(context.Background(), klog.New(nil))) // the tests look at what happens, not at the log
+	ctx, stop := context.WithCancel(klog.NewContext(context.Background(), klog.New(nil))) // the tests don't read the log
 	b := &bench{
 		t: t, hub: cloudhub.New(config, []link.Listener{l}, parts), authority: linktest.NewAuthority(t), listener: l, stop: stop,
 		done: make(chan struct{}),
@@ -51,14 +51,14 @@ func newBench(t *testing.T, config cloudhub.Config, parts ...cloudhub.Part) *ben
 	return b
 }
 
-// end stops the hub and returns what Run did.
+// end stops the hub and returns Run's result.
 func (b *bench) end() error {
 	b.stop()
 	<-b.done
 	return b.err
 }
 
-// listener accepts what the test puts in.
+// listener accepts the connections of the test.
 type listener struct {
 	conns  chan link.Conn
 	once   sync.Once
@@ -155,7 +155,7 @@ func (e *edge) ended() *link.CloseError {
 	return end
 }
 
-// live says whether the link is open.
+// live reports whether the link is open.
 func (e *edge) live() bool {
 	synctest.Wait()
 	return e.conn.Err() == nil

@@ -24,13 +24,14 @@ type Config struct {
 	Protocols protocol.Window
 	// Admission has the last word on each link; nil admits every certificate that names a node.
 	Admission Admission
-	// Trust says whom a device is to trust whose own trust has this sum (pki.TrustSum); nil: it is
-	// right as it is. A nil function sends none.
+	// Trust returns the correction for a device whose trust bundle has this sum (pki.TrustSum);
+	// nil: it is right as it is. A nil function sends no corrections.
 	Trust func(sum []byte) *topicpb.Trust
 
-	// Streams says that one of the parts takes streams that edges open; their Welcome says so.
+	// Streams is set where one of the parts takes streams that edges open; it is announced in their
+	// Welcome.
 	Streams bool
-	// Metrics says that one of the parts takes samples of the devices' metrics.
+	// Metrics is set where one of the parts takes samples of the devices' metrics.
 	Metrics bool
 
 	// History returns the name of the cluster's history (package history); nil for no name.
@@ -40,7 +41,7 @@ type Config struct {
 	// answer: 15 s.
 	HelloTimeout time.Duration
 	// MaxSessions bounds the open sessions: 10,000. At the bound a node without a session is sent
-	// away, with a time to come back or, where Elsewhere says so, to dial again.
+	// away, with a time to come back or, where Elsewhere is true, to dial again.
 	MaxSessions int
 	// Elsewhere reports whether another replica takes a session; nil: it is not known. It
 	// must not block.

@@ -20,7 +20,7 @@ func guard(ctx context.Context, f func() error) error {
 	return err
 }
 
-// errPanic says on the link whose error it is.
+// errPanic tells the edge that the error is in cloudcore.
 var errPanic = fmt.Errorf("%w in cloudcore", recovery.ErrPanic)
 
 // closeError finds how a link ended.
@@ -31,14 +31,14 @@ func closeError(err error) *link.CloseError {
 	return &link.CloseError{Code: link.CloseInternal, Reason: fmt.Sprint(err), Err: err}
 }
 
-// closeConn ends a link. The reason is cut to what fits into a websocket's close frame: RFC 6455,
-// 5.5, leaves 123 bytes.
+// closeConn ends a link. The reason is cut to the size of a websocket's close frame: RFC 6455, 5.5,
+// leaves 123 bytes.
 func closeConn(conn link.Conn, code link.CloseCode, reason string) {
 	const most = 123
 	if len(reason) > most {
 		reason = reason[:most]
 	}
-	_ = conn.Close(code, reason) // the link ends in any case, and conn.Err says how
+	_ = conn.Close(code, reason) // the link ends in any case, and conn.Err returns the reason
 }
 
 func address(a net.Addr) string {

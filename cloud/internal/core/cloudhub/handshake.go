@@ -22,7 +22,7 @@ import (
 )
 
 // serve makes a session of an accepted link and starts it with links, or refuses it. handshaken is
-// called when the link is a session, or is none.
+// called when the link has become a session, or was refused.
 func (h *Hub) serve(run, accept context.Context, conn link.Conn, links *sync.WaitGroup, handshaken func()) {
 	info := conn.Info()
 	logger := klog.FromContext(run).WithValues("remote", address(info.Remote), "transport", info.Transport)
@@ -54,8 +54,8 @@ func (h *Hub) serve(run, accept context.Context, conn link.Conn, links *sync.Wai
 	})
 }
 
-// handshake turns a link into a session that the table does not know yet. An error that is a
-// *link.CloseError says how to refuse the link.
+// handshake turns a link into a session that is not in the table yet. A *link.CloseError is the
+// reason for a refused link.
 func (h *Hub) handshake(ctx context.Context, conn link.Conn) (*session, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, h.config.HelloTimeout,
 		&link.CloseError{Code: link.CloseTimeout, Reason: fmt.Sprintf("no hello within %v", h.config.HelloTimeout)})
@@ -157,14 +157,14 @@ func (h *Hub) admit(ctx context.Context, node types.NodeName, cert *x509.Certifi
 	return &link.CloseError{Code: link.CloseForbidden, Reason: err.Error()}
 }
 
-// keepalive reads what an edge says of itself: within bounds, so that a wrong number keeps no dead
-// session and ends no live one.
+// keepalive reads an edge's keepalive: within bounds, so that a wrong number keeps no dead session
+// and ends no live one.
 func keepalive(millis int64) time.Duration {
 	const usual, least, most = 10 * time.Second, time.Second, 10 * time.Minute
 	return min(max(time.Duration(cmp.Or(min(millis, most.Milliseconds()), usual.Milliseconds()))*time.Millisecond, least), most)
 }
 
-// replace ends the node's older sessions and attaches s when nothing of them is left.
+// replace ends the node's older sessions and attaches s when they have ended completely.
 func (h *Hub) replace(ctx context.Context, s *session, older []*session) error {
 	// Once more, now that Kick finds this session: a ban that came after the first question was
 	// either seen by this one, or by the Kick after it.
@@ -183,8 +183,8 @@ func (h *Hub) replace(ctx context.Context, s *session, older []*session) error {
 	if err := h.table.attach(ctx, s); err != nil {
 		return err
 	}
-	// Nothing of the older session runs any more. The history is read only now that EndHistories
-	// finds this session: a later change ends it.
+	// The older sessions have ended. The history is read only now that EndHistories finds this
+	// session: a later change ends it.
 	history := ""
 	if h.config.History != nil {
 		history = h.config.History(ctx)
@@ -205,10 +205,10 @@ func (h *Hub) refuse(logger klog.Logger, conn link.Conn, err error) {
 	closeConn(conn, end.Code, reason)
 	h.metrics.refuse(conn.Info().Transport, end.Code)
 	if !end.Code.Reconnect() {
-		logger.Info("Link refused", "code", end.Code, "reason", reason)
+		logger.Info("Refused a link", "code", end.Code, "reason", reason)
 		return
 	}
-	logger.V(2).Info("Link refused", "code", end.Code, "reason", reason)
+	logger.V(2).Info("Refused a link", "code", end.Code, "reason", reason)
 }
 
 // retryAfter is a time in seconds, spread so that those who were refused together don't

@@ -82,9 +82,9 @@ func hostileCloud(t *testing.T, transport link.Transport, part cloudhub.Part) (d
 	}
 }
 
-// Scenario 2 of the hostile devices: what takes a few bytes on the wire and much when it is
-// decoded. It is refused before memory is taken for it: at once where the certificate is revoked,
-// by its count where the session is open.
+// Scenario 2 of the hostile devices: messages of a few bytes on the wire and many when decoded.
+// They are refused before memory is allocated for them: at once where the certificate is revoked,
+// by the count where the session is open.
 func TestHostile_02_AmplifyingPayloadsAreRefusedUndecoded(t *testing.T) {
 	const million = 1 << 20
 	empty := make([]*topicpb.Entry, million)
@@ -125,8 +125,8 @@ func TestHostile_02_AmplifyingPayloadsAreRefusedUndecoded(t *testing.T) {
 							t.Fatalf("got %s", m.Key())
 						}
 					}
-					// The test's own end is in the same process: what it takes to say this is
-					// measured by encoding once more.
+					// The test's own end is in the same process: its allocations are measured by
+					// encoding once more.
 					own := allocated(func() {
 						if _, _, err := link.NewCodec(table, link.Default()).Encode(a.message); err != nil && !errors.Is(err, link.ErrTooLarge) {
 							t.Fatal(err)
@@ -135,7 +135,7 @@ func TestHostile_02_AmplifyingPayloadsAreRefusedUndecoded(t *testing.T) {
 					var end *link.CloseError
 					taken := allocated(func() {
 						err := c.Send(t.Context(), a.message)
-						if errors.Is(err, link.ErrTooLarge) { // what this end won't say can't be shown so
+						if errors.Is(err, link.ErrTooLarge) { // messages that this end refuses to send can't be tested so
 							end = &link.CloseError{Code: a.code, Remote: true}
 							return
 						}
@@ -166,8 +166,8 @@ func allocated(f func()) uint64 {
 	return after.TotalAlloc - before.TotalAlloc
 }
 
-// What one link can make cloudcore hold is bounded, whatever it sends: here in every class at once,
-// all as long as it may be, to a part that never returns.
+// The memory that one link takes in cloudcore is bounded, whatever it sends: here in every class at
+// once, all of the maximum length, to a part that never returns.
 func TestHostile_02_OneLinkHoldsABoundedAmount(t *testing.T) {
 	for _, transport := range []link.Transport{link.WebSocket, link.QUIC} {
 		t.Run(string(transport), func(t *testing.T) {
@@ -180,8 +180,8 @@ func TestHostile_02_OneLinkHoldsABoundedAmount(t *testing.T) {
 				})
 			}})
 			const links = 4
-			// 3 MiB that don't compress and are shared by all that this end sends: what grows
-			// is the cloud's.
+			// 3 MiB that don't compress and are shared by all messages of this end: only the
+			// cloud's memory grows.
 			body := make([]byte, 3<<20)
 			for i, x := 0, uint32(1); i < len(body); i++ {
 				x ^= x << 13
@@ -217,7 +217,7 @@ func TestHostile_02_OneLinkHoldsABoundedAmount(t *testing.T) {
 				}
 			}
 			most := live()
-			for still := 0; still < 20; still++ { // until nothing moves any more: what the devices' end takes to encode comes and goes
+			for still := 0; still < 20; still++ { // until the counts are stable: the encoders of the devices' end allocate and free
 				now := live()
 				if d := int64(now) - int64(most); d > 32<<10 || d < -32<<10 {
 					still = 0
@@ -241,8 +241,8 @@ func live() uint64 {
 	return m.HeapAlloc
 }
 
-// Scenario 9 of the hostile devices, the first half: three addresses begin handshakes and say
-// nothing, more of them than there are places, and none of them ever times out. Another address
+// Scenario 9 of the hostile devices, the first half: three addresses begin handshakes and send no
+// more bytes, more of them than there are places, and no handshake ever times out. Another address
 // opens its link all the same.
 func TestHostile_09_SlowHandshakesKeepNobodyOut(t *testing.T) {
 	authority := linktest.NewAuthority(t)
@@ -281,8 +281,8 @@ func TestHostile_09_SlowHandshakesKeepNobodyOut(t *testing.T) {
 	}
 }
 
-// The second half: one certificate opens 600 links and says no hello on any. Another
-// node's session opens.
+// The second half: one certificate opens 600 links and sends no hello on any. Another node's
+// session opens.
 func TestHostile_09_OneCertificate600TimesKeepsNobodyOut(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, cloudhub.Config{})

@@ -30,7 +30,7 @@ type Hub struct {
 	charges    *quota.Rates
 }
 
-// New returns a hub that serves what the listeners accept with the parts. Run starts it.
+// New returns a hub that serves the links of the listeners with the parts. Run starts it.
 func New(config Config, listeners []link.Listener, parts []Part) *Hub {
 	config = config.withDefaults()
 	return &Hub{
@@ -50,7 +50,7 @@ func (h *Hub) Session(node types.NodeName) (Session, bool) {
 	return s, true
 }
 
-// SessionInfo is what is known of an open session.
+// SessionInfo describes an open session.
 type SessionInfo struct {
 	Node         types.NodeName
 	Since        time.Time
@@ -79,7 +79,7 @@ func (h *Hub) Sessions() []SessionInfo {
 	return infos
 }
 
-// Kick ends the node's sessions and says whether there was one.
+// Kick ends the node's sessions and reports whether there was one.
 func (h *Hub) Kick(node types.NodeName, code link.CloseCode, reason string) bool {
 	sessions := h.table.all(node)
 	for _, s := range sessions {
@@ -108,7 +108,7 @@ func (h *Hub) Collect(ch chan<- prometheus.Metric) {
 	}
 	// Both are always there: a transport without sessions is 0, not unknown.
 	count := map[link.Transport]int{link.WebSocket: 0, link.QUIC: 0}
-	h.metrics.mu.Lock() // a session that ends meanwhile is counted as open or as ended, never as both
+	h.metrics.mu.Lock() // a session that ends concurrently is counted as open or as ended, never as both
 	sum := h.metrics.ended
 	for _, s := range h.table.attached() {
 		count[s.conn.Info().Transport]++

@@ -109,7 +109,7 @@ func TestHub_SilenceIsNotByTheTimeOfDay(t *testing.T) {
 	}
 }
 
-// admission refuses what its function does.
+// admission refuses by its function.
 type admission func(node types.NodeName, cert *x509.Certificate) error
 
 func (a admission) Admit(_ context.Context, node types.NodeName, cert *x509.Certificate) error {
@@ -126,7 +126,7 @@ func TestHub_Refuses(t *testing.T) {
 	}
 	nothing := func(*edge) {}
 	for name, c := range map[string]struct {
-		node      string // "": a certificate that is no node's, "-": none
+		node      string // "": a certificate that is no node's, "-": no certificate
 		admission admission
 		say       func(*edge)
 		code      link.CloseCode
@@ -183,7 +183,7 @@ func TestHub_BanBetweenQuestionAndSession_EndsTheSession(t *testing.T) {
 		b := newBench(t, cloudhub.Config{Admission: admission(func(types.NodeName, *x509.Certificate) error { return banned })})
 		old := b.open("a", 1)
 		e := b.dial("a")
-		synctest.Wait() // it was admitted and says nothing yet
+		synctest.Wait() // it was admitted and is silent so far
 		banned = errors.New("revoked")
 		if !b.hub.Kick("a", link.CloseForbidden, "revoked") {
 			t.Error("the open session was not found")
@@ -298,7 +298,7 @@ func TestHub_PartsEndTheirSessionAlone(t *testing.T) {
 		part   part
 		code   link.CloseCode
 		reason string
-		quiet  bool // the edge says nothing
+		quiet  bool // the edge sends no hello
 	}{
 		"unknown topic":  {part{}, link.CloseProtocol, "event.update: no handler", false},
 		"handler fails":  {onEvent(fails(errors.New("no room"))), link.CloseInternal, "no room", false},
@@ -604,8 +604,8 @@ func gather(t *testing.T, registry *prometheus.Registry) map[string]float64 {
 	return values
 }
 
-// A device that reports whom it trusts gets a correction where that is wrong; one that reports
-// nothing gets none.
+// A device that reports a wrong trust bundle gets a correction; one that reports no bundle gets no
+// correction.
 func TestHub_TellsWhomToTrust(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, cloudhub.Config{Trust: func(sum []byte) *topicpb.Trust {

@@ -5,10 +5,10 @@ import (
 	"sync"
 )
 
-// Loop is work that a session has now and then. Each Signal has step called once more, one call at
-// a time, in a goroutine that ends when there is nothing to do: a session that waits costs no
-// stack. Those that wait are thousands, and a goroutine keeps the stack that its deepest call has
-// once needed for as long as it waits with more than a quarter of it in use.
+// Loop is a session's occasional work. Each Signal has step called once more, one call at a time,
+// in a goroutine that ends when there is no work left: a session that waits costs no stack.
+// Thousands of sessions wait, and a goroutine keeps the stack of its deepest call for as long as it
+// waits with more than a quarter of it in use.
 //
 // An error or a panic of step fails the session, and step is not called again. A Loop's methods may
 // be called by any goroutine, Signal also before Start and after Stop.

@@ -16,8 +16,7 @@ import (
 
 func quiet() context.Context { return klog.NewContext(context.Background(), klog.New(nil)) }
 
-// What is signalled while step runs, or before Start, has step called once more, and never
-// twice at once.
+// A Signal while step runs, or before Start, has step called once more, and never twice at once.
 func TestLoop_MissesNoSignal(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(quiet())
@@ -93,7 +92,7 @@ func TestLoop_FailsOnce(t *testing.T) {
 	}
 }
 
-// Nothing begins once ctx has ended.
+// No step begins once ctx has ended.
 func TestLoop_EndsWithItsContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(quiet())

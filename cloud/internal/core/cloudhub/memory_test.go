@@ -19,7 +19,7 @@ import (
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 )
 
-// idle is a link.Conn that costs next to nothing: it says hello and then no more.
+// idle is a link.Conn that costs almost no memory: it sends its hello and then no more messages.
 type idle struct {
 	info    link.Info
 	hello   chan message.Message

@@ -11,7 +11,7 @@ import (
 	"github.com/skerry-io/skerry/common/topic"
 )
 
-// metrics belongs to one Hub; nothing is registered with any global registry.
+// metrics belongs to one Hub; it does not use the global registry.
 type metrics struct {
 	connects *prometheus.CounterVec // links that became a session
 	refused  *prometheus.CounterVec // links that did not

@@ -10,9 +10,9 @@ import (
 )
 
 // EndOldest ends at most n sessions so that their nodes dial again, and returns how many: those
-// that have been open for the longest, and at least for young. Those for which busy says so are
-// the last to be ended. One whose link is not read, since its node owes, is not: what the node
-// owes, it owes here.
+// that have been open for the longest, and at least for young. Busy ones are the last to be ended.
+// A session whose link is paused until its node has paid its charges is never ended: the debt is of
+// this replica alone.
 func (h *Hub) EndOldest(n int, young time.Duration, busy func(types.NodeName) bool, reason string) int {
 	type candidate struct {
 		*session

@@ -9,9 +9,9 @@ import (
 	"github.com/skerry-io/skerry/cloud/internal/core/quota"
 )
 
-// charges is what parts charge nodes for, in seconds, over all their sessions: a node that connects
-// again has no more. A device that keeps to its bounds never uses up the credit; what is above it
-// is paid for by not reading its link until it has decayed.
+// charges bounds the charges of nodes, in seconds, over all their sessions: a node that connects
+// again has no more credit. A device that keeps to its bounds never uses up the credit; above it,
+// its link is not read until the usage has decayed.
 var charges = quota.Rate{PerSecond: 1, Burst: 10}
 
 const (
@@ -21,7 +21,8 @@ const (
 	// perMessage is charged for each message that is read: that of acknowledgements, heartbeats and
 	// whatever else no part charges for. 48 events on the way with their acknowledgements are 2 ms.
 	perMessage = 20 * time.Microsecond
-	// shortestPause is what is worth a timer: below it a node owes a little more than its credit.
+	// shortestPause is the shortest time that is worth a timer: below it a node owes a little more
+	// than its credit.
 	shortestPause = 100 * time.Millisecond
 	// longestPause is for how long a link is not read at a time: heartbeats must come through,
 	// which are read before all else.

@@ -56,7 +56,7 @@ func TestHub_ChargedNodesAreReadAsTheyPay(t *testing.T) {
 			t.Errorf("after 26 s %d were handled", n)
 		}
 		before := handled["flood"].Load()
-		again := b.open("flood", 2) // what it owes it owes still
+		again := b.open("flood", 2) // the debt remains
 		write(again, 20)
 		synctest.Wait()
 		if n := handled["flood"].Load() - before; n > 1 {
@@ -70,8 +70,8 @@ func TestHub_ChargedNodesAreReadAsTheyPay(t *testing.T) {
 	})
 }
 
-// What no part charges for is charged by the message: a node without credit that floods is read as
-// it pays.
+// Messages without a part's charge are charged by the hub: a node without credit that floods is
+// read as fast as it pays.
 func TestHub_EachMessageIsCharged(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var handled atomic.Int64

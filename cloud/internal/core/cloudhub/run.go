@@ -77,8 +77,8 @@ func (h *Hub) accept(listen, run, handshake context.Context, l link.Listener, li
 		case errors.Is(err, net.ErrClosed):
 			return err
 		case err != nil:
-			// Too many open files, say: others may be closed in a moment.
-			logger.Error(err, "Accepting a link failed", "listener", l.Addr().String())
+			// Too many open files, for example: others may be closed in a moment.
+			logger.Error(err, "Failed to accept a link", "listener", l.Addr().String())
 			pause.Reset(time.Second)
 			select {
 			case <-pause.C:
@@ -150,8 +150,8 @@ func (h *Hub) EndHistories(id string) {
 	})
 }
 
-// closeAll closes those sessions for which how says so, over the time of spread, and returns
-// when that is done.
+// closeAll closes the sessions for which how is true, over the time of spread, and returns when
+// that is done.
 func (h *Hub) closeAll(sessions []*session, spread time.Duration, how func(*session) (link.CloseCode, string, bool)) {
 	if len(sessions) == 0 {
 		return
@@ -178,7 +178,7 @@ func (h *Hub) closeAll(sessions []*session, spread time.Duration, how func(*sess
 	_ = g.Wait() // its functions return no error
 }
 
-// drain ends every session and waits, for so long, until nothing of them is left.
+// drain ends every session and waits, for so long, until they have ended completely.
 func (h *Hub) drain(ctx context.Context) error {
 	sessions := h.table.drain()
 	spread := min(h.config.DrainSpread, time.Duration(len(sessions))*time.Millisecond)

@@ -43,7 +43,7 @@ type session struct {
 
 	history  atomic.Pointer[string] // as named in the Welcome; nil before it
 	heard    atomic.Int64           // when the last message came, in nanoseconds after began
-	alive    atomic.Bool            // what the last heartbeat said of the kubelet
+	alive    atomic.Bool            // the kubelet's state in the last heartbeat
 	handling atomic.Bool            // a handler runs: silence is our own doing then
 }
 
@@ -59,13 +59,13 @@ func (s *session) Version() string { return s.version }
 
 func (s *session) Done() <-chan struct{} { return s.conn.Done() }
 
-// Keepalive is within the bounds of the function keepalive, whatever the edge said.
+// Keepalive is within the bounds of the function keepalive, whatever the edge sent.
 func (s *session) Keepalive() time.Duration { return s.keepalive }
 
 func (s *session) Supports(feature string) bool { return s.features.Has(feature) }
 
-// LastHeard is when the last message came. A clock that is set meanwhile makes no difference to
-// its distance from other times of this process.
+// LastHeard is when the last message came. A change of the clock makes no difference to its
+// distance from other times of this process.
 func (s *session) LastHeard() time.Time { return s.began.Add(time.Duration(s.heard.Load())) }
 
 // Traffic returns the counts of messages, and the bytes on the wire where the transport counts
@@ -95,8 +95,8 @@ func (s *session) Charge(d time.Duration) { s.pace.charge(d) }
 
 func (s *session) Close(code link.CloseCode, reason string) { closeConn(s.conn, code, reason) }
 
-// open attaches the parts and serves the link until it ends; ended is called when nothing of the
-// session is left. It does not block: a session that waits has no goroutine here.
+// open attaches the parts and serves the link until it ends; ended is called when the session has
+// ended completely. It does not block: a session that waits has no goroutine here.
 func (s *session) open(ctx context.Context, parts []Part, ended func()) {
 	s.ctx, s.cancel = context.WithCancel(ctx)
 	s.mux, s.reading = message.NewMux(), NewLoop(s.read)
@@ -116,7 +116,7 @@ func (s *session) open(ctx context.Context, parts []Part, ended func()) {
 			s.services = append(s.services, service) // even one that panicked may have begun something
 		}
 	}
-	// What the hub does for a session that it ends, its link does too: both ways lead to end.
+	// The hub ends a session by ending its link: both ways lead to end.
 	release := context.AfterFunc(ctx, func() { s.Close(link.CloseShutdown, "cloudcore stops") }) // of no effect where the link ended first
 	s.reading.Start(s.ctx, s.fail)
 	s.conn.Notify(s.reading.Signal, func() {
@@ -129,7 +129,7 @@ func (s *session) open(ctx context.Context, parts []Part, ended func()) {
 	}
 }
 
-// end waits until nothing of the session runs any more.
+// end waits until all goroutines of the session have ended.
 func (s *session) end() {
 	s.cancel() // a handler that waits for something must learn of the end too
 	s.reading.Stop()
@@ -150,7 +150,7 @@ func (s *session) resume() {
 	s.reading.Signal()
 }
 
-// read dispatches what has come, in order.
+// read dispatches the received messages, in order.
 func (s *session) read(ctx context.Context) error {
 	for ctx.Err() == nil {
 		if paused, began := s.pace.paused(s.resume); paused {
@@ -184,7 +184,7 @@ func (s *session) handle(ctx context.Context, mux *message.Mux, m message.Messag
 			return err
 		}
 		s.alive.Store(beat.GetKubeletAlive())
-		// Before the parts: what they do with it is no part of the answer.
+		// Before the parts: the answer does not depend on them.
 		if !beat.GetSilent() {
 			if err := s.Send(ctx, m.Answer(beat)); err != nil {
 				return err
@@ -199,7 +199,7 @@ func (s *session) handle(ctx context.Context, mux *message.Mux, m message.Messag
 }
 
 // fail ends the session for err, and doesn't wait for that: the end may have to wait for the
-// caller. When the link has ended already, or the session is being ended, it does nothing.
+// caller. It has no effect when the link has ended already, or the session is being ended.
 func (s *session) fail(err error) {
 	select {
 	case <-s.conn.Done():

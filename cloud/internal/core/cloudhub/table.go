@@ -36,7 +36,7 @@ func newTable(bound int, elsewhere func() bool) *table {
 }
 
 // enter makes s the newest session of its node and returns those that it replaces. An error is a
-// *link.CloseError and says how to refuse s.
+// *link.CloseError, the reason for refusing s.
 func (t *table) enter(s *session) (older []*session, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

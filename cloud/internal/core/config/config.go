@@ -1,7 +1,8 @@
 // Package config is cloudcore.yaml: its fields, their defaults and their rules.
 //
-// It owns the names that an operator writes. It refuses what can't work, all of it at once. It
-// starts nothing and reads no file: cloud/app does. A Config is filled once and then only read.
+// It owns the names that an operator writes. It refuses invalid values, all of them at once. It
+// starts no goroutine and reads no file: cloud/app does. A Config is filled once and then only
+// read.
 package config
 
 import (
@@ -57,7 +58,7 @@ type Config struct {
 	VIP VIP `json:"vip"`
 	// Artefacts are the programs that devices may fetch.
 	Artefacts Artefacts `json:"artefacts"`
-	// Logs is where what applications write goes.
+	// Logs is the destination of the applications' output.
 	Logs    Logs    `json:"logs"`
 	Health  Listen  `json:"health"`
 	Metrics Metrics `json:"metrics"`
@@ -98,12 +99,12 @@ func (s *Sink) validate(at *field.Path, example string) field.ErrorList {
 	return errs
 }
 
-// Log says how much is written to standard error.
+// Log sets the verbosity of standard error.
 type Log struct {
 	Verbosity int `json:"verbosity"` // 0 to 10, as klog's -v
 }
 
-// Logs is the sink of what applications write.
+// Logs is the sink of the applications' output.
 type Logs struct {
 	Sink
 	// BatchesPerSecond bounds one node; a batch has 32 KiB at most.
@@ -166,8 +167,8 @@ type Tunnel struct {
 // Endpoint leads TLS clients to the kubelet of the node that they name.
 type Endpoint struct {
 	Listen
-	// HideAddresses has the edge nodes' IP addresses written under types that no client dials: what
-	// is left is the name.
+	// HideAddresses has the edge nodes' IP addresses written under types that no client dials:
+	// clients use the name.
 	HideAddresses bool `json:"hideAddresses"`
 }
 
@@ -193,7 +194,7 @@ type Hub struct {
 	MaxSessions int `json:"maxSessions"`
 }
 
-// Relay is what edges send.
+// Relay bounds and times the edges' writes.
 type Relay struct {
 	// LeaseRenewal is between two renewals of a node's Lease while its kubelet lives.
 	LeaseRenewal metav1.Duration `json:"leaseRenewal"`
@@ -201,8 +202,8 @@ type Relay struct {
 	Quotas RelayQuotas `json:"quotas"`
 }
 
-// RelayQuotas bound what one node may send; above them it is answered 429 with a Retry-After, and
-// keeps what it has to send.
+// RelayQuotas bound the writes of one node; above them it is answered 429 with a Retry-After, and
+// keeps its writes.
 type RelayQuotas struct {
 	EventsPerSecond int `json:"eventsPerSecond"`
 	EventBurst      int `json:"eventBurst"` // events at once
@@ -227,12 +228,12 @@ type RelayQuotas struct {
 	BytesInFlight int `json:"bytesInFlight"` // of writes, requests and answers that cloudcore holds for a session
 }
 
-// Publish is what edges are sent.
+// Publish bounds the edges' interests.
 type Publish struct {
 	Quotas PublishQuotas `json:"quotas"`
 }
 
-// PublishQuotas bound what one node may ask for; above them it is answered 429 with a Retry-After.
+// PublishQuotas bound the interests of one node; above them it is answered 429 with a Retry-After.
 type PublishQuotas struct {
 	Interests             int `json:"interests"`             // watches that a device has declared at once
 	NewInterestsPerSecond int `json:"newInterestsPerSecond"` // of these; as many as interests may come at once
@@ -240,7 +241,7 @@ type PublishQuotas struct {
 	SelectorBytes         int `json:"selectorBytes"`         // names, namespaces and selectors of all its interests
 }
 
-// Default is the configuration that holds where a file says nothing.
+// Default is the configuration without a file.
 func Default() *Config {
 	return &Config{
 		TypeMeta:      config.TypeMeta{APIVersion: config.Version, Kind: Kind},
@@ -382,7 +383,7 @@ func validate(at *field.Path, all []bounded) (errs field.ErrorList) {
 	return errs
 }
 
-// validate: the least is what lets a device with some pods start.
+// validate: the minimum lets a device with some pods start.
 func (q *RelayQuotas) validate(at *field.Path) field.ErrorList {
 	return validate(at, []bounded{
 		{"eventsPerSecond", q.EventsPerSecond, 1, 10000}, {"eventBurst", q.EventBurst, 64, 1000000},
@@ -396,7 +397,8 @@ func (q *RelayQuotas) validate(at *field.Path) field.ErrorList {
 	})
 }
 
-// validate: the least is what a kubelet and edgecore's own agents declare, with room for pods.
+// validate: the minimum is the number that a kubelet and edgecore's own agents declare, with room
+// for pods.
 func (q *PublishQuotas) validate(at *field.Path) field.ErrorList {
 	return validate(at, []bounded{
 		{"interests", q.Interests, 64, 4096}, {"newInterestsPerSecond", q.NewInterestsPerSecond, 1, 4096},

@@ -60,7 +60,7 @@ func TestTextsSayWhatHolds(t *testing.T) {
 	}
 }
 
-// What an operator adds to the cloudcore.yaml that `cloudcore install` makes.
+// Fields that an operator adds to the cloudcore.yaml that `cloudcore install` makes.
 func TestMerge(t *testing.T) {
 	set := map[string]any{
 		"apiVersion": "config.skerry.io/v1alpha1", "kind": "CloudCore", "advertise": []string{"cloud.example.com"},

@@ -14,10 +14,10 @@ import (
 	"github.com/skerry-io/skerry/common/config"
 )
 
-// Merge is the cloudcore.yaml that has the fields of set, and beside them those of a file. The file
-// may leave out any field, its apiVersion and kind too. A field that set has with another value is
-// a mistake of the file, like all that Read refuses. The error is a *config.Error that holds every
-// mistake.
+// Merge returns the cloudcore.yaml that has the fields of set, and in addition those of a file. The
+// file may leave out any field, its apiVersion and kind too. A field that set has with another
+// value is a mistake of the file, like all that Read refuses. The error is a *config.Error that
+// holds every mistake.
 func Merge(file string, data []byte, set map[string]any) (map[string]any, error) {
 	raw, err := json.Marshal(set)
 	if err != nil {
@@ -72,8 +72,7 @@ func lay(own, set map[string]any, at *field.Path) (errs field.ErrorList) {
 	return errs
 }
 
-// besideHead is an error of Decode without what it says of a file that has no apiVersion or no
-// kind.
+// besideHead is an error of Decode without the complaints about a missing apiVersion or kind.
 func besideHead(err error) error {
 	e, ok := errors.AsType[*config.Error](err)
 	if !ok {

@@ -161,8 +161,7 @@ func TestTable(t *testing.T) {
 	}
 }
 
-// A device chooses its version: nothing of it reaches a terminal as a command, and no Lease grows
-// by it.
+// A device chooses its version: it can't send commands to a terminal, and no Lease grows by it.
 func TestSession_OfADeviceThatLies(t *testing.T) {
 	s := fleet.Session{Version: "\x1b]0;owned\a\u202ev1" + strings.Repeat("x", 20_000)}
 	text := s.Annotation()

@@ -1,6 +1,6 @@
 // Package history gives the cluster's history a name. The name changes whenever reports of devices
-// may be lost: after a restore of etcd, kube-apiserver serves older objects, and nothing in them
-// shows that.
+// may be lost: after a restore of etcd, kube-apiserver serves older objects, and the objects
+// themselves don't show that.
 //
 // It owns the annotations skerry.io/history and skerry.io/history-since of the Lease
 // cloudcore-replicas, which all replicas of cloudcore share. A replica writes a new name when it

@@ -84,7 +84,7 @@ func TestClaims_17_ReplicasAgreeOnANewHistory(t *testing.T) {
 		if first == "" {
 			t.Fatal("there is no name")
 		}
-		b := start("b") // takes over what a has just named
+		b := start("b") // takes over the history that a has just named
 		time.Sleep(15 * time.Second)
 		if a.ID(t.Context()) != b.ID(t.Context()) {
 			t.Fatalf("a has %s, b %s", a.ID(t.Context()), b.ID(t.Context()))

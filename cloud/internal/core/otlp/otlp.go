@@ -30,7 +30,7 @@ type Config struct {
 	Field     string // of cloudcore.yaml, for errors: logs
 	Endpoint  string // https://collector:4318/v1/logs
 	CAFile    string // "": the system's
-	TokenFile string // "": none. Read for each request: tokens are renewed
+	TokenFile string // "": without a token. Read for each request: tokens are renewed
 }
 
 // Client posts to one receiver.

@@ -297,7 +297,7 @@ func (s *session) siteOf() string {
 func (s *session) refuse(i *interest, err error) {
 	s.part.metrics.refused.Add(1)
 	from := i.sel.Source
-	s.log.Info("Interest refused", "resource", i.gvr.Resource, "namespace", from.Namespace, "fields", from.Fields, "labels", from.Labels, "err", err)
+	s.log.Info("Refused an interest", "resource", i.gvr.Resource, "namespace", from.Namespace, "fields", from.Fields, "labels", from.Labels, "err", err)
 	s.frame.refuse(i.id, kube.StatusOf(err))
 }
 

@@ -1,9 +1,9 @@
-// Package hubtest plays the sessions of nodes for the tests of what is attached to them: a part
-// sees a cloudhub.Session, and there is no link.
+// Package hubtest has fake sessions of nodes for the tests of cloudhub's parts: a part sees a
+// cloudhub.Session, and there is no link.
 //
-// A test embeds Session in what it calls the other end, and answers by a Send of its own; without
-// one, the results of writes are kept. It owns those and what was charged, and refuses nothing.
-// Every method may be called by any goroutine; the fields are set before the session is attached.
+// A test embeds Session in its own type for the other end, and answers by a Send of its own; the
+// default Send keeps the results of writes. It owns those and the charges, and never refuses. Every
+// method may be called by any goroutine; the fields are set before the session is attached.
 package hubtest
 
 import (
@@ -47,13 +47,13 @@ func (s *Session) Supports(feature string) bool { return slices.Contains(s.Featu
 // Keepalive is Every.
 func (s *Session) Keepalive() time.Duration { return cmp.Or(s.Every, 10*time.Second) }
 
-// Info knows nothing of a link.
+// Info is empty: there is no link.
 func (*Session) Info() link.Info { return link.Info{} }
 
 // Version is empty: unknown.
 func (*Session) Version() string { return "" }
 
-// Close does nothing: a test ends a session by the context that its parts are served with.
+// Close has no effect: a test ends a session by the context that its parts are served with.
 func (*Session) Close(link.CloseCode, string) {}
 
 // Done is never closed, for the same reason.
@@ -66,7 +66,7 @@ func (s *Session) Charge(d time.Duration) {
 	s.charged += d
 }
 
-// Charged is the sum of what was charged.
+// Charged is the sum of the charges.
 func (s *Session) Charged() time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -88,7 +88,7 @@ func (s *Session) Send(_ context.Context, m message.Message) error {
 	return nil
 }
 
-// Result is that of a write; nil while there is none.
+// Result returns that of a write; nil until it is there.
 func (s *Session) Result(id uint64) *topicpb.WriteResult {
 	s.mu.Lock()
 	defer s.mu.Unlock()
