@@ -1,11 +1,11 @@
-// Package route is the cloud's side of StaticRoutes: what nodes report becomes a status, which
-// nodes should have a route is counted, and an object that is deleted stays until its route is gone
+// Package route is the cloud's side of StaticRoutes: it merges the nodes' reports into the status,
+// counts the nodes that should have a route, and keeps a deleted object until its route is gone
 // from every node.
 //
-// It owns our finalizer (and touches no other), the annotations that say who is in the pool that a
-// route names and which pods it covers, the counts, and the conditions. It refuses to decide
-// anything for a node: that is the node's agent's, cloud or no cloud. One runs at a time, under a
-// Lease (package controller).
+// It owns our finalizer (and touches no other), the annotations with the members of the pool that a
+// route names and the pods that it covers, the counts, and the conditions. It makes no decision for
+// a node: that is the node's agent's, cloud or no cloud. One runs at a time, under a Lease (package
+// controller).
 package route
 
 import (
@@ -119,8 +119,8 @@ func (c *run) reconcile(ctx context.Context, key kube.Key) (time.Duration, error
 	return 0, c.routes.UpdateStatus(ctx, o)
 }
 
-// members is who is in the pool that a StaticRoute names; the zero value where it names none. known
-// is false while the pools are not.
+// members returns the members of a StaticRoute's pool; the zero value without a pool. known is
+// false until the pools are synced.
 func (c *run) members(o *v1alpha1.StaticRoute) (m v1alpha1.PoolMembers, known bool, err error) {
 	if o.Spec.NodePool == "" {
 		return m, true, nil
@@ -148,7 +148,7 @@ func (c *run) podSubnets() (all []netip.Prefix, err error) {
 	return all, err
 }
 
-// annotation is what the nodes learn of a pool; "" for none.
+// annotation is a pool's annotation for the nodes; "" without a pool.
 func annotation(m v1alpha1.PoolMembers) (string, error) {
 	if m.Pool == "" {
 		return "", nil
@@ -185,7 +185,7 @@ func (c *run) writeMetadata(ctx context.Context, o *v1alpha1.StaticRoute, notes 
 	m := map[string]any{"finalizers": o.Finalizers, "resourceVersion": o.ResourceVersion, "uid": o.UID}
 	annotations := map[string]any{}
 	for key, note := range notes {
-		annotations[key] = nil // a merge patch takes away what is null (RFC 7396)
+		annotations[key] = nil // a merge patch removes a null field (RFC 7396)
 		if note != "" {
 			annotations[key] = note
 		}

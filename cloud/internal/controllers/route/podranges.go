@@ -22,14 +22,14 @@ type podRanges struct {
 	byNode map[string]podRange
 }
 
-// podRange is what one Node says.
+// podRange is one Node's ranges.
 type podRange struct {
 	ranges []netip.Prefix
 	edge   bool
 }
 
-// update takes a change of a Node in, and reports whether it changed a range. A range is given once
-// and stays: only a Node of which none is known is decoded.
+// update records a change of a Node, and reports whether it changed a range. A range is given once
+// and stays: only a Node without a known range is decoded.
 func (p *podRanges) update(old, now *kube.Object) (changed bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -79,8 +79,8 @@ func rangesOf(o *kube.Object) (all []netip.Prefix) {
 	return all
 }
 
-// overlapped names the first range that a subnet overlaps, and its node; "" for none. A device says
-// its range itself: it counts inside the podSubnets of a pool, and takes no other route away.
+// overlapped names the first range that a subnet overlaps, and its node; "" without one. A device
+// sets its range itself: it counts inside the podSubnets of a pool, and takes no other route away.
 func (p *podRanges) overlapped(subnet string, subnets []netip.Prefix) string {
 	to, err := parseSubnet(subnet)
 	if err != nil {

@@ -11,7 +11,7 @@ import (
 	"github.com/skerry-io/skerry/common/claim"
 )
 
-// A device that says that its pods have all addresses withdraws nobody's route; one in its pool's
+// A device that claims all addresses for its pods withdraws nobody's route; one in its pool's
 // podSubnets, and a server of the cluster, are guarded.
 func TestClaims_03_NoNodeWithdrawsRoutes(t *testing.T) {
 	var p podRanges

@@ -141,7 +141,7 @@ func (w *system) lease(node string) {
 	}
 }
 
-// report says something as the node, and returns the number of the answer.
+// report sends a report as the node, and returns the number of the answer.
 func (w *system) report(s *session, name string, uid types.UID, entry *v1alpha1.StaticRouteNode) uint64 {
 	w.t.Helper()
 	body, err := json.Marshal(entry)
@@ -190,7 +190,7 @@ func typed(t *testing.T, u *unstructured.Unstructured) *v1alpha1.StaticRoute {
 	return o
 }
 
-// is waits until the status says so much.
+// is waits until the status is as wanted.
 func (w *system) is(name, want string) {
 	w.t.Helper()
 	cluster.Eventually(w.t, name+" to be "+want, func(ctx context.Context) error {
@@ -320,7 +320,7 @@ func TestReal(t *testing.T) {
 		}
 		members("pooled", `{"pool":"north","nodeSelector":{"matchLabels":{"zone":"north"}}}`)
 		w.is("pooled", "0/3 Waiting []")
-		// It goes on with the pool, and ends with the field.
+		// It continues with the pool, and ends with the field.
 		if _, err := pools.Patch(t.Context(), "north", types.MergePatchType, []byte(`{"spec":{"nodeSelector":{"matchLabels":{"zone":"south"}}}}`), metav1.PatchOptions{}); err != nil {
 			t.Fatal(err)
 		}

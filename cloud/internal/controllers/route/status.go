@@ -19,12 +19,11 @@ import (
 )
 
 const (
-	// listed is how many nodes a status lists with all they say. Above it only those that are not
-	// fine are, at most as many; the others are named. An object must stay below 1.5 MiB (etcd's
-	// request limit): 400 KiB for these, the rest for some 30,000 names.
+	// listed is how many nodes a status lists with their entries. Above it only failing ones are,
+	// at most as many; the others are named. An object must stay below 1.5 MiB (etcd's request
+	// limit): 400 KiB for these, the rest for some 30,000 names.
 	listed = 200
-	// maxMessage and maxEntry bound what is listed of a node, in bytes. An entry of edgecore has
-	// some 400.
+	// maxMessage and maxEntry bound a node's entry, in bytes. An entry of edgecore has some 400.
 	maxMessage, maxEntry = 512, 2 << 10
 	// maxReason bounds a reason, in bytes: nodes are named by it.
 	maxReason = 64
@@ -66,7 +65,7 @@ func gateway(s *v1alpha1.StaticRouteSpec) string {
 	return strings.Join(hops, ",")
 }
 
-// read makes an entry of what a node reports.
+// read makes an entry of a node's report.
 func read(node string, body []byte) (e v1alpha1.StaticRouteNode, err error) {
 	if err := json.Unmarshal(body, &e); err != nil {
 		return e, fmt.Errorf("the report is no entry of a StaticRoute's status: %w", err)
@@ -85,11 +84,11 @@ func read(node string, body []byte) (e v1alpha1.StaticRouteNode, err error) {
 	return e, nil
 }
 
-// isLetter is of what a reason is made. It becomes that of a condition, for which Kubernetes has a
-// pattern: a status with another one could not be written.
+// isLetter reports whether r may be in a reason. A reason becomes that of a condition, for which
+// Kubernetes has a pattern: a status with another one could not be written.
 func isLetter(r rune) bool { return 'A' <= r && r <= 'Z' || 'a' <= r && r <= 'z' }
 
-// merge puts what nodes report into a status.
+// merge puts the nodes' reports into a status.
 func merge(o *v1alpha1.StaticRoute, bodies map[string][]byte) (refused map[string]error) {
 	entries := map[string]v1alpha1.StaticRouteNode{}
 	for _, e := range o.Status.Nodes {
@@ -115,8 +114,8 @@ func merge(o *v1alpha1.StaticRoute, bodies map[string][]byte) (refused map[strin
 	return refused
 }
 
-// group is what is kept of a node that is only named: of which generation it has the route, or says
-// what is wrong.
+// group is the state kept of a node that is only named: the generation of its route, or the reason
+// of its failure.
 type group struct {
 	generation int64
 	reason     string // "": it is fine
@@ -137,8 +136,8 @@ func sweep(o *v1alpha1.StaticRoute, exists func(node string) bool) {
 	o.Status.FailedNodes = slices.DeleteFunc(o.Status.FailedNodes, func(f v1alpha1.FailedNodes) bool { return len(f.Names) == 0 })
 }
 
-// arrange writes the lists of a status. A node that was named stays named until it says something
-// again: its entry is not kept.
+// arrange writes the lists of a status. A node that was named stays named until it reports again:
+// its entry is not kept.
 func arrange(s *v1alpha1.StaticRouteStatus, entries map[string]v1alpha1.StaticRouteNode, named map[string]group) {
 	all := len(entries) + len(named)
 	s.Nodes, s.FineNodes, s.FailedNodes = nil, nil, nil
@@ -170,8 +169,8 @@ func arrange(s *v1alpha1.StaticRouteStatus, entries map[string]v1alpha1.StaticRo
 	}
 }
 
-// allReports are the entries of a status, and for each node that is named as failed one that says
-// no more than is known of it.
+// allReports are the entries of a status, and for each node that is named as failed an entry with
+// the reason alone.
 func allReports(s *v1alpha1.StaticRouteStatus) []v1alpha1.StaticRouteNode {
 	all := slices.Clone(s.Nodes)
 	for _, f := range s.FailedNodes {
@@ -195,8 +194,8 @@ func left(s *v1alpha1.StaticRouteStatus) []string {
 	return names
 }
 
-// selector is whom a StaticRoute is for, as every node's agent reads it too. members are of its
-// pool, if it names one.
+// selector returns the nodes that a StaticRoute is for, as every node's agent computes them too.
+// members are of its pool, if it names one.
 func selector(o *v1alpha1.StaticRoute, members v1alpha1.PoolMembers) (func(labels.Set) bool, error) {
 	inPool := func(labels.Set) bool { return true }
 	if o.Spec.NodePool != "" {
@@ -214,8 +213,8 @@ func selector(o *v1alpha1.StaticRoute, members v1alpha1.PoolMembers) (func(label
 	}, nil
 }
 
-// summarize writes the counts and the conditions of a status, from what nodes said and which nodes
-// should have the route.
+// summarize writes the counts and the conditions of a status, from the nodes' reports and the nodes
+// that should have the route.
 func summarize(o *v1alpha1.StaticRoute, desired []string, problem error) {
 	s := &o.Status
 	s.Gateway = gateway(&o.Spec)
@@ -282,7 +281,7 @@ func summarize(o *v1alpha1.StaticRoute, desired []string, problem error) {
 	}
 }
 
-// quote is what the first nodes say.
+// quote lists the first nodes' messages.
 func quote(entries []v1alpha1.StaticRouteNode) string {
 	var parts []string
 	for _, e := range entries[:min(len(entries), quoted)] {

@@ -35,8 +35,8 @@ func TestMerge(t *testing.T) {
 	}
 }
 
-// Above 200 nodes the fine ones are only named; none is ever lost, and nothing but the status
-// itself is needed to go on.
+// Above 200 nodes the fine ones are only named; no node is ever lost, and the status itself is the
+// only state.
 func TestMerge_manyNodes(t *testing.T) {
 	o := &v1alpha1.StaticRoute{}
 	o.Generation = 1
@@ -71,8 +71,8 @@ func TestMerge_manyNodes(t *testing.T) {
 	}
 }
 
-// However many nodes say that something is wrong, and at whatever length, the object stays below
-// what etcd takes, all are counted, and none is lost.
+// However many nodes report an error, and at whatever length, the object stays below etcd's limit,
+// all are counted, and no node is lost.
 func TestMerge_manyFail(t *testing.T) {
 	const nodes = 10_000
 	long := strings.Repeat("\u00e9", 4<<10)
@@ -121,7 +121,7 @@ func TestMerge_manyFail(t *testing.T) {
 	}
 }
 
-// What a device says of its trouble becomes a condition, whose form Kubernetes prescribes.
+// A device's message of its trouble becomes a condition, whose form Kubernetes prescribes.
 func TestMerge_refusesReasons(t *testing.T) {
 	o := &v1alpha1.StaticRoute{}
 	refused := merge(o, map[string][]byte{"a": entry("no word", 1), "b": entry(strings.Repeat("Long", 17), 1), "c": entry("Caf\u00e9", 1), "d": entry("Refused", 1)})

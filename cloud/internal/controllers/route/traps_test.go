@@ -44,8 +44,8 @@ func (w *system) shows(name, want string) {
 	})
 }
 
-// GATEWAY shows what the spec says, wherever it says it; APPLIED counts the nodes whose kernel has
-// the route.
+// GATEWAY shows the spec's hops, in whichever field they are; APPLIED counts the nodes whose kernel
+// has the route.
 func TestTraps_15_ColumnsShowHopsAndTheKernelsCount(t *testing.T) {
 	w := newSystem(t)
 	edge := map[string]string{v1alpha1.EdgeOwnLabel: ""}
@@ -75,8 +75,8 @@ func TestTraps_15_ColumnsShowHopsAndTheKernelsCount(t *testing.T) {
 	w.shows("hole", "<nil> 0/2")
 }
 
-// A device does not know the other nodes' pods: the cloud says in the StaticRoute which of them its
-// subnet overlaps.
+// A device does not know the other nodes' pods: the cloud writes into the StaticRoute which of them
+// its subnet overlaps.
 func TestTraps_13_PodsOfOtherNodesAreGuarded(t *testing.T) {
 	w := newSystem(t)
 	add := func(name, podCIDR string) {

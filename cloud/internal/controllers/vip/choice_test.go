@@ -77,8 +77,8 @@ func TestRanking(t *testing.T) {
 	}
 }
 
-// Scenario 24, the cloud's part: whom a Service or its pool prefers gets the highest priority, and
-// the objects tell that it may take the address back.
+// Scenario 24, the cloud's part: the node that a Service or its pool prefers gets the highest
+// priority, and the objects tell that it may take the address back.
 func TestVIPs_24_PreferredNodeGetsTheHighestPriority(t *testing.T) {
 	for name, c := range map[string]struct {
 		pool, service string // who is preferred there

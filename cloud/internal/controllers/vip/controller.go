@@ -47,7 +47,7 @@ type poolCount struct {
 	used, free int64
 }
 
-// NewController makes a Controller with cloudcore's own rights. It connects to nothing yet.
+// NewController makes a Controller with cloudcore's own rights. It does not connect yet.
 func NewController(client *kube.Client, policy Policy) *Controller {
 	return &Controller{policy: policy, guards: newGuards(client.Kubernetes(), client.Config().Host, policy.Hosts)}
 }
@@ -93,8 +93,8 @@ func (v *run) once(ctx context.Context) (again time.Duration, err error) {
 	return max(time.Until(next), gather), err
 }
 
-// plan makes a plan of what the stores show and carries it out. What is given away is decided by
-// what kube-apiserver has now: a store may not show yet what the last plan made.
+// plan makes a plan from the stores and carries it out. Allocations are decided by kube-apiserver's
+// current objects: a store may not show yet what the last plan made.
 func (v *run) plan(ctx context.Context) (next time.Time, err error) {
 	s, err := v.state()
 	if err != nil {
@@ -124,7 +124,7 @@ func (v *run) plan(ctx context.Context) (next time.Time, err error) {
 	return p.Next, v.carryOut(ctx, s, p)
 }
 
-// carryOut writes a plan. What fails does not hold back the rest; the next plan has it again.
+// carryOut writes a plan. A failed write does not hold back the others; the next plan repeats it.
 func (v *run) carryOut(ctx context.Context, s State, p Plan) error {
 	var errs []error
 	for _, o := range p.Create {

@@ -77,8 +77,8 @@ func (p *planner) apart(v *v1alpha1.VirtualIP) bool {
 	return true
 }
 
-// introduce sends each node of an address what the others reported: where their advertisements come
-// from, and whether they could take the address.
+// introduce sends each node of an address the reports of the others: where their advertisements
+// come from, and whether they could take the address.
 func introduce(v *v1alpha1.VirtualIP) {
 	for i := range v.Spec.Nodes {
 		n := &v.Spec.Nodes[i]

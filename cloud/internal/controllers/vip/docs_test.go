@@ -30,7 +30,7 @@ func block(t *testing.T, page, word string) string {
 	return text
 }
 
-// virtualIPTable is what kubectl prints: kube-apiserver makes it by the columns of the CRD.
+// virtualIPTable is kubectl's output: kube-apiserver makes it by the columns of the CRD.
 func virtualIPTable(t *testing.T) *metav1.Table {
 	t.Helper()
 	plane := cluster.Shared(t)
@@ -50,9 +50,9 @@ func virtualIPTable(t *testing.T) *metav1.Table {
 	return table
 }
 
-// docs/vips.md, the columns that kube-apiserver prints, and a real object agree on what a VirtualIP
-// is called: the page's own example gives the page's own line. And the page says that VRRP version
-// 3 has no authentication, and what limits that.
+// docs/vips.md, the columns that kube-apiserver prints, and a real object agree on the names of a
+// VirtualIP: the page's own example gives the page's own line. And the page states that VRRP
+// version 3 has no authentication, and how to limit that.
 func TestTraps_10_DocsColumnsAndObjectsAgree(t *testing.T) {
 	raw, err := os.ReadFile("../../../../docs/vips.md")
 	if err != nil {

@@ -25,7 +25,7 @@ func (p *planner) vridsOf(network string, f family) map[int32]string {
 	return p.vrids[k]
 }
 
-// listen notes what nodes say of other routers with the number of a virtual IP.
+// listen notes the nodes' reports of other routers with the number of a virtual IP.
 func (p *planner) listen(v *v1alpha1.VirtualIP) {
 	lan := p.lans.of(v.Spec.Network)
 	if p.words[lan] == nil {

@@ -27,12 +27,11 @@ const (
 	guardsTimeout = 10 * time.Second
 )
 
-// errGuardsUnknown holds allocations back until it is known what must not be given away.
-var errGuardsUnknown = errors.New("what virtual IPs must not be is not known yet")
+// errGuardsUnknown holds allocations back until the protected addresses are known.
+var errGuardsUnknown = errors.New("the protected addresses are not known yet")
 
-// guards knows the addresses of cloudcore and of kube-apiserver and the ranges of Services.
-// What can't be found out stays as it was last; before everything was found out once, now says
-// that it is unknown.
+// guards finds the addresses of cloudcore and of kube-apiserver and the ranges of Services. Where a
+// look-up fails the last result stays; before each has succeeded once, now returns an error.
 type guards struct {
 	client kubernetes.Interface
 	hosts  []string // names and addresses of cloudcore
@@ -88,7 +87,8 @@ func (g *guards) run(ctx context.Context, changed func()) {
 	}
 }
 
-// look finds everything out once. With an error it returns what could be found out.
+// look finds everything out once. With an error it returns the results of the look-ups that
+// succeeded.
 func (g *guards) look(ctx context.Context) ([]Protected, error) {
 	ctx, cancel := context.WithTimeout(ctx, guardsTimeout)
 	defer cancel()
@@ -97,7 +97,7 @@ func (g *guards) look(ctx context.Context) ([]Protected, error) {
 	add := func(name, why string) {
 		if ips, err := resolve(ctx, name); err == nil {
 			g.resolved[name] = ips
-		} else { // a resolver that does not answer holds no allocation back: what it said last counts
+		} else { // a resolver that does not answer holds no allocation back: its last answer counts
 			klog.FromContext(ctx).V(2).Info("Failed to resolve a name whose addresses virtual IPs must not use", "name", name, "err", err)
 		}
 		for _, ip := range g.resolved[name] {
@@ -144,7 +144,8 @@ func (g *guards) look(ctx context.Context) ([]Protected, error) {
 	return slices.Compact(all), errors.Join(errs...)
 }
 
-// resolve finds the addresses of a host. Of a name that does not exist there is none, and no error.
+// resolve finds the addresses of a host. A name that does not exist has no addresses, and is no
+// error.
 func resolve(ctx context.Context, name string) ([]netip.Addr, error) {
 	if ip, err := netip.ParseAddr(name); err == nil {
 		return []netip.Addr{ip.Unmap()}, nil

@@ -60,7 +60,7 @@ func TestHostile_03_ProtectedAddressesAreNotGiven(t *testing.T) {
 		t.Errorf("given are %v, want %v", got, want)
 	}
 
-	// An address that becomes protected after it was given: the Service says so.
+	// An address that becomes protected after it was given: the Service reports it.
 	w.Protected = append(w.Protected, vip.Protected{Prefix: netip.MustParsePrefix("10.0.0.2/32"), Why: "an address of kube-apiserver"})
 	w.settle()
 	for _, s := range w.Services {
@@ -81,7 +81,7 @@ func TestHostile_03_RequestsOutsideThePoolNeedAllowRequested(t *testing.T) {
 	w.Pools[0].Spec.AllowRequested = true
 	w.settle()
 	w.want("web: p 10.0.0.99")
-	// What was given stays when it is not allowed any more.
+	// An allocated address stays when it is not allowed any more.
 	w.Pools[0].Spec.AllowRequested = false
 	w.settle()
 	w.want("web: p 10.0.0.99")
@@ -105,8 +105,8 @@ func TestHostile_03_RangesAndAffinityReachTheNodes(t *testing.T) {
 	}
 }
 
-// says sets what a node reports of a VirtualIP.
-func (w *world) says(name string, entries ...v1alpha1.VirtualIPNodeStatus) {
+// reports sets a node's report of a VirtualIP.
+func (w *world) reports(name string, entries ...v1alpha1.VirtualIPNodeStatus) {
 	for _, v := range w.VIPs {
 		if v.Name == name {
 			vip.Merge(v, entries, w.now)
@@ -123,7 +123,7 @@ func (w *world) vip(name string) *v1alpha1.VirtualIP {
 }
 
 // Two pools that name their networks differently are on one LAN, as a node of both reports: their
-// numbers are kept apart, and the pools say so.
+// numbers are kept apart, and the pools report it.
 func TestTraps_01_TwoNetworksOnOneLANGetDifferentVRIDs(t *testing.T) {
 	w := newWorld(t)
 	w.pool("p", "left", "10.0.0.10-10.0.0.20").Spec.NodeSelector = &metav1.LabelSelector{}
@@ -137,8 +137,8 @@ func TestTraps_01_TwoNetworksOnOneLANGetDifferentVRIDs(t *testing.T) {
 	w.vip("10.0.0.10.right").Spec.VRID = clash // as it may be by accident
 	w.poolIs("q", v1alpha1.PoolSharedNetwork, false)
 	entry := v1alpha1.VirtualIPNodeStatus{Name: "a", State: v1alpha1.VIPHolder, Programmed: true, Interface: "lan0", Address: "10.0.0.1/24"}
-	w.says("10.0.0.10.left", entry)
-	w.says("10.0.0.10.right", entry)
+	w.reports("10.0.0.10.left", entry)
+	w.reports("10.0.0.10.right", entry)
 	w.settle()
 	if w.vip("10.0.0.10.left").Spec.VRID != clash || w.vip("10.0.0.10.right").Spec.VRID == clash {
 		t.Errorf("numbers %d and %d, want %d and another", w.vip("10.0.0.10.left").Spec.VRID, w.vip("10.0.0.10.right").Spec.VRID, clash)
@@ -147,7 +147,7 @@ func TestTraps_01_TwoNetworksOnOneLANGetDifferentVRIDs(t *testing.T) {
 	w.poolIs("q", v1alpha1.PoolSharedNetwork, true)
 	w.reason("one", vip.ReasonAddressInUse) // it has 10.0.0.10 in both pools, on one LAN
 	w.reason("two", vip.ReasonAllocated)
-	// A third gets none of the addresses that the other pool's Services have.
+	// A third gets no address that the other pool's Services have.
 	w.service("three", v1alpha1.VIPPoolSelector, "name=q")
 	w.settle()
 	if got := w.get("three").Status.LoadBalancer.Ingress; len(got) != 1 || got[0].IP == "10.0.0.10" {
@@ -164,7 +164,7 @@ func TestTraps_05_ForeignRoutersVRIDIsAvoided(t *testing.T) {
 	w.service("web")
 	w.settle()
 	before := w.vip("10.0.0.10").Spec.VRID
-	w.says("10.0.0.10", v1alpha1.VirtualIPNodeStatus{Name: "a", State: v1alpha1.VIPFault, Programmed: true, ForeignRouter: "10.0.0.254", ForeignVRID: before})
+	w.reports("10.0.0.10", v1alpha1.VirtualIPNodeStatus{Name: "a", State: v1alpha1.VIPFault, Programmed: true, ForeignRouter: "10.0.0.254", ForeignVRID: before})
 	if !meta.IsStatusConditionTrue(w.vip("10.0.0.10").Status.Conditions, v1alpha1.VIPConditionVRID) {
 		t.Errorf("conditions: %+v", w.vip("10.0.0.10").Status.Conditions)
 	}
@@ -172,7 +172,7 @@ func TestTraps_05_ForeignRoutersVRIDIsAvoided(t *testing.T) {
 	if now := w.vip("10.0.0.10").Spec.VRID; now == before {
 		t.Errorf("it still has number %d", now)
 	}
-	w.says("10.0.0.10", v1alpha1.VirtualIPNodeStatus{Name: "a", State: v1alpha1.VIPHolder, Programmed: true})
+	w.reports("10.0.0.10", v1alpha1.VirtualIPNodeStatus{Name: "a", State: v1alpha1.VIPHolder, Programmed: true})
 	w.core = vip.NewCore(policy()) // a new leader knows it too
 	w.service("more")
 	w.service("evenmore")
@@ -196,7 +196,7 @@ func TestTraps_06_TwoHoldersUseUnicast(t *testing.T) {
 	holder := func(name, address, hardware string) v1alpha1.VirtualIPNodeStatus {
 		return v1alpha1.VirtualIPNodeStatus{Name: name, State: v1alpha1.VIPHolder, Programmed: true, Since: &at, Address: address, HardwareAddress: hardware, Interface: "lan0"}
 	}
-	w.says("10.0.0.10", holder("a", "10.0.0.1/24", "02:00:00:00:00:01"), holder("b", "10.0.0.2/24", "02:00:00:00:00:02"))
+	w.reports("10.0.0.10", holder("a", "10.0.0.1/24", "02:00:00:00:00:01"), holder("b", "10.0.0.2/24", "02:00:00:00:00:02"))
 	v := w.vip("10.0.0.10")
 	if v.Status.Holder != "a,b" || !meta.IsStatusConditionTrue(v.Status.Conditions, v1alpha1.VIPConditionHolders) {
 		t.Errorf("holder %q, conditions %+v", v.Status.Holder, v.Status.Conditions)
@@ -215,7 +215,7 @@ func TestTraps_06_TwoHoldersUseUnicast(t *testing.T) {
 		t.Errorf("%+v", got)
 	}
 	// It stays when they have found each other.
-	w.says("10.0.0.10", v1alpha1.VirtualIPNodeStatus{Name: "b", State: v1alpha1.VIPBackup, Programmed: true, Since: &at})
+	w.reports("10.0.0.10", v1alpha1.VirtualIPNodeStatus{Name: "b", State: v1alpha1.VIPBackup, Programmed: true, Since: &at})
 	w.settle()
 	if !w.vip("10.0.0.10").Spec.Unicast {
 		t.Error("back to multicast, to be apart again")
@@ -292,14 +292,14 @@ func TestTraps_07_NetworkAndBroadcastAddressesAreNotGiven(t *testing.T) {
 	w.node("a", "p", "10.0.0.1")
 	w.service("first", v1alpha1.VIPAddressPrefix+"p", "10.0.0.62")
 	w.settle()
-	w.says("10.0.0.62", v1alpha1.VirtualIPNodeStatus{Name: "a", State: v1alpha1.VIPHolder, Programmed: true, Interface: "lan0", Address: "10.0.0.1/26"})
+	w.reports("10.0.0.62", v1alpha1.VirtualIPNodeStatus{Name: "a", State: v1alpha1.VIPHolder, Programmed: true, Interface: "lan0", Address: "10.0.0.1/26"})
 	w.service("second")
 	w.settle()
 	w.want("first: p 10.0.0.62", "second: ")
 	w.reason("second", vip.ReasonExhausted)
 }
 
-// A stranger who speaks VRRP holds the address: it is said, and no pod is blamed.
+// A foreign VRRP router holds the address: it is reported, and no pod is blamed.
 func TestTraps_08_StrangerSpeaksVRRPIsSaid(t *testing.T) {
 	w := newWorld(t)
 	w.pool("p", "", "10.0.0.10")
@@ -308,7 +308,7 @@ func TestTraps_08_StrangerSpeaksVRRPIsSaid(t *testing.T) {
 	w.service("web")
 	w.settle()
 	for _, n := range []string{"a", "b"} {
-		w.says("10.0.0.10", v1alpha1.VirtualIPNodeStatus{Name: n, State: v1alpha1.VIPBackup, ReadyEndpoints: 3, Programmed: true, DuplicateOf: "02:00:00:00:00:99"})
+		w.reports("10.0.0.10", v1alpha1.VirtualIPNodeStatus{Name: n, State: v1alpha1.VIPBackup, ReadyEndpoints: 3, Programmed: true, DuplicateOf: "02:00:00:00:00:99"})
 	}
 	s := w.vip("10.0.0.10").Status
 	if !meta.IsStatusConditionTrue(s.Conditions, v1alpha1.VIPConditionDuplicate) || s.ReadyNodes != 2 {
@@ -317,14 +317,14 @@ func TestTraps_08_StrangerSpeaksVRRPIsSaid(t *testing.T) {
 	if c := meta.FindStatusCondition(s.Conditions, v1alpha1.VIPConditionAnnounced); c.Status != metav1.ConditionFalse || c.Message != "no node holds the address: another host on the LAN has it" {
 		t.Errorf("%+v", c)
 	}
-	w.says("10.0.0.10", v1alpha1.VirtualIPNodeStatus{Name: "a", State: v1alpha1.VIPBackup, Programmed: true}, v1alpha1.VirtualIPNodeStatus{Name: "b", State: v1alpha1.VIPBackup, Programmed: true})
+	w.reports("10.0.0.10", v1alpha1.VirtualIPNodeStatus{Name: "a", State: v1alpha1.VIPBackup, Programmed: true}, v1alpha1.VirtualIPNodeStatus{Name: "b", State: v1alpha1.VIPBackup, Programmed: true})
 	if c := meta.FindStatusCondition(w.vip("10.0.0.10").Status.Conditions, v1alpha1.VIPConditionAnnounced); c.Message == "no node holds the address: on none is a pod of the Service ready" {
 		t.Errorf("two are ready: %s", c.Message)
 	}
 }
 
-// A device, of whatever pool, says that its pods have all addresses, and that it has hundreds
-// itself: a pool goes on to give away its own. What is a device's on its LAN is not given, though
+// A device, of whatever pool, reports that its pods have all addresses, and that it has hundreds
+// itself: a pool continues to give away its own. A device's address on its LAN is not given, though
 // the Node's status does not name it (32).
 func TestClaims_03_NodesDoNotUsePoolsUp(t *testing.T) {
 	w := newWorld(t)
@@ -380,8 +380,8 @@ func TestClaims_32_LANAddressOfADeviceIsGivenToNoService(t *testing.T) {
 	}
 }
 
-// TestClaims_04: one device says again and again that another router has the address's number,
-// while another one holds the address. Nothing moves; with two devices' word, or where no other
+// TestClaims_04: one device repeatedly reports that another router has the address's number, while
+// another one holds the address. The number stays; with two devices' reports, or where no other
 // could hold it, the number moves, at a rate, and comes back after a day.
 func TestClaims_04_OneNodesWordMovesNoVRID(t *testing.T) {
 	w := newWorld(t)
@@ -400,10 +400,10 @@ func TestClaims_04_OneNodesWordMovesNoVRID(t *testing.T) {
 		return e
 	}
 	first := vrid()
-	w.says("10.0.0.10", entry("b", v1alpha1.VIPHolder, 0), entry("c", v1alpha1.VIPNotReady, 0))
+	w.reports("10.0.0.10", entry("b", v1alpha1.VIPHolder, 0), entry("c", v1alpha1.VIPNotReady, 0))
 	for range 20 {
 		for _, state := range []v1alpha1.VirtualIPState{v1alpha1.VIPBackup, v1alpha1.VIPHolder, v1alpha1.VIPFault} {
-			w.says("10.0.0.10", entry("a", state, vrid()))
+			w.reports("10.0.0.10", entry("a", state, vrid()))
 			w.settle()
 			if got := vrid(); got != first {
 				t.Fatalf("one node's word (%s) moved the number from %d to %d", state, first, got)
@@ -412,20 +412,20 @@ func TestClaims_04_OneNodesWordMovesNoVRID(t *testing.T) {
 		}
 	}
 	for n := int32(1); n <= 255; n++ { // nor does it reserve numbers
-		w.says("10.0.0.10", entry("a", v1alpha1.VIPFault, n))
+		w.reports("10.0.0.10", entry("a", v1alpha1.VIPFault, n))
 		w.settle()
 	}
 	if got := w.Pools[0].Status.ForeignVRIDs; len(got) > 0 {
 		t.Errorf("reserved by one node's word: %v", got)
 	}
 
-	w.says("10.0.0.10", entry("a", v1alpha1.VIPFault, first), entry("c", v1alpha1.VIPFault, first))
+	w.reports("10.0.0.10", entry("a", v1alpha1.VIPFault, first), entry("c", v1alpha1.VIPFault, first))
 	w.settle()
 	second := vrid()
 	if second == first {
 		t.Fatal("two nodes' word moved nothing")
 	}
-	w.says("10.0.0.10", entry("a", v1alpha1.VIPFault, second), entry("c", v1alpha1.VIPFault, second))
+	w.reports("10.0.0.10", entry("a", v1alpha1.VIPFault, second), entry("c", v1alpha1.VIPFault, second))
 	w.settle()
 	if got := vrid(); got != second {
 		t.Errorf("moved again within a moment, to %d", got)
@@ -438,7 +438,7 @@ func TestClaims_04_OneNodesWordMovesNoVRID(t *testing.T) {
 	if vrid() == second {
 		t.Error("it is not moved once the rate allows it")
 	}
-	w.says("10.0.0.10", entry("a", v1alpha1.VIPBackup, 0), entry("c", v1alpha1.VIPBackup, 0))
+	w.reports("10.0.0.10", entry("a", v1alpha1.VIPBackup, 0), entry("c", v1alpha1.VIPBackup, 0))
 	w.now = w.now.Add(23 * time.Hour)
 	w.settle()
 	if got := w.Pools[0].Status.ForeignVRIDs; len(got) != 2 {
@@ -451,7 +451,8 @@ func TestClaims_04_OneNodesWordMovesNoVRID(t *testing.T) {
 	}
 }
 
-// The only device that could hold the address is believed, and what is heard all the time stays.
+// The only device that could hold the address is believed, and a number in constant use elsewhere
+// stays.
 func TestClaims_04_TheOnlyCandidateIsBelieved(t *testing.T) {
 	w := newWorld(t)
 	w.pool("p", "", "10.0.0.10")
@@ -460,7 +461,7 @@ func TestClaims_04_TheOnlyCandidateIsBelieved(t *testing.T) {
 	w.service("web")
 	w.settle()
 	first := w.vip("10.0.0.10").Spec.VRID
-	w.says("10.0.0.10", v1alpha1.VirtualIPNodeStatus{Name: "a", State: v1alpha1.VIPFault, ForeignRouter: "10.0.0.254", ForeignVRID: first},
+	w.reports("10.0.0.10", v1alpha1.VirtualIPNodeStatus{Name: "a", State: v1alpha1.VIPFault, ForeignRouter: "10.0.0.254", ForeignVRID: first},
 		v1alpha1.VirtualIPNodeStatus{Name: "b", State: v1alpha1.VIPNotReady})
 	for range 60 {
 		w.settle()
@@ -471,8 +472,8 @@ func TestClaims_04_TheOnlyCandidateIsBelieved(t *testing.T) {
 	}
 }
 
-// Who holds an address, or why no node does, is said also where no node has reported, and where
-// nodes refuse it.
+// The holder of an address, or the reason why no node is, is reported also where no node has
+// reported, and where nodes refuse it.
 func TestClaims_33_WhyNoNodeHoldsTheAddress(t *testing.T) {
 	w := newWorld(t)
 	w.pool("p", "", "10.0.0.10")
@@ -496,10 +497,10 @@ func TestClaims_33_WhyNoNodeHoldsTheAddress(t *testing.T) {
 	w.node("a", "p", "10.0.0.1")
 	w.settle()
 	says("NoReport", "none of the pool's has reported", true)
-	w.says("10.0.0.10", v1alpha1.VirtualIPNodeStatus{Name: "a", State: v1alpha1.VIPFault, Message: "10.0.0.10 is the gateway of this device"})
+	w.reports("10.0.0.10", v1alpha1.VirtualIPNodeStatus{Name: "a", State: v1alpha1.VIPFault, Message: "10.0.0.10 is the gateway of this device"})
 	w.settle()
 	says("NoHolder", "a: 10.0.0.10 is the gateway of this device", false)
-	w.says("10.0.0.10", v1alpha1.VirtualIPNodeStatus{Name: "a", State: v1alpha1.VIPNotReady, Message: "no pod is ready"})
+	w.reports("10.0.0.10", v1alpha1.VirtualIPNodeStatus{Name: "a", State: v1alpha1.VIPNotReady, Message: "no pod is ready"})
 	w.settle()
 	says("NoHolder", "on none is a pod of the Service ready", true)
 }

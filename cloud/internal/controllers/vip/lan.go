@@ -13,7 +13,7 @@ import (
 type lans struct {
 	parent  map[string]string
 	reasons map[string]string         // by network that is not alone on its LAN
-	nets    map[string][]netip.Prefix // by network: what its nodes' interfaces are on
+	nets    map[string][]netip.Prefix // by network: the networks of its nodes' interfaces
 }
 
 // lanAddress is an address on a LAN, and lanFamily a family there.
@@ -27,7 +27,7 @@ type lanFamily struct {
 	family family
 }
 
-// readLANs gathers what nodes report of their interfaces.
+// readLANs gathers the nodes' reports of their interfaces.
 func readLANs(vips []*v1alpha1.VirtualIP) lans {
 	l := lans{parent: map[string]string{}, reasons: map[string]string{}, nets: map[string][]netip.Prefix{}}
 	type place struct{ node, iface string }

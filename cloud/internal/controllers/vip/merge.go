@@ -28,7 +28,7 @@ func Kind() reports.Kind {
 	})
 }
 
-// merge lays what nodes report over a status.
+// merge puts the nodes' reports into a status.
 func merge(v *v1alpha1.VirtualIP, reports map[string][]byte) (refused map[string]error) {
 	refused = map[string]error{}
 	var entries []v1alpha1.VirtualIPNodeStatus
@@ -46,7 +46,7 @@ func merge(v *v1alpha1.VirtualIP, reports map[string][]byte) (refused map[string
 			refused[node] = fmt.Errorf("the report has state %q", e.State)
 			continue
 		}
-		e.Name = node // whatever it says: the session knows
+		e.Name = node // whatever the report has: the session determines it
 		tidy(&e, time.Now())
 		entries = append(entries, e)
 	}
@@ -54,7 +54,7 @@ func merge(v *v1alpha1.VirtualIP, reports map[string][]byte) (refused map[string
 	return refused
 }
 
-// tidy bounds what a node says of itself, and drops what is not of its form.
+// tidy bounds a node's report of itself, and drops malformed values.
 func tidy(e *v1alpha1.VirtualIPNodeStatus, now time.Time) {
 	e.Message = short(e.Message)
 	if e.Since != nil && e.Since.After(now) { // a clock that is ahead does not make a node the newest holder for good
@@ -78,11 +78,11 @@ func tidy(e *v1alpha1.VirtualIPNodeStatus, now time.Time) {
 	}
 }
 
-// Merge takes the entries that nodes have reported into the status of a VirtualIP, drops those of
-// nodes that it does not concern any more, and says what follows of all of them. It reports whether
-// anything changed. At a take-over two nodes say for a moment that they hold the address, since the
-// one that lost it may be the later one to say so; two that go on saying so don't hear each other,
-// and both are shown.
+// Merge puts the reported entries of nodes into the status of a VirtualIP, drops those of nodes
+// that it does not concern any more, and derives the rest of the status from all of them. It
+// reports whether anything changed. At a take-over two nodes report for a moment that they hold the
+// address, since the one that lost it may be the later one to report; two that continue to report
+// it don't hear each other, and both are shown.
 func Merge(v *v1alpha1.VirtualIP, entries []v1alpha1.VirtualIPNodeStatus, now time.Time) bool {
 	before := v.Status.DeepCopy()
 	s := &v.Status
@@ -125,12 +125,12 @@ func Merge(v *v1alpha1.VirtualIP, entries []v1alpha1.VirtualIPNodeStatus, now ti
 	return !equalStatus(before, s)
 }
 
-// found is what follows of the entries of all nodes.
+// found is derived from the entries of all nodes.
 type found struct {
 	holders       []string // the one that holds it for the shortest time first
 	backups       []string
 	ready         int32
-	duplicates    []string // what nodes say of other hosts that have the address
+	duplicates    []string // nodes' reports of other hosts that have the address
 	routers       []string // and of routers with its number
 	faults        []string // why nodes refuse it
 	notProgrammed []string
@@ -166,7 +166,7 @@ func findings(nodes []v1alpha1.VirtualIPNodeStatus) found {
 	return f
 }
 
-// announced says who holds the address, or why no node does.
+// announced describes the holder of the address, or why no node is.
 func (f found) announced() string {
 	switch {
 	case len(f.holders) == 1:

@@ -17,8 +17,7 @@ import (
 	ranges "github.com/skerry-io/skerry/common/claim"
 )
 
-// Plan computes what to write. What is allocated is looked at in full before anything new
-// is given away.
+// Plan computes the writes. All existing allocations are read before a new address is given away.
 func (c *Core) Plan(s State, now time.Time) Plan {
 	p := &planner{
 		Core: c, state: s, now: now,
@@ -91,7 +90,7 @@ func (p *planner) readVIPs() {
 	}
 }
 
-// claims are what Services want, the oldest first.
+// claims are the Services' demands, the oldest first.
 func (p *planner) claims() []claim {
 	services := slices.Clone(p.state.Services)
 	slices.SortFunc(services, func(a, b *corev1.Service) int { return older(a, b) })
@@ -104,7 +103,7 @@ func (p *planner) claims() []claim {
 		switch {
 		case err != nil:
 			p.tell(s, ReasonInvalidSelector, fmt.Sprintf("annotation %s: %v", v1alpha1.VIPPoolSelector, err))
-			// What it has stays until the selector is valid.
+			// Its addresses stay until the selector is valid.
 			for _, f := range families(s) {
 				for _, pool := range p.order {
 					if p.have[slot{s.UID, pool.object.Name, f}] != nil {
@@ -129,7 +128,7 @@ func (p *planner) claims() []claim {
 			}
 			for _, f := range families(s) {
 				if err != nil && p.have[slot{s.UID, pool.object.Name, f}] == nil {
-					continue // nothing is better than an address that was not asked for
+					continue // no address is better than one that was not asked for
 				}
 				all = append(all, claim{s, pool, f, explicit[f]})
 			}
@@ -152,7 +151,7 @@ func (p *planner) keep(claims []claim) []claim {
 		}
 		p.kept[v.Name] = true
 		if c.explicit.IsValid() && v.Spec.Address != c.explicit.String() {
-			rest = append(rest, c) // it keeps what it has until it gets what it asks for
+			rest = append(rest, c) // it keeps its address until it gets the one it asks for
 			continue
 		}
 		p.hold(c, v)
@@ -160,7 +159,7 @@ func (p *planner) keep(claims []claim) []claim {
 	return rest
 }
 
-// hold makes an object that stays say what it should.
+// hold updates an object that stays.
 func (p *planner) hold(c claim, old *v1alpha1.VirtualIP) {
 	v := old.DeepCopy()
 	p.describe(c, v)
@@ -196,7 +195,7 @@ func (p *planner) mark(v *v1alpha1.VirtualIP, pool *pool) {
 		out.Message = "the pool's addresses don't have it any more; the Service keeps it until it goes or asks for another"
 	}
 	changed = setCondition(&m.Status.Conditions, p.now, out) || changed
-	if len(m.Status.Nodes) == 0 { // what nodes report says more
+	if len(m.Status.Nodes) == 0 { // the nodes' reports have more detail
 		silent := metav1.Condition{Type: v1alpha1.VIPConditionAnnounced, Status: metav1.ConditionFalse, Reason: "NoReport",
 			Message: "no node holds the address: none of the pool's has reported yet"}
 		if len(pool.nodes) == 0 {
@@ -224,7 +223,7 @@ func (p *planner) allocate(c claim) {
 		if bad.reason == ReasonExhausted || bad.reason == ReasonVRIDsExhausted {
 			p.waiting[at{c.pool.object.Name, c.family}]++
 		}
-		if old != nil { // it goes on with the one it has
+		if old != nil { // it keeps its old one
 			p.hold(c, old)
 		}
 		return
@@ -253,7 +252,7 @@ func (p *planner) allocate(c claim) {
 	p.plan.Create = append(p.plan.Create, v)
 }
 
-// choose finds the address for a claim; added says that the pool's ranges don't have it.
+// choose finds the address for a claim; added reports that the pool's ranges don't have it.
 func (p *planner) choose(c claim) (a netip.Addr, added bool, bad *problem) {
 	pool := c.pool
 	if a = c.explicit; a.IsValid() {
@@ -295,7 +294,7 @@ func (p *planner) choose(c claim) (a netip.Addr, added bool, bad *problem) {
 	return a, false, nil
 }
 
-// release deletes what no claim is for, and frees what its nodes have dropped.
+// release deletes objects without a claim, and frees those that their nodes have dropped.
 func (p *planner) release() {
 	exists := func(node string) bool { return p.nodes[node] }
 	for _, v := range p.state.VIPs {

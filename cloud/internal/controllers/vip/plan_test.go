@@ -16,8 +16,8 @@ import (
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
 
-// Scenarios 1 to 3: an address in every pool that matches, none in others, and none for
-// other classes.
+// Scenarios 1 to 3: an address in every pool that matches, no address in others, and none for other
+// classes.
 func TestVIPs_01_02_03_MatchingPoolsOfOurClassOnly(t *testing.T) {
 	w := newWorld(t)
 	w.pool("hangzhou", "", "10.0.0.10-10.0.0.20")
@@ -178,7 +178,7 @@ func TestVIPs_07_BothEndsUsable(t *testing.T) {
 	}
 }
 
-// Scenario 8, and rule 8: what is freed is given away only after the nodes dropped it, or after
+// Scenario 8, and rule 8: a freed address is given away only after the nodes dropped it, or after
 // the quarantine.
 func TestVIPs_08_ExhaustedThenFreed(t *testing.T) {
 	w := newWorld(t)
@@ -258,7 +258,7 @@ func TestVIPs_09_252VRIDsThenNone(t *testing.T) {
 	w.reason("s253", vip.ReasonVRIDsExhausted)
 }
 
-// Scenario 10: a cloudcore that restarts changes nothing.
+// Scenario 10: a restart of cloudcore causes no change.
 func TestVIPs_10_RestartChangesNothing(t *testing.T) {
 	w := newWorld(t)
 	w.pool("p", "", "10.0.0.10-10.0.0.20").Spec.AllowRequested = true
@@ -272,7 +272,7 @@ func TestVIPs_10_RestartChangesNothing(t *testing.T) {
 	if w.wrote != 0 || w.addresses() != before {
 		t.Errorf("%d objects written, addresses\n%s", w.wrote, w.addresses())
 	}
-	// RoundRobin goes on where it was.
+	// RoundRobin continues where it was.
 	w.remove("one")
 	w.settle()
 	w.released()

@@ -20,12 +20,12 @@ type State struct {
 	VIPs     []*v1alpha1.VirtualIP
 	Services []*corev1.Service
 	Nodes    []*corev1.Node
-	// Protected is what the objects above don't show: cloudcore, kube-apiserver, ranges of
-	// Services.
+	// Protected are addresses that the objects above don't show: cloudcore, kube-apiserver, ranges
+	// of Services.
 	Protected []Protected
 }
 
-// Plan is what to write so that the objects are as they should be. Its objects are copies.
+// Plan lists the writes that bring the objects to the desired state. Its objects are copies.
 type Plan struct {
 	Create []*v1alpha1.VirtualIP
 	Update []*v1alpha1.VirtualIP // metadata and spec
@@ -37,7 +37,7 @@ type Plan struct {
 	PoolStatus []*v1alpha1.NodePool
 
 	Services []*corev1.Service // status
-	// Next is when to plan again although nothing changes; zero for never.
+	// Next is the time of the next plan without a change; zero for never.
 	Next time.Time
 }
 
@@ -45,8 +45,8 @@ type Plan struct {
 type Core struct {
 	policy Policy
 	random func() uint64
-	// cursor is behind which address RoundRobin goes on, by pool and family. The pools' status
-	// knows it too, a little later.
+	// cursor is the address after which RoundRobin continues, by pool and family. The pools' status
+	// has it too, a little later.
 	cursor map[at]netip.Addr
 }
 
@@ -113,9 +113,9 @@ type planner struct {
 	owners         map[lanAddress]string                     // to the name of the VirtualIP that was first
 	vrids          map[lanFamily]map[int32]string            // to the name of the VirtualIP
 	heard          map[string]map[int32]v1alpha1.ForeignVRID // by LAN: numbers of other routers
-	words          map[string]vrid.Words                     // by LAN: what nodes say of such
+	words          map[string]vrid.Words                     // by LAN: nodes' reports of such
 	problems       map[types.UID][]problem
-	waiting        map[at]int // claims that find nothing free
+	waiting        map[at]int // claims that find no free address
 	held           map[types.UID][]*v1alpha1.VirtualIP
 	kept           map[string]bool // names of VIPs that a claim stands for
 }
@@ -133,10 +133,10 @@ func (c *Core) restore(cursor map[at]netip.Addr) { c.cursor = cursor }
 type pool struct {
 	object *v1alpha1.NodePool
 	nodes  []string
-	all    spans // every valid entry: what is in range
-	usable spans // without what overlaps an older pool: what may be given away
+	all    spans // every valid entry: the whole range
+	usable spans // without overlaps with an older pool: the addresses that may be given away
 	used   int64
-	// What is wrong, in words.
+	// The errors, as text.
 	invalid []string
 	overlap []string
 }

@@ -33,8 +33,8 @@ func (p *planner) added(pool string, a netip.Addr) bool {
 	})
 }
 
-// readPools reads the ranges, the oldest pool first: it keeps what a younger one wants too. An
-// entry that can't be used does not spoil the others.
+// readPools reads the ranges, the oldest pool first: it keeps addresses that a younger one wants
+// too. An invalid entry does not spoil the others.
 func (p *planner) readPools() {
 	objects := slices.Clone(p.state.Pools)
 	slices.SortFunc(objects, func(a, b *v1alpha1.NodePool) int { return older(a, b) })
@@ -182,7 +182,7 @@ func equalPoolStatus(a, b *v1alpha1.NodePoolStatus) bool {
 		slices.Equal(a.LastAllocated, b.LastAllocated) && slices.Equal(a.Conditions, b.Conditions)
 }
 
-// last is the address after which RoundRobin goes on.
+// last is the address after which RoundRobin continues.
 func (p *planner) last(k at, pool *pool) netip.Addr {
 	if a, ok := p.cursor[k]; ok {
 		return a
@@ -195,7 +195,7 @@ func (p *planner) last(k at, pool *pool) netip.Addr {
 	return netip.Addr{}
 }
 
-// free is what a pool can give away of a family.
+// free lists the addresses of a family that a pool can give away.
 func (p *planner) free(pool *pool, f family) spans {
 	var gone []span
 	for _, v := range p.taken {

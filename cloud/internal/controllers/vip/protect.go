@@ -10,9 +10,9 @@ import (
 	ranges "github.com/skerry-io/skerry/common/claim" // claim is a Service's here
 )
 
-// readProtected gathers what must not be given away beside the addresses of nodes: what the State
-// says (cloudcore, kube-apiserver, ranges of Services), the ranges of nodes' pods that count, and
-// the addresses of Services, of the cluster and of other load balancers.
+// readProtected gathers the protected addresses other than those of nodes: those in State
+// (cloudcore, kube-apiserver, ranges of Services), the ranges of nodes' pods that count, and the
+// addresses of Services, of the cluster and of other load balancers.
 func (p *planner) readProtected() {
 	p.protected = append(p.protected, p.state.Protected...)
 	var subnets []netip.Prefix
@@ -46,7 +46,7 @@ func (p *planner) readProtected() {
 }
 
 func (p *planner) protectHost(text, why string) {
-	if a, err := netip.ParseAddr(text); err == nil { // "None" of a headless Service is no address
+	if a, err := netip.ParseAddr(text); err == nil { // a headless Service's "None" is no address
 		p.protected = append(p.protected, host(a.Unmap(), why))
 	}
 }

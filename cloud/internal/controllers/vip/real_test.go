@@ -208,7 +208,7 @@ func (r *real) vip(name string) *v1alpha1.VirtualIP {
 	return v
 }
 
-// report writes into a VirtualIP's status what nodes say.
+// report writes the nodes' reports into a VirtualIP's status.
 func (r *real) report(name string, state v1alpha1.VirtualIPState) {
 	r.t.Helper()
 	cluster.Eventually(r.t, "a report", func(ctx context.Context) error {
@@ -382,7 +382,7 @@ func TestReal_LifeOfAnAddress(t *testing.T) {
 	})
 }
 
-// What the CRD refuses, in words.
+// The CRD's refusals, as text.
 func TestReal_PoolsRefused(t *testing.T) {
 	r := newReal(t)
 	for name, c := range map[string]struct {
@@ -400,7 +400,7 @@ func TestReal_PoolsRefused(t *testing.T) {
 			t.Errorf("%s: %v, want %q", name, err, c.want)
 		}
 	}
-	// Reversed is beyond the CRD's rules: the status says it.
+	// Reversed is beyond the CRD's rules: the status reports it.
 	r.create(r.pool("reversed", map[string]any{"addresses": []any{"10.4.0.9-10.4.0.1"}}))
 	cluster.Eventually(t, "the pool's condition", func(ctx context.Context) error {
 		u, err := r.dynamic.Resource(resource(v1alpha1.NodePools)).Get(ctx, "reversed", metav1.GetOptions{})

@@ -193,9 +193,9 @@ func TestVIPs_06_SameExplicitAddressTwice(t *testing.T) {
 	}
 }
 
-// What a Service asks for is judged by what the cluster shows: kube-apiserver's address, its
-// ClusterIP, another Service's, the range of Services, a node's, a node's pods', cloudcore's by its
-// name, and the pool's ranges.
+// A requested address is judged by the cluster's objects: kube-apiserver's address, its ClusterIP,
+// another Service's, the range of Services, a node's, a node's pods', cloudcore's by its name, and
+// the pool's ranges.
 func TestHostile_03_RequestsForAddressesOfOthersAreRefused(t *testing.T) {
 	plane := cluster.Shared(t)
 	r := newReal(t)
@@ -366,7 +366,8 @@ func (r *real) named(name string, addresses ...any) {
 }
 
 // Single addresses, networks, ranges and IPv6, by kube-apiserver's own validation and allocation:
-// both ends are given, and nothing beside them. One Service more than there are addresses waits.
+// both ends are given, and no address outside them. One Service more than there are addresses
+// waits.
 func TestVIPs_07_RangesAreGivenToTheLastAddress(t *testing.T) {
 	r := newReal(t)
 	for pool, c := range map[string]struct {
@@ -392,7 +393,7 @@ func TestVIPs_07_RangesAreGivenToTheLastAddress(t *testing.T) {
 }
 
 // A Service of both families has an address of each, in the families' order; each is an object of
-// its own, and goes with the family. A pool without one of the families says so.
+// its own, and goes with the family. A pool without one of the families reports it.
 func TestVIPs_13_DualStackFollowsTheServicesFamilies(t *testing.T) {
 	plane := cluster.Shared(t)
 	r := newReal(t)

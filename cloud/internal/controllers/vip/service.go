@@ -25,7 +25,7 @@ func (p *planner) serviceStatus() {
 		if ours(s) {
 			p.describeService(out)
 		} else if meta.FindStatusCondition(s.Status.Conditions, v1alpha1.VIPAllocated) != nil {
-			// It was ours: another implementation, if any, writes what it has to say itself.
+			// It was ours: another implementation, if any, writes its own status.
 			meta.RemoveStatusCondition(&out.Status.Conditions, v1alpha1.VIPAllocated)
 			out.Status.LoadBalancer.Ingress = slices.DeleteFunc(out.Status.LoadBalancer.Ingress, p.wroteIngress)
 			if len(out.Status.LoadBalancer.Ingress) == 0 {
@@ -38,8 +38,8 @@ func (p *planner) serviceStatus() {
 	}
 }
 
-// wroteIngress recognises what describeService writes: no other implementation names a
-// NodePool as the host.
+// wroteIngress recognises the ingress of describeService: no other implementation names a NodePool
+// as the host.
 func (p *planner) wroteIngress(i corev1.LoadBalancerIngress) bool {
 	if p.pools[i.Hostname] != nil {
 		return true

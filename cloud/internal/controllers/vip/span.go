@@ -32,9 +32,9 @@ func (s span) overlaps(o span) bool { return s.from.Compare(o.to) <= 0 && o.from
 
 func (s span) size() u128 { return number(s.to).sub(number(s.from)).add(u128{0, 1}) }
 
-// parseSpan reads a single address, a network or a range a-b. A network gives what hosts may have:
-// not its network and broadcast address (but both of a /31, RFC 3021), and not the subnet-router
-// anycast address of IPv6 (RFC 4291 section 2.6.1).
+// parseSpan reads a single address, a network or a range a-b. A network stands for the addresses
+// that hosts may have: not its network and broadcast address (but both of a /31, RFC 3021), and not
+// the subnet-router anycast address of IPv6 (RFC 4291 section 2.6.1).
 func parseSpan(text string) (span, error) {
 	text = strings.TrimSpace(text)
 	if a, b, ok := strings.Cut(text, "-"); ok {
@@ -168,7 +168,7 @@ func (a spans) of(f family) spans {
 	return out
 }
 
-// size is how many addresses there are, at most as many as an int64 can say.
+// size is the number of addresses, at most the maximum of an int64.
 func (a spans) size() int64 {
 	sum := a.count()
 	if sum.hi > 0 || sum.lo > math.MaxInt64 {

@@ -11,7 +11,7 @@ import (
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
 
-// view is what one run reads from.
+// view has the stores that one run reads.
 type view struct {
 	services *kube.Mirror[corev1.Service]
 	nodes    *kube.Mirror[corev1.Node]
@@ -53,7 +53,7 @@ func (v *view) state() (s State, err error) {
 	return s, err
 }
 
-// readNode reads what a plan needs. Of a Node, the largest part is what its kubelet says of itself,
+// readNode reads the fields that a plan needs. The largest part of a Node is its kubelet's report,
 // and there may be thousands.
 func readNode(o *kube.Object) (*corev1.Node, error) {
 	n := &corev1.Node{}

@@ -3,14 +3,14 @@
 //
 // It owns VirtualIP objects, the status of NodePools, the entries that it added to a NodePool's
 // addresses, and the load-balancer status of Services of its class. It refuses to give away an
-// address that a Service or a node has, and ranges that overlap; it never takes back what it gave
-// unless the Service or the pool asks for that, and it does not elect who holds an address: the
-// nodes do. Everything it knows is in the objects: a Core computes from them what should be, and
-// remembers nothing that can't be lost. A Core is used by one goroutine; one Controller at a time
-// should run (under a Lease). It is above 2,500 lines because one plan decides addresses, numbers
-// and what Services are told together: each depends on the others. Two Controllers would not give
-// one address away twice, since making the object is the claim, but might give one Service two for
-// a moment.
+// address that a Service or a node has, and ranges that overlap; it never takes an allocated
+// address back unless the Service or the pool asks for that, and it does not elect the holder of an
+// address: the nodes do. Its whole state is in the objects: a Core computes the desired state from
+// them, and remembers only values that may be lost. A Core is used by one goroutine; one Controller
+// at a time should run (under a Lease). It is above 2,500 lines because one plan decides addresses,
+// numbers and the status of Services together: each depends on the others. Two Controllers would
+// not give one address away twice, since making the object is the claim, but might give one Service
+// two for a moment.
 package vip
 
 import (
@@ -40,7 +40,7 @@ func familyOfVIP(v *v1alpha1.VirtualIP) family {
 	return familyOf(a)
 }
 
-// older orders objects by age, then by name: the first keeps what both want.
+// older orders objects by age, then by name: in a conflict the first wins.
 func older(a, b metav1.Object) int {
 	at, bt := a.GetCreationTimestamp(), b.GetCreationTimestamp()
 	return cmp.Or(at.Compare(bt.Time), cmp.Compare(a.GetNamespace(), b.GetNamespace()), cmp.Compare(a.GetName(), b.GetName()))
@@ -87,8 +87,8 @@ func annotation(s *corev1.Service, names ...string) (string, bool) {
 	return "", false
 }
 
-// poolSelector is what a Service says of the pools it wants. OpenYurt's proposal also writes k:v,
-// which no label selector contains otherwise.
+// poolSelector returns a Service's selector of pools. OpenYurt's proposal also writes k:v, which no
+// label selector contains otherwise.
 func poolSelector(s *corev1.Service) (labels.Selector, error) {
 	text, ok := annotation(s, v1alpha1.VIPPoolSelector, v1alpha1.OpenYurtVIPPoolSelector)
 	if !ok || strings.TrimSpace(text) == "" {
@@ -144,8 +144,8 @@ func edge(n *corev1.Node) bool { return v1alpha1.IsEdge(n.Labels) }
 
 // rank orders a pool's nodes for one address and gives them priorities: 200, 190, ... 20, then 19,
 // 18, ... 1. The order is that of a hash of address and node (rendezvous hashing, Thaler and
-// Ravishankar 1998), so that addresses spread over the nodes, and a node more or less changes
-// nothing among the others.
+// Ravishankar 1998), so that addresses spread over the nodes, and a node more or less doesn't
+// change the order of the others.
 func rank(vip string, nodes []string, preferred string) []v1alpha1.VirtualIPNode {
 	score := func(node string) uint64 {
 		sum := sha256.Sum256([]byte(vip + "\x00" + node))
@@ -191,7 +191,7 @@ func confirmed(v *v1alpha1.VirtualIP, exists func(node string) bool) bool {
 	return true
 }
 
-// Policy is what an administrator of cloudcore decides.
+// Policy has the settings of cloudcore's administrator.
 type Policy struct {
 	// ReservedVRIDs are given to no virtual IP on any network.
 	ReservedVRIDs []int32

@@ -18,8 +18,8 @@ import (
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
 
-// world is a cluster that does what a Plan says, as kube-apiserver would: it stamps, deletes in two
-// steps, and refuses a second object of one name.
+// world is a cluster that executes a Plan as kube-apiserver would: it stamps, deletes in two steps,
+// and refuses a second object of one name.
 type world struct {
 	t    *testing.T
 	core *vip.Core
@@ -82,7 +82,7 @@ func replace[T metav1.Object](all []T, o T) {
 	}
 }
 
-// settle plans until nothing is left to do.
+// settle plans until a plan is empty.
 func (w *world) settle() {
 	w.t.Helper()
 	w.wrote = 0
@@ -135,7 +135,7 @@ func (w *world) settle() {
 	w.t.Fatal("it does not settle")
 }
 
-// addresses are what the Services have: "web: hangzhou 10.0.0.1".
+// addresses lists the Services' addresses: "web: hangzhou 10.0.0.1".
 func (w *world) addresses() string {
 	var lines []string
 	for _, s := range w.Services {
@@ -183,7 +183,7 @@ func (w *world) remove(service string) {
 	w.Services = slices.DeleteFunc(w.Services, func(s *corev1.Service) bool { return s.Name == service })
 }
 
-// released lets the nodes confirm that they dropped what is deleted.
+// released lets the nodes confirm that they dropped the deleted addresses.
 func (w *world) released() {
 	for _, v := range w.VIPs {
 		if v.DeletionTimestamp == nil {
