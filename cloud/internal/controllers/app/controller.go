@@ -72,8 +72,8 @@ type run struct {
 	kube kubernetes.Interface
 }
 
-// once plans for one application and carries the plan out. The status is written first: what it
-// says was done is done at most once, and what it says is true of the version that was read.
+// once plans for one application and carries the plan out. The status is written first: an action
+// recorded there is done at most once, and it is true of the version that was read.
 func (r *run) once(ctx context.Context, key kube.Key) (next time.Duration, err error) {
 	s, err := r.view.state(ctx, key, r.fencer)
 	if err != nil || s == nil {
@@ -114,8 +114,8 @@ func (r *run) once(ctx context.Context, key kube.Key) (next time.Duration, err e
 	return next, r.reject(ctx, app, r.carryOut(ctx, s, p))
 }
 
-// reject reports objects that kube-apiserver refuses for what they are: trying again mends nothing
-// before the object changes.
+// reject reports objects that kube-apiserver rejects as invalid: a retry is useless before the
+// object changes.
 func (r *run) reject(ctx context.Context, app *v1alpha1.EdgeApp, err error) error {
 	if err == nil || controller.ClassOf(err) != controller.Rejected {
 		return err
@@ -141,8 +141,8 @@ func (r *run) count(p *Plan) {
 	}
 }
 
-// carryOut makes a plan's changes. What fails does not hold back the rest, but a pod is not removed
-// before its volumes are detached.
+// carryOut makes a plan's changes. A failed change does not hold back the others, but a pod is not
+// removed before its volumes are detached.
 func (r *run) carryOut(ctx context.Context, s *State, p *Plan) error {
 	var errs []error
 	failed := func(doing, name string, err error) bool {

@@ -103,7 +103,7 @@ func (p *planner) over(c *v1alpha1.AppCopy) (bool, error) {
 	if err != nil {
 		return false, fmt.Errorf("asking for the Lease of node %s: %w", c.Node, err)
 	}
-	// A renewal in the future was written by a cloudcore with a wrong clock, and proves nothing.
+	// A renewal in the future was written by a cloudcore with a wrong clock, and is no evidence.
 	if at.After(p.now.Add(endMargin)) || at.Before(c.Removed.Add(p.grace()+endMargin)) {
 		p.again(heardPoll)
 		return false, nil
@@ -120,8 +120,8 @@ func (p *planner) grace() time.Duration {
 	return time.Duration(seconds) * time.Second
 }
 
-// held returns the reason no new pod may start although the cluster has none, since a deleted one
-// may run, and what to do about it; nil if there is no such reason.
+// held returns the reason no new pod may start although the cluster has none left, since a deleted
+// one may run, and the remedy; nil if there is no such reason.
 func (p *planner) held() *problem {
 	if !p.App.Spec.Active() {
 		return nil

@@ -66,8 +66,8 @@ func exited(p *corev1.Pod) {
 	p.Status.ContainerStatuses = []corev1.ContainerStatus{{State: corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{}}}}
 }
 
-// collected is what Kubernetes' garbage collector of pods leaves before it removes a pod whose Node
-// is gone (pkg/controller/podgc, markFailedAndDeletePodWithCondition).
+// collected sets the status that Kubernetes' garbage collector of pods leaves before it removes a
+// pod whose Node is gone (pkg/controller/podgc, markFailedAndDeletePodWithCondition).
 func collected(p *corev1.Pod) {
 	p.Status.Phase = corev1.PodFailed
 	p.Status.Conditions = append(p.Status.Conditions, corev1.PodCondition{Type: corev1.DisruptionTarget, Status: corev1.ConditionTrue, Reason: "DeletionByPodGC"})

@@ -22,8 +22,8 @@ const storagePoll = 10 * time.Second
 // back off before they dial again.
 const comeback = time.Minute
 
-// mostHeard bounds the Leases that one look for another node reads. When the cloud itself was cut
-// off every node still is Ready, and none has a younger Lease.
+// mostHeard bounds the Leases that one search for another node reads. When the cloud itself was cut
+// off every node still is Ready, and no node has a younger Lease.
 const mostHeard = 8
 
 // failOver decides for each pod of the application on a node that is lost.
@@ -167,12 +167,11 @@ func (p *planner) fits() func(Node) bool {
 			set[key] = value
 		}
 		ok, err := wanted.Match(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.Name, Labels: set}})
-		return err != nil || ok // what can't be read is the scheduler's to refuse
+		return err != nil || ok // an invalid selector is the scheduler's to refuse
 	}
 }
 
-// awaiting sets the condition AwaitingFencing with the reason and what a person can do; nil removes
-// it.
+// awaiting sets the condition AwaitingFencing with the reason and the remedy; nil removes it.
 func (p *planner) awaiting(why *problem) {
 	if why == nil {
 		meta.RemoveStatusCondition(&p.status.Conditions, v1alpha1.AppAwaitingFencing)
@@ -210,7 +209,7 @@ func (p *planner) volumesElsewhere(dead string) ([]Attachment, *problem, error) 
 		c := p.Claims[name]
 		switch {
 		case c == nil || c.Spec.VolumeName == "":
-			continue // nothing was ever written to it
+			continue // never written to
 		case !v.Replicated:
 			return nil, &problem{"VolumeLocal", fmt.Sprintf("volume %s is not replicated: its data is on %s alone", v.Name, dead)}, nil
 		}

@@ -11,7 +11,7 @@ import (
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
 
-// An application without fencing whose node is lost: nothing is deleted while it has nowhere to go,
+// An application without fencing whose node is lost: no pod is deleted while it has nowhere to go,
 // and a site that is away as a whole is not a dead device.
 func TestClaims_25_NothingIsDeletedWithoutACandidate(t *testing.T) {
 	for name, tc := range map[string]struct {
@@ -105,7 +105,7 @@ func TestClaims_25_NothingIsDeletedWithoutACandidate(t *testing.T) {
 				}
 			})
 			tc.set(w)
-			if diff := cmp.Diff(tc.want, says(w.plan(t, now))); diff != "" {
+			if diff := cmp.Diff(tc.want, planLines(w.plan(t, now))); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
 		})

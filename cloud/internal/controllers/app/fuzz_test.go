@@ -22,7 +22,7 @@ func FuzzMerge(f *testing.F) {
 	f.Fuzz(func(t *testing.T, body []byte) {
 		merged, refused, err := app.Kind().Merge(object, map[string][]byte{"edge1": body})
 		if err != nil || merged == nil {
-			return // nothing is written
+			return // no write
 		}
 		var o v1alpha1.EdgeApp
 		if err := json.Unmarshal(merged, &o); err != nil {

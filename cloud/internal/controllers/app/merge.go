@@ -14,8 +14,8 @@ const (
 	// mostNodes is how many nodes an application's status lists; a report of a further one is
 	// refused.
 	mostNodes = 256
-	// maxEntry bounds what is listed of a node, in bytes, so that all of them stay below what etcd
-	// takes (1.5 MiB); maxMessage what it says of one content.
+	// maxEntry bounds a node's entry, in bytes, so that all of them stay below etcd's limit (1.5
+	// MiB); maxMessage the message about one content.
 	maxEntry, maxMessage = 5 << 10, 180
 	maxContent           = 16 // as in the CRD
 )
@@ -25,7 +25,7 @@ func Kind() reports.Kind {
 	return reports.Of(v1alpha1.Resource(v1alpha1.EdgeApps), merge, sweep)
 }
 
-// read makes an entry of what a node reports.
+// read makes an entry of a node's report.
 func read(node string, body []byte) (e v1alpha1.EdgeAppNode, err error) {
 	if err := json.Unmarshal(body, &e); err != nil {
 		return e, fmt.Errorf("the report is no entry of an EdgeApp's status: %w", err)
@@ -47,7 +47,7 @@ func read(node string, body []byte) (e v1alpha1.EdgeAppNode, err error) {
 	return e, err
 }
 
-// merge puts what nodes report into a status. Which of them reports the statistics is decided here,
+// merge puts the nodes' reports into a status. The node that reports the statistics is chosen here,
 // in the same write: see settle.
 func merge(o *v1alpha1.EdgeApp, bodies map[string][]byte) (refused map[string]error) {
 	entries := map[string]v1alpha1.EdgeAppNode{}

@@ -81,7 +81,7 @@ func TestMerge_OneReportsStatistics(t *testing.T) {
 	}
 }
 
-// A status with as many nodes as it lists stays below what etcd takes, whatever they report.
+// A status with the maximum of nodes stays below etcd's limit, whatever they report.
 func TestMerge_Bounds(t *testing.T) {
 	content := func(message string) string {
 		return strings.TrimSuffix(strings.Repeat(`{"name":"`+strings.Repeat("n", 50)+`","isLocal":true,"message":"`+message+`"},`, 16), ",")

@@ -10,8 +10,8 @@ import (
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
 
-// Plan makes the plan of an application. It decides no node: the objects say where the application
-// should be, and Kubernetes schedules. The error is storage's.
+// Plan makes the plan of an application. It chooses no node: the objects state where the
+// application should be, and Kubernetes schedules. The error is storage's.
 func (s State) Plan(now time.Time) (*Plan, error) {
 	p := &planner{State: s, now: now, plan: &Plan{}, status: s.App.Status.DeepCopy()}
 	p.status.ObservedGeneration = s.App.Generation
@@ -26,7 +26,7 @@ func (s State) Plan(now time.Time) (*Plan, error) {
 	p.moved()
 	p.look()
 	if p.rejected() {
-		p.status.Phase = v1alpha1.PhaseRefused // until what is rewritten each time is taken
+		p.status.Phase = v1alpha1.PhaseRefused // without the fields that are rewritten each time
 	} else {
 		p.condition(v1alpha1.AppAccepted, true, "Rendered", "the application's objects are as its spec says")
 	}
@@ -43,9 +43,9 @@ func (s State) Plan(now time.Time) (*Plan, error) {
 	return p.plan, nil
 }
 
-// activePod is the pod by which the application is somewhere: one that is bound to a node and not
-// being deleted, else one that is: on a node that can't be reached it runs until the device says
-// otherwise. Of several the newest counts.
+// activePod is the application's current pod: one that is bound to a node and not being deleted,
+// else one that is: on a node that can't be reached it runs until the device reports otherwise. Of
+// several the newest counts.
 func (p *planner) activePod() *corev1.Pod {
 	var bound []*corev1.Pod
 	for _, pod := range p.Pods {

@@ -85,8 +85,8 @@ func owner() metav1.OwnerReference {
 	return metav1.OwnerReference{Kind: "EdgeApp", Name: "a", UID: "app", Controller: &yes}
 }
 
-// says is a plan in words: what is done, in order, and the phase.
-func says(p *app.Plan) (text []string) {
+// planLines describes a plan: its actions, in order, and the phase.
+func planLines(p *app.Plan) (text []string) {
 	for _, c := range p.Claims {
 		text = append(text, "claim "+c.Name)
 	}
@@ -291,13 +291,13 @@ func TestPlan(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if diff := cmp.Diff(tc.want, says(p)); diff != "" {
+			if diff := cmp.Diff(tc.want, planLines(p)); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
 			if tc.reason != "" && !slices.ContainsFunc(p.Status.Conditions, func(c metav1.Condition) bool { return c.Reason == tc.reason && c.Message != "" }) {
 				t.Errorf("no condition has the reason %s: %+v", tc.reason, p.Status.Conditions)
 			}
-			// What a plan says was done is what the next one begins with: it says it once.
+			// The next plan begins with the recorded actions of this one, and does not repeat them.
 			if p.Status == nil {
 				return
 			}

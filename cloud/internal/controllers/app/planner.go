@@ -10,7 +10,7 @@ import (
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
 
-// defaults where an object has none: one that was made before its kind had them.
+// defaults for an object that was made before its kind had them.
 const (
 	failoverAfter = 15 * time.Second
 	failbackAfter = 5 * time.Minute
@@ -29,7 +29,7 @@ type Deletion struct {
 	Force bool
 }
 
-// Plan is what is to be done for one application.
+// Plan is the changes to make for one application.
 type Plan struct {
 	Apply  *appsv1.ReplicaSet // as it must be; nil: it is
 	Claims []*corev1.PersistentVolumeClaim
@@ -38,11 +38,11 @@ type Plan struct {
 	Evict  *corev1.Pod
 	Admit  *corev1.Pod // from whose gate the pod is let
 
-	Status *v1alpha1.EdgeAppStatus // as it must be, without what nodes report; nil: it is
+	Status *v1alpha1.EdgeAppStatus // as it must be, without the nodes' reports; nil: it is
 	Events []Event
 	// Failover and Refused are counted.
 	Failover, Refused bool
-	// Next is when to plan again though nothing changes; 0: never.
+	// Next is the time of the next plan without a change; 0: never.
 	Next time.Duration
 }
 
@@ -68,7 +68,7 @@ func (p *planner) event(warning bool, reason, format string, args ...any) {
 	p.plan.Events = append(p.plan.Events, Event{warning, reason, fmt.Sprintf(format, args...)})
 }
 
-// ended reports whether a pod's containers have ended for good, as its kubelet says.
+// ended reports whether a pod's containers have ended for good, by its kubelet's status.
 func ended(pod *corev1.Pod) bool {
 	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
 }

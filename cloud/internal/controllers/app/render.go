@@ -109,7 +109,7 @@ func placed(spec *corev1.PodSpec, affinity v1alpha1.AppAffinity, node string) {
 	if to.RequiredDuringSchedulingIgnoredDuringExecution == nil {
 		to.RequiredDuringSchedulingIgnoredDuringExecution = &corev1.NodeSelector{}
 	}
-	// Terms are alternatives: what must hold is added to each.
+	// Terms are alternatives: the requirement is added to each.
 	required := to.RequiredDuringSchedulingIgnoredDuringExecution
 	if len(required.NodeSelectorTerms) == 0 {
 		required.NodeSelectorTerms = []corev1.NodeSelectorTerm{{}}
@@ -121,9 +121,9 @@ func placed(spec *corev1.PodSpec, affinity v1alpha1.AppAffinity, node string) {
 	}
 }
 
-// tolerate says for how long a pod stays where Kubernetes evicts. It also tolerates the taint by
-// which a person says that a node is out of service: what is done then depends on the volumes, and
-// is the controller's to decide.
+// tolerate sets for how long a pod stays where Kubernetes evicts. It also tolerates the taint by
+// which a person marks a node as out of service: the reaction depends on the volumes, and is the
+// controller's to decide.
 func tolerate(spec *corev1.PodSpec) {
 	seconds := int64(tolerated)
 	own := []corev1.Toleration{

@@ -10,11 +10,11 @@ import (
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
 
-// Node is what a plan needs of a node.
+// Node has the fields of a node that a plan needs.
 type Node struct {
 	Name  string
 	Ready bool // its condition; never a guess by the text of a message
-	// Since is when Ready became what it is: by the cloud's clock where the node was lost, else by
+	// Since is the time of Ready's last change: by the cloud's clock where the node was lost, else
 	// when cloudcore first saw it.
 	Since time.Time
 	// Back is when cloudcore saw it become Ready again; zero if it did not.
@@ -40,19 +40,19 @@ type Attachment struct {
 
 // Fencer knows whether a node is dead. It must never answer true of one that is cut off only.
 type Fencer interface {
-	// Dead returns who says so.
+	// Dead returns its source.
 	Dead(node string) (by string, dead bool)
 }
 
-// NoFencer is a Fencer for a cluster in which nothing can tell a dead device from one that is cut
+// NoFencer is a Fencer for a cluster without any means to tell a dead device from one that is cut
 // off: then only a person can, by the taint node.kubernetes.io/out-of-service.
 type NoFencer struct{}
 
 // Dead implements Fencer.
 func (NoFencer) Dead(string) (string, bool) { return "", false }
 
-// Replicas says where the healthy replicas of a volume are. known is false where that is unknown:
-// no Longhorn, or a volume that is not Longhorn's.
+// Replicas returns the nodes with healthy replicas of a volume. known is false where that is
+// unknown: no Longhorn, or a volume that is not Longhorn's.
 type Replicas func(volume string) (nodes []string, known bool)
 
 // State is everything that a plan is made of.
@@ -65,13 +65,13 @@ type State struct {
 	ReplicaSet *appsv1.ReplicaSet
 	Claims     map[string]*corev1.PersistentVolumeClaim // in its namespace, by name, as far as the application names them
 	Fencer     Fencer
-	// Storage asks for what is needed when a node was lost, and only then.
+	// Storage reads the volumes, only when a node was lost.
 	Storage func() (Storage, error)
-	// Heard asks when a node's Lease was renewed last; zero: it has none.
+	// Heard returns the last renewal of a node's Lease; zero without a renewal.
 	Heard func(node string) (time.Time, error)
 }
 
-// Storage is what is known of volumes.
+// Storage is the state of volumes.
 type Storage struct {
 	Attachments []Attachment
 	Replicas    Replicas
@@ -87,7 +87,7 @@ func (s *State) lost(name string, d time.Duration, now time.Time) (lost bool, at
 	return !now.Before(at), at
 }
 
-// dead reports whether a node is known to be dead, and who says so.
+// dead reports whether a node is known to be dead, and by which source.
 func (s *State) dead(name string) (by string, dead bool) {
 	if n, there := s.Nodes[name]; there && !n.Ready && n.OutOfService {
 		return "the taint " + corev1.TaintNodeOutOfService, true

@@ -17,7 +17,7 @@ func timeOf(t time.Time) metav1.Time { return metav1.NewTime(t).Rfc3339Copy() }
 // problem is why something is not done.
 type problem struct{ reason, text string }
 
-// refusal is why nothing can be rendered; nil: it can.
+// refusal is why the application can't be rendered; nil: it can.
 func (p *planner) refusal() *problem {
 	app := p.App
 	if _, there := p.Nodes[app.Spec.DesignatedNode]; !there && p.ReplicaSet == nil {
@@ -73,7 +73,7 @@ func (p *planner) condition(kind string, is bool, reason, message string) (chang
 	return fresh
 }
 
-// look says how the application is, as far as its pod and its node tell.
+// look derives the application's phase from its pod and its node.
 func (p *planner) look() {
 	switch {
 	case !p.App.Spec.Active():
@@ -115,7 +115,7 @@ func ready(pod *corev1.Pod) bool {
 	return false
 }
 
-// finish compares the status with what it was.
+// finish compares the status with the old one.
 func (p *planner) finish() {
 	settle(p.status)
 	if !equality.Semantic.DeepEqual(p.status, &p.App.Status) {

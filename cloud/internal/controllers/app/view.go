@@ -29,8 +29,8 @@ import (
 // byApp is the index of objects by their application.
 const byApp = "app"
 
-// view is what one run reads from: the shared collections, and of pods, ReplicaSets and claims
-// those with the label of an application.
+// view has the informers that one run reads: the shared collections, and of pods, ReplicaSets and
+// claims those with the label of an application.
 type view struct {
 	kube     kubernetes.Interface
 	apps     *controller.Collection[v1alpha1.EdgeApp]
@@ -67,7 +67,8 @@ func newView(r *controller.Run) (*view, error) {
 	return v, nil
 }
 
-// index makes an informer know the application of each object, and say when one changes.
+// index adds the index of an informer's objects by application, and queues the application of each
+// changed object.
 func (v *view) index(i cache.SharedIndexInformer) error {
 	if err := i.AddIndexers(cache.Indexers{byApp: func(o any) ([]string, error) {
 		m, err := meta.Accessor(o)
@@ -150,7 +151,7 @@ func (v *view) node(old, now *kube.Object) {
 func (v *view) take(o *kube.Object) bool {
 	n := &corev1.Node{}
 	if err := kube.FromProtobuf(o.Raw, corev1.SchemeGroupVersion.WithKind("Node"), n); err != nil {
-		return false // what was known of it stays
+		return false // the old value stays
 	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -178,7 +179,7 @@ func (v *view) share() map[string]Node {
 	return v.nodes
 }
 
-// readNode is a Node as plans need it; was is what was known of it.
+// readNode is a Node as plans need it; was is its previous value.
 func readNode(n *corev1.Node, was Node, known bool, now time.Time) Node {
 	is := Node{Name: n.Name, BootID: n.Status.NodeInfo.BootID, Closed: n.Spec.Unschedulable}
 	if _, is.Edge = n.Labels[v1alpha1.EdgeOwnLabel]; is.Edge {

@@ -42,8 +42,8 @@ func (v *view) takeAll(store *kube.Store) {
 	store.Each(&kube.Selection{Labels: labels.Everything(), Fields: fields.Everything()}, func(o *kube.Object) bool { v.node(nil, o); return true })
 }
 
-// TestViewOfManyNodes bounds what a replica that begins to lead allocates for each node, which must
-// not grow with their number.
+// TestViewOfManyNodes bounds the allocation of a new leader for each node, which must not grow with
+// their number.
 func TestViewOfManyNodes(t *testing.T) {
 	const most = 8 << 10 // the Node decoded, and a place in the map that grows
 	for _, nodes := range []int{100, 4000} {
@@ -58,7 +58,7 @@ func TestViewOfManyNodes(t *testing.T) {
 	}
 }
 
-// TestPlansKeepTheirNodes: what a plan was given does not change under it.
+// TestPlansKeepTheirNodes: a plan's nodes do not change under it.
 func TestPlansKeepTheirNodes(t *testing.T) {
 	v, store := nodeView(t, 2)
 	v.takeAll(store)

@@ -2,15 +2,14 @@
 // elected their reporter.
 //
 // It owns the Lease of that election, as devices ask for it (Lease), and the status of the
-// ClusterInfo (Controller). A device says by holding the Lease that it has a link and its
-// configuration; it reads nothing of other devices for that. What is published is what cloudcore's
-// informers hold. It refuses to publish without a holder: a Lease that was given back takes the
-// statistics away, one that has run out leaves them there with their age.
+// ClusterInfo (Controller). A device that holds the Lease has a link and its configuration; it
+// needs no data of other devices for that. The statistics are those of cloudcore's informers. It
+// refuses to publish without a holder: a released Lease removes the statistics, an expired one
+// leaves them there with their age.
 //
-// Render and decide are pure. A Lease may be used by many goroutines; a Controller runs on one,
-// on one replica at a time. Bounds: each list of the status has a greatest length (most...),
-// and says how many entries are left out; at most one write in Interval, and one for each
-// change of the holder.
+// Render and decide are pure. A Lease may be used by many goroutines; a Controller runs on one, on
+// one replica at a time. Bounds: each list of the status has a greatest length (most...), and
+// counts the omitted entries; at most one write in Interval, and one for each change of the holder.
 package clusterinfo
 
 import (
@@ -35,7 +34,7 @@ const (
 	reasonNotChosen = "NotCandidate" // its holder is not selected any more
 )
 
-// holding is what the Lease says.
+// holding is the Lease's holder and times.
 type holding struct {
 	holder  string
 	renewed time.Time
@@ -55,8 +54,8 @@ func readLease(l *coordinationv1.Lease) (h holding) {
 // is renewed too.
 func (h holding) valid(now time.Time) bool { return h.holder != "" && now.Before(h.until) }
 
-// decide is what the status must be now. collect is called where the statistics are to be
-// collected. next is when to look again though nothing changes.
+// decide returns the status for now. collect is called where the statistics are to be collected.
+// next is the time of the next decision without a change.
 func decide(info *v1alpha1.ClusterInfo, h holding, candidate func(node string) bool, now time.Time, collect func() v1alpha1.ClusterInfoStatus) (status v1alpha1.ClusterInfoStatus, next time.Duration) {
 	before := info.Status
 	interval := defaultInterval

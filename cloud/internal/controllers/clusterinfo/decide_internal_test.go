@@ -17,7 +17,7 @@ import (
 
 const namespace = "skerry-system"
 
-// What the status is by who holds the Lease, and until when.
+// The status by the Lease's holder and its expiry.
 func TestDecide(t *testing.T) {
 	now := time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC)
 	held := holding{holder: "edge1", renewed: now.Add(-10 * time.Second), until: now.Add(20 * time.Second)}
@@ -29,7 +29,7 @@ func TestDecide(t *testing.T) {
 		holding   holding
 		candidate bool
 		reporter  string
-		node      string // the one that is shown; "" for none
+		node      string // the one that is shown; "" without one
 		reason    string
 		next      time.Duration
 	}{
@@ -57,8 +57,8 @@ func TestDecide(t *testing.T) {
 	}
 }
 
-// What a device may do with the Lease: hold it in its own name while it is a candidate and no other
-// holds it, and give it back. Times are cloudcore's.
+// The writes that a device may make to the Lease: hold it in its own name while it is a candidate
+// and no other holds it, and give it back. Times are cloudcore's.
 func TestLease(t *testing.T) {
 	now := time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC)
 	client := fake.NewClientset(&coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: v1alpha1.StatsLeaderLease}})

@@ -24,8 +24,8 @@ const shortest, longest = 1, 3600
 
 // Lease is the Lease of the election, as devices read and write it. NodeRestriction lets a node
 // write no Lease but its own in kube-node-lease, so cloudcore writes this one for them, with its
-// own rights: the holder is the node of the session, whatever the request says, and all times are
-// of cloudcore's clock.
+// own rights: the holder is the node of the session, whatever the request has, and all times are of
+// cloudcore's clock.
 type Lease struct {
 	client    kubernetes.Interface
 	namespace string
@@ -56,7 +56,7 @@ func (l *Lease) Serve(ctx context.Context, node types.NodeName, q *topicpb.APIRe
 	case http.MethodPut:
 		lease, err = l.put(ctx, string(node), q.GetBody())
 	default:
-		return nil, false // as the node: kube-apiserver says no
+		return nil, false // as the node: kube-apiserver will refuse
 	}
 	if err == nil {
 		lease.TypeMeta = metav1.TypeMeta{APIVersion: coordinationv1.SchemeGroupVersion.String(), Kind: "Lease"}
@@ -101,7 +101,7 @@ func forbidden(format string, args ...any) error {
 	return apierrors.NewForbidden(coordinationv1.Resource("leases"), v1alpha1.StatsLeaderLease, fmt.Errorf(format, args...))
 }
 
-// next is the Lease after a node's write, or why there is none.
+// next is the Lease after a node's write, or the reason for a refusal.
 func (l *Lease) next(node string, have, asked *coordinationv1.Lease) (*coordinationv1.Lease, error) {
 	now, was := l.now(), readLease(have)
 	want := have.DeepCopy()

@@ -11,8 +11,8 @@ import (
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
 
-// The greatest lengths of the lists: together some 800 KB, and kube-apiserver takes 1.5 MB. What is
-// beyond them, in the order of names, is counted.
+// The greatest lengths of the lists: together some 800 KB, and kube-apiserver takes 1.5 MB. Further
+// entries, in the order of names, are counted.
 const (
 	mostNodes, mostPods, mostVMs, mostNamespaces, mostVolumes = 1000, 1000, 500, 1000, 500
 	mostAddresses                                             = 8
@@ -21,12 +21,12 @@ const (
 // The labels by which KubeVirt's pods name their virtual machine.
 const vmDomainLabel = "kubevirt.io/domain"
 
-// Cluster is what the statistics are made of.
+// Cluster is the input of the statistics.
 type Cluster struct {
 	Nodes []*corev1.Node
 	Pods  []*corev1.Pod
 	VMs   []unstructured.Unstructured // KubeVirt's VirtualMachineInstances
-	// Volumes are Longhorn's; Storage says whether the cluster has Longhorn.
+	// Volumes are Longhorn's; Storage is true if the cluster has Longhorn.
 	Volumes []unstructured.Unstructured
 	Storage bool
 }
@@ -165,9 +165,9 @@ func vmOf(u *unstructured.Unstructured) v1alpha1.ClusterVM {
 	return out
 }
 
-// storageOf reads Longhorn's volumes (status.state, status.robustness, status.currentNodeID).
-// The worst of them is how storage is; a volume that is attached nowhere has no robustness,
-// and says nothing.
+// storageOf reads Longhorn's volumes (status.state, status.robustness, status.currentNodeID). The
+// worst robustness is that of the storage; a volume that is not attached has no robustness, and
+// doesn't count.
 func storageOf(volumes []unstructured.Unstructured, there bool) *v1alpha1.ClusterStorage {
 	if !there {
 		return &v1alpha1.ClusterStorage{Health: v1alpha1.StorageUnsupported}

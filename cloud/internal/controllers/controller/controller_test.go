@@ -191,8 +191,8 @@ func TestKeyed(t *testing.T) {
 	})
 }
 
-// Nothing waits for an optional kind that the cluster does not have; a controller that can't start
-// ends the run.
+// Callers don't wait for an optional kind that the cluster does not have; a controller that can't
+// start ends the run.
 func TestOptionalAndBroken(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSystem(t)

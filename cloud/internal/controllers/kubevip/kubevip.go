@@ -38,12 +38,12 @@ const (
 	manager   = "cloudcore-kube-vip"
 	// Who announces addresses, and who chooses them.
 	daemonSet, deployment = "DaemonSet", "Deployment"
-	// class is what Services name that want kube-vip and nothing else.
+	// class is the loadBalancerClass of Services for kube-vip alone.
 	class = "kube-vip.io/kube-vip-class"
 	// vipHost is kube-vip's annotation for the node that announces the address.
 	vipHost = "kube-vip.io/vipHost"
 	// addresses is the annotation by which a Service asks for addresses, and in which the cloud
-	// provider writes those that it gives; its label says that it did.
+	// provider writes those that it gives, marked by its label.
 	addresses     = "kube-vip.io/loadbalancerIPs"
 	providerLabel = "implementation"
 	providerName  = "kube-vip"
@@ -97,8 +97,8 @@ func objects(data, images map[string]string) ([]*unstructured.Unstructured, erro
 	return all, nil
 }
 
-// Apply puts kube-vip into the cluster, or brings what is there in line. It returns the ranges that
-// addresses are taken from.
+// Apply installs kube-vip into the cluster, or updates it. It returns the ranges that addresses are
+// taken from.
 func Apply(ctx context.Context, c Client, o Options) (ranges string, err error) {
 	if err := checkInterface(o.Interface); err != nil {
 		return "", err
@@ -168,7 +168,7 @@ func release(ctx context.Context, c kubernetes.Interface) error {
 		}
 		gone := map[string]any{vipHost: nil}
 		change := map[string]any{"metadata": map[string]any{"annotations": gone}}
-		if s.Labels[providerLabel] == providerName { // the provider chose it; what a person asked for stays
+		if s.Labels[providerLabel] == providerName { // the provider chose it; a person's choice stays
 			gone[addresses] = nil
 			change["metadata"].(map[string]any)["labels"] = map[string]any{providerLabel: nil}
 			change["spec"] = map[string]any{"loadBalancerIP": nil}

@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// Options are what a person gives.
+// Options are a person's choices.
 type Options struct {
 	// Interface is the nodes' network interface on the LAN.
 	Interface string
@@ -16,17 +16,17 @@ type Options struct {
 	CIDR string
 	// Exclude are addresses and networks of it that are never given away.
 	Exclude []string
-	// Image is kube-vip's. ProviderImage is the cloud provider's; "": there is none, and Services
-	// name their addresses themselves.
+	// Image is kube-vip's. ProviderImage is the cloud provider's; "": without it, Services name
+	// their addresses themselves.
 	Image, ProviderImage string
 }
 
 // span is a range of addresses, both ends included.
 type span struct{ from, to netip.Addr }
 
-// Ranges is what is left of the CIDR without its network and broadcast addresses and what is
-// excluded, as kube-vip's cloud provider reads it: FROM-TO,FROM-TO. used are the addresses that
-// hosts of the LAN have, with a word for each: none may be left.
+// Ranges is the CIDR without its network and broadcast addresses and the excluded ones, as
+// kube-vip's cloud provider reads it: FROM-TO,FROM-TO. used are the addresses that hosts of the LAN
+// have, with a word for each: the ranges must not contain any.
 func (o Options) Ranges(used map[netip.Addr]string) (string, error) {
 	p, err := netip.ParsePrefix(o.CIDR)
 	if err != nil {
@@ -118,7 +118,7 @@ func without(all []span, x span) (left []span) {
 	return left
 }
 
-// checkInterface refuses what can be no interface's name (dev_valid_name of Linux).
+// checkInterface refuses a name that is no valid interface name (dev_valid_name of Linux).
 func checkInterface(name string) error {
 	if name == "" || len(name) > 15 || name == "." || name == ".." || strings.ContainsAny(name, "/: \t\n") {
 		return fmt.Errorf("--interface %q: must be the name of the nodes' network interface on the LAN, such as eth0", name)

@@ -9,7 +9,7 @@ import (
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
 
-// Whatever a device reports of what it collects becomes its own entry or is refused, and another's
+// Whatever a device reports of its collection becomes its own entry or is refused, and another's
 // entry stays as it is.
 func FuzzMerge(f *testing.F) {
 	f.Add([]byte(`{"name":"edge2","reason":"LeftOut","message":"x"}`))
@@ -21,7 +21,7 @@ func FuzzMerge(f *testing.F) {
 	f.Fuzz(func(t *testing.T, body []byte) {
 		merged, _, err := marks.Kind().Merge(object, map[string][]byte{"edge1": body})
 		if err != nil || merged == nil {
-			return // nothing is written
+			return // no write
 		}
 		var o v1alpha1.ServiceCollection
 		if err := json.Unmarshal(merged, &o); err != nil {

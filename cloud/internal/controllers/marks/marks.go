@@ -1,5 +1,5 @@
-// Package marks is the cloud's side of what nodes collect of Services and Ingresses: their reports
-// become the status of a ServiceCollection.
+// Package marks is the cloud's side of the nodes' collections of Services and Ingresses: their
+// reports become the status of a ServiceCollection.
 //
 // It owns how the reports are merged, and the bounds of that status. It refuses reports that are no
 // entry of it. Everything here is pure.
@@ -23,12 +23,12 @@ import (
 
 const (
 	// listed is how many nodes are listed with their entries, and detailed how many with their
-	// numbers: above it those that are fine are only named, and so is what there is of others
-	// beyond it. An object must stay below 1.5 MiB (etcd's request limit), an entry below 16 KiB.
+	// numbers: above it those that are fine are only named, and so are the others beyond it. An
+	// object must stay below 1.5 MiB (etcd's request limit), an entry below 16 KiB.
 	listed   = 60
 	detailed = 500
-	// maxMessage and maxReason bound what is listed of a node, and maxEntry all of it, in bytes of
-	// the object.
+	// maxMessage and maxReason bound the texts of a node's entry, and maxEntry all of it, in bytes
+	// of the object.
 	maxMessage, maxReason, maxEntry = 512, 64, 16 << 10
 	// quoted is how many nodes a condition's message quotes.
 	quoted = 3
@@ -39,7 +39,7 @@ func Kind() reports.Kind {
 	return reports.Of(v1alpha1.Resource(v1alpha1.ServiceCollections), merge, sweep)
 }
 
-// merge puts what nodes report into a status.
+// merge puts the nodes' reports into a status.
 func merge(o *v1alpha1.ServiceCollection, bodies map[string][]byte) (refused map[string]error) {
 	entries := map[string]v1alpha1.ServiceCollectionNode{}
 	for _, e := range o.Status.Nodes {
@@ -55,7 +55,7 @@ func merge(o *v1alpha1.ServiceCollection, bodies map[string][]byte) (refused map
 	return refused
 }
 
-// read makes an entry of what a node reports.
+// read makes an entry of a node's report.
 func read(node string, body []byte) (e v1alpha1.ServiceCollectionNode, err error) {
 	if err := json.Unmarshal(body, &e); err != nil {
 		return e, fmt.Errorf("the report is no entry of a ServiceCollection's status: %w", err)
@@ -102,7 +102,7 @@ func sweep(o *v1alpha1.ServiceCollection, exists func(node string) bool) {
 }
 
 // arrange writes the status: the lists, the numbers and the conditions. A node that was named stays
-// named until it says something again.
+// named until it reports again.
 func arrange(o *v1alpha1.ServiceCollection, entries map[string]v1alpha1.ServiceCollectionNode, named map[string]string) {
 	s := &o.Status
 	all := len(entries) + len(named)

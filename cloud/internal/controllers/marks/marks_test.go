@@ -77,8 +77,8 @@ func TestKind(t *testing.T) {
 	}
 }
 
-// However many nodes say that something is wrong, and at whatever length, the object stays below
-// what etcd takes, and all are counted.
+// However many nodes report an error, and at whatever length, the object stays below etcd's limit,
+// and all are counted.
 func TestKind_ManyFail(t *testing.T) {
 	long, lines := strings.Repeat("x", 3<<10), strings.Repeat(`"`+strings.Repeat("y", 1<<10)+`",`, 12)
 	report := []byte(`{"reason":"Failed","message":"` + long + `","entries":[` + lines + `"z"]}`)

@@ -1,15 +1,15 @@
-// Package reports brings what many nodes report of one object together in that object's status.
+// Package reports merges the reports of many nodes about one object into that object's status.
 //
-// It owns the reports on their way: it collects those of one object for a moment and writes them
-// at once, on top of the newest version (after a conflict it reads again), so thousands of nodes
-// never fight over one object. Any replica of cloudcore may do so at any time: the status itself
-// is the only memory, resourceVersion the only lock, and the fence keeps a session that has been
-// superseded from writing (package fence). It refuses a report in another node's name, and one
-// for an object that is gone or is another one by now. What an entry means is its Kind's
-// business. The bounds: maxReports and maxBytes a session; reports that wait for kube-apiserver
-// wait unanswered, and their edge keeps them. What a session has reported goes with the session.
-// The workers are shared by all sessions, and wait for kube-apiserver and for no device: answers
-// wait with their session.
+// It owns the reports on their way: it collects those of one object for a moment and writes them at
+// once, on top of the newest version (after a conflict it reads again), so thousands of nodes never
+// fight over one object. Any replica of cloudcore may do so at any time: the status itself is the
+// only memory, resourceVersion the only lock, and the fence keeps a session that has been
+// superseded from writing (package fence). It refuses a report in another node's name, and one for
+// an object that is gone or is another one by now. Its Kind interprets an entry. The bounds:
+// maxReports and maxBytes a session; reports that wait for kube-apiserver wait unanswered, and
+// their edge keeps them. A session's pending reports are dropped when it ends. The workers are
+// shared by all sessions, and wait for kube-apiserver and for no device: answers wait with their
+// session.
 //
 // From the bottom: Kind and target, reporter (a session), confirmations (the fence), Aggregator.
 // Everything here may be used by many goroutines at once.
@@ -129,8 +129,8 @@ func (a *Aggregator) Know(resource schema.GroupVersionResource, objects Objects)
 	a.exists[resource] = objects
 }
 
-// overRate takes a report off what the node may report, or says what it is charged with and in how
-// many seconds to come again.
+// overRate takes a report off the node's rate, or returns the charge and the seconds until the next
+// try.
 func (a *Aggregator) overRate(node types.NodeName, t target) (charge time.Duration, after int) {
 	if ok, after := a.rates.Take(node); !ok {
 		return perRefusal, after
@@ -166,7 +166,7 @@ func (a *Aggregator) Attach(s cloudhub.Session, mux *message.Mux) cloudhub.Servi
 	return r
 }
 
-// forget drops what a session that has ended reported: its edge says it again in the next one, to
+// forget drops the reports of a session that has ended: its edge repeats them in the next one, to
 // whichever replica.
 func (a *Aggregator) forget(r *reporter) {
 	a.confirmed.forget(r)
@@ -179,7 +179,7 @@ func (a *Aggregator) forget(r *reporter) {
 	}
 }
 
-// What a refused report is charged with (cloudhub.Session).
+// The charge for a refused report (cloudhub.Session).
 const (
 	perRefusal = 20 * time.Millisecond
 	// perUnknown is for one about an object that cloudcore doesn't know. A device has a few of
@@ -221,7 +221,7 @@ func (a *Aggregator) take(from *reporter, w *topicpb.Write) error {
 	return nil
 }
 
-// batch is what waits for an object. mu is held.
+// batch returns the reports that wait for an object. mu is held.
 func (a *Aggregator) batch(t target) *batch {
 	b := a.batches[t]
 	if b == nil {
@@ -231,7 +231,7 @@ func (a *Aggregator) batch(t target) *batch {
 	return b
 }
 
-// put lays a report over what its node said before. What an older session said is dropped.
+// put replaces its node's previous report. A report of an older session is dropped.
 func (b *batch) put(node string, r *report) {
 	if have := b.reports[node]; have != nil {
 		switch {
@@ -244,8 +244,8 @@ func (b *batch) put(node string, r *report) {
 	b.reports[node] = r
 }
 
-// back lays reports that could not be written under those that came in the meantime. What a session
-// that has ended reported is dropped.
+// back puts reports that could not be written under those that came in the meantime. Reports of a
+// session that has ended are dropped.
 func (a *Aggregator) back(t target, reports map[string]*report) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -262,7 +262,7 @@ func (a *Aggregator) back(t target, reports map[string]*report) {
 	}
 }
 
-// Run writes what is reported until ctx ends.
+// Run writes reports until ctx ends.
 func (a *Aggregator) Run(ctx context.Context) error {
 	kube.Work(ctx, a.queue, workers, a.work)
 	return nil
@@ -313,8 +313,8 @@ func (a *Aggregator) work(ctx context.Context, t target) {
 		return
 	}
 	a.queue.Forget(t)
-	// What came meanwhile has its own place in the queue; an empty batch is forgotten when
-	// its turn comes.
+	// Newer reports have their own place in the queue; an empty batch is forgotten when its turn
+	// comes.
 	a.queue.AddAfter(t, longest)
 }
 
@@ -396,8 +396,8 @@ func (a *Aggregator) write(ctx context.Context, t target, reports map[string]*re
 	return end{}, fmt.Errorf("%s %s: others wrote it %d times meanwhile", t.resource.Resource, t.name, conflicts)
 }
 
-// unacceptable says whether the object's rules, or its bounds, refuse what reports make of it.
-// Trying again is of no use.
+// unacceptable reports whether the merged object is refused by its own rules, or its bounds. A
+// retry is useless.
 func unacceptable(err error) bool {
 	if err == nil || apierrors.IsInvalid(err) || apierrors.IsRequestEntityTooLargeError(err) {
 		return err != nil
@@ -408,9 +408,9 @@ func unacceptable(err error) bool {
 }
 
 // writeApart writes reports that can't be written together in two halves, and these likewise, so
-// that what one node says keeps no other's report back. sofar is how those ended that have no body.
-// What kube-apiserver does not answer for, or an attempt has no time for, waits: nothing that is
-// known by then is found out again.
+// that one node's report keeps no other's back. sofar has the results of those without a body.
+// Reports that kube-apiserver does not answer for, or that an attempt has no time for, wait:
+// results known by then are kept.
 func (a *Aggregator) writeApart(ctx context.Context, t target, reports map[string]*report, bodies map[string][]byte, sofar end, why error) (end, error) {
 	switch len(bodies) {
 	case 0: // the object can't be written whatever is reported

@@ -59,9 +59,8 @@ type apiserver struct {
 	things  map[string]*thing
 	epochs  map[string]uint64
 	reads   int // of Leases
-	missed  int // requests for things that are none
-	// most is what a thing may have in all, where it is not 0; refusals how many writes it had
-	// something against.
+	missed  int // requests for absent things
+	// most is the limit of a thing's sum, where it is not 0; refusals how many writes it refused.
 	most, refusals int
 	lossy          bool
 	writes         int
@@ -113,7 +112,7 @@ func (a *apiserver) Do(ctx context.Context, _ kube.Identity, r kube.Request) (*k
 	return answer(have)
 }
 
-// refuse is what kube-apiserver has against a thing: its rules take no number below 0, and etcd no
+// refuse is kube-apiserver's validation of a thing: its rules take no number below 0, and etcd no
 // more than so much in all.
 func (a *apiserver) refuse(o *thing) *apierrors.StatusError {
 	sum := 0
@@ -185,8 +184,9 @@ func start(t *testing.T, names ...string) (*apiserver, *reports.Aggregator) {
 	return api, a
 }
 
-// Scenario 4 of the hostile devices: devices that read nothing report, more of them than there are
-// workers, beside 200 others. The others' reports are written and answered as soon as without them.
+// Scenario 4 of the hostile devices: devices that report and never read, more of them than there
+// are workers, and 200 others. The others' reports are written and answered as soon as without
+// them.
 func TestStalledReadersHoldUpNoReport(t *testing.T) {
 	took := func(stalled int) (d time.Duration) {
 		synctest.Test(t, func(t *testing.T) {
@@ -259,8 +259,8 @@ func TestASessionsReportsAreBounded(t *testing.T) {
 	})
 }
 
-// What a fence costs: one read of a Lease for a session that is new to an object, none after that
-// while no other writer comes between.
+// The cost of a fence: one read of a Lease for a session that is new to an object, no read after
+// that while no other writer comes between.
 func TestTheFenceReadsOnceASession(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		api, a := start(t, "one")
@@ -277,7 +277,7 @@ func TestTheFenceReadsOnceASession(t *testing.T) {
 	})
 }
 
-// known is what cloudcore knows of things: those that kube-apiserver had when it was made.
+// known is cloudcore's cache of things: those that kube-apiserver had when it was made.
 type known struct{ names []string }
 
 func (k known) HasSynced() bool { return true }
@@ -333,8 +333,8 @@ func TestReportsAboutMadeUpNamesAreFew(t *testing.T) {
 	})
 }
 
-// What one device reports of an object that the cluster refuses, or that makes the object too
-// large, is refused, and the reports of the others are written.
+// A device's report of an object that the cluster refuses, or that makes the object too large, is
+// refused, and the reports of the others are written.
 func TestARefusedReportKeepsNoOtherBack(t *testing.T) {
 	for name, c := range map[string]struct {
 		bad   int

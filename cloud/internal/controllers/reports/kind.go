@@ -17,8 +17,8 @@ type Client interface {
 	Do(ctx context.Context, as kube.Identity, r kube.Request) (*kube.Response, error)
 }
 
-// Kind is what one kind of objects makes of reports. Its methods get the whole object as JSON and
-// return it changed, or nil where nothing changes.
+// Kind merges the reports of one kind of objects. Its methods get the whole object as JSON and
+// return it changed, or nil without a change.
 type Kind interface {
 	Resource() schema.GroupVersionResource
 	// Merge lays reports, by node, over the status. A nil report takes the node's entry away. A
@@ -28,8 +28,8 @@ type Kind interface {
 	Sweep(object []byte, exists func(node string) bool) (swept []byte, err error)
 }
 
-// Lay lays reports over entries by node, as Kind.Merge does: each that can be read is the node's
-// entry, a nil one takes it away, and what read refuses changes nothing.
+// Lay merges reports into entries by node, as Kind.Merge does: each that can be read is the node's
+// entry, a nil one removes it, and one that read refuses makes no change.
 func Lay[E any](entries map[string]E, reports map[string][]byte, read func(node string, body []byte) (E, error)) (refused map[string]error) {
 	refused = map[string]error{}
 	for node, body := range reports {
@@ -47,7 +47,7 @@ func Lay[E any](entries map[string]E, reports map[string][]byte, read func(node 
 	return refused
 }
 
-// Short bounds what a node says to so many bytes of JSON, in which some characters take six.
+// Short bounds a node's text to so many bytes of JSON, in which some characters take six.
 func Short(text string, most int) string {
 	for i, r := range text {
 		switch {

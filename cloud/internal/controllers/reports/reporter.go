@@ -24,12 +24,12 @@ const (
 	maxBytes   = 1 << 20
 )
 
-// report is what a node said of an object.
+// report is a node's report of an object.
 type report struct {
 	from *reporter
 	uid  types.UID
 	body []byte // nil: the entry goes
-	// writes are those that this answers: something was said, and then something newer was.
+	// writes are those that this report answers: an older one and the newer one that replaced it.
 	writes []write
 }
 
@@ -41,7 +41,7 @@ type write struct {
 // reporter is a session that reports. It is the hub's Service for it.
 type reporter struct {
 	cloudhub.Session
-	gone    func(*reporter) // takes its reports out of what waits
+	gone    func(*reporter) // removes its pending reports
 	sending *cloudhub.Loop  // sends answers: only this session waits for its device
 
 	mu      sync.Mutex
@@ -106,8 +106,8 @@ func (r *reporter) admit(bytes int) error {
 	return nil
 }
 
-// answer sends a write's result to the edge; in its next session the edge sends again what got no
-// answer.
+// answer sends a write's result to the edge; in its next session the edge repeats unanswered
+// writes.
 func (r *reporter) answer(t target, id uint64, bytes int, version string, refusal *apierrors.StatusError) error {
 	result := &topicpb.WriteResult{Id: id, Accepted: refusal == nil, ResourceVersion: version}
 	if refusal != nil {

@@ -106,8 +106,8 @@ func (r *reporter) check(ctx context.Context) error {
 	return nil
 }
 
-// Blocked reports whether a DaemonSet has outdated pods and replaces none of them, because
-// maxUnavailable pods are unavailable.
+// Blocked reports whether a DaemonSet has outdated pods and replaces no pod, because maxUnavailable
+// pods are unavailable.
 func Blocked(set *appsv1.DaemonSet) (most int, blocked bool) {
 	u := set.Spec.UpdateStrategy
 	desired := int(set.Status.DesiredNumberScheduled)

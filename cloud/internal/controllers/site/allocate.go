@@ -12,13 +12,13 @@ import (
 	"github.com/skerry-io/skerry/common/claim"
 )
 
-// Taken is what pods' ranges must not overlap.
+// Taken is a prefix that pods' ranges must not overlap.
 type Taken struct {
 	Prefix netip.Prefix
 	Why    string
 }
 
-// Offer is a change of what a node is offered; no Ranges takes the offer back.
+// Offer is a change of a node's offered ranges; no Ranges takes the offer back.
 type Offer struct {
 	Node   string
 	Ranges []netip.Prefix
@@ -33,11 +33,11 @@ func (o Offer) String() string {
 	return strings.Join(texts, ",")
 }
 
-// Allocation is what Allocate finds.
+// Allocation is the result of Allocate.
 type Allocation struct {
 	Offers []Offer
-	// Invalid says for each pool which entries of podSubnets can't be used and why; Full, for how
-	// many devices nothing is left.
+	// Invalid has for each pool the entries of podSubnets that can't be used and why; Full, the
+	// number of devices without a free range.
 	Invalid map[string][]string
 	Full    map[string]int
 }
@@ -49,8 +49,8 @@ const (
 	maxTries = 1 << 16
 )
 
-// Allocate offers a range of each family of podSubnets to the devices of Edge pools that have none.
-// What a device has stays: nothing here changes a range. Devices of pools with different networks
+// Allocate offers a range of each family of podSubnets to the devices of Edge pools that have none
+// yet. A device's range stays: no range is changed here. Devices of pools with different networks
 // never meet, so they may have the same.
 func Allocate(x *Index, devices []*Device, pools []*v1alpha1.NodePool, taken []Taken) Allocation {
 	a := Allocation{Invalid: map[string][]string{}, Full: map[string]int{}}
@@ -106,9 +106,9 @@ func Allocate(x *Index, devices []*Device, pools []*v1alpha1.NodePool, taken []T
 	return a
 }
 
-// held are the ranges that are no one else's for what a node says: what counts, and of a device
-// what it may have by an offer, whether it has taken it or left its pool since. A device can write
-// both, so it holds no more than it would be given.
+// held are the ranges that a node keeps from others: those that count, and of a device those that
+// it may have by an offer, whether it has taken it or left its pool since. A device can write both,
+// so it holds no more than it would be given.
 func held(x *Index, d *Device) []netip.Prefix {
 	all := slices.Clone(x.ranges[d.Name])
 	if d.Labels == nil {
@@ -124,8 +124,8 @@ func held(x *Index, d *Device) []netip.Prefix {
 	return all
 }
 
-// offTheWay are the subnets that a device is not on: it is offered nothing of the others. That is
-// the device's own word, and costs no other one its range.
+// offTheWay splits the subnets into those that a device is not on, and the others, of which it is
+// offered no range. The device itself reports that, so it must not cost another one its range.
 func offTheWay(d *Device, subnets []netip.Prefix) (good []netip.Prefix, words []string) {
 	for _, s := range subnets {
 		on := ""
@@ -157,7 +157,7 @@ func membersOf(x *Index, pool string) []*Device {
 	return nil
 }
 
-// usable are the subnets of a pool that overlap nothing that is taken.
+// usable are the subnets of a pool that overlap no taken prefix.
 func (a *Allocation) usable(pool *v1alpha1.NodePool, devices []*Device, taken []Taken) (good []netip.Prefix) {
 	for i, text := range pool.Spec.PodSubnets {
 		p, err := netip.ParsePrefix(text)
@@ -172,7 +172,7 @@ func (a *Allocation) usable(pool *v1alpha1.NodePool, devices []*Device, taken []
 		}
 		for _, d := range devices {
 			if d.Labels != nil || err != nil || bad != "" {
-				continue // what a device says of itself is judged where it is offered something
+				continue // a device's own report is judged where it is offered a range
 			}
 			for _, one := range d.Addresses {
 				if ip, err := netip.ParseAddr(one); err == nil && p.Contains(ip) {
@@ -204,7 +204,7 @@ func within(ranges, subnets []netip.Prefix) bool {
 	})
 }
 
-// free is the first range of a family that overlaps none that is used.
+// free is the first range of a family that overlaps no used one.
 func free(subnets []netip.Prefix, v6 bool, used ...map[netip.Prefix]bool) (netip.Prefix, bool) {
 	bits := bits4
 	if v6 {

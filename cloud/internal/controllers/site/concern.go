@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// A site is named by its pool, or by its one node where that is in none.
+// A site is named by its pool, or by its one node outside of pools.
 const (
 	poolSite = "pool/"
 	nodeSite = "node/"

@@ -22,7 +22,7 @@ import (
 )
 
 const (
-	// retry is how soon what failed is tried again, and relook how often ranges of Services
+	// retry is the delay before a failed run is repeated, and relook how often ranges of Services
 	// are read again.
 	retry  = 5 * time.Second
 	relook = time.Minute
@@ -32,8 +32,8 @@ const (
 	maxNamed = 8
 )
 
-// Offers offers ranges to devices that have none for their pods, and says in the status of pools
-// what can't be used.
+// Offers offers ranges to devices that have none for their pods, and reports unusable subnets in
+// the status of pools.
 func Offers() controller.Config {
 	return controller.Config{Name: "podcidrs", Settle: settle, RetryMin: retry, RetryMax: retry, Timeout: offersTimeout, Start: startOffers}
 }
@@ -114,7 +114,7 @@ func (o *offers) offer(ctx context.Context, offer Offer) error {
 	if err := node.Patch(ctx, kube.Key{Name: offer.Node}, "", patch); err != nil {
 		return fmt.Errorf("offering %s: %w", offer, err)
 	}
-	klog.FromContext(ctx).Info("Range for pods offered", "node", offer.Node, "range", offer.String())
+	klog.FromContext(ctx).Info("Offered a range for pods", "node", offer.Node, "range", offer.String())
 	return nil
 }
 

@@ -1,5 +1,5 @@
-// Package site sends devices what they need to know of their site: the members of each Edge
-// NodePool, the ranges of their pods, where they were last, and whose certificates are revoked.
+// Package site sends devices the data of their site: the members of each Edge NodePool, the ranges
+// of their pods, their last addresses, and the revoked certificates.
 //
 // It owns the topic Site, which no object stands for, and the annotation by which a device is
 // offered a range for its pods (OfferAnnotation). It refuses to speak for a device: a range becomes
@@ -32,15 +32,15 @@ import (
 const (
 	// MaxDevices is how many devices a site may have: each speaks to each.
 	MaxDevices = 64
-	// maxAddresses is how many addresses of a device are sent: what a Node says is its device's
-	// word, which may be wrong on purpose.
+	// maxAddresses is how many addresses of a device are sent: a Node's status is written by its
+	// device, and may be wrong on purpose.
 	maxAddresses = 8
 	// maxRevoked bounds the single certificates that are sent as revoked. At the bound the rest is
 	// not: the nodes themselves are banned by name.
 	maxRevoked = 1024
 )
 
-// Device is what matters here of a Node on which edgecore runs.
+// Device has the needed fields of a Node on which edgecore runs.
 type Device struct {
 	Name      string
 	Labels    labels.Set
@@ -51,8 +51,7 @@ type Device struct {
 	Created   time.Time
 }
 
-// Ban is what is revoked of a node's certificates: those issued before Since, but for
-// those of Keys.
+// Ban describes a node's revoked certificates: those issued before Since, except those of Keys.
 type Ban struct {
 	Since time.Time
 	Keys  []string
@@ -146,7 +145,7 @@ type group struct {
 }
 
 // NewIndex sorts devices into Edge NodePools. A device that several pools take is in the oldest, so
-// that a new pool moves none.
+// that a new pool moves no device.
 func NewIndex(devices []*Device, pools []*v1alpha1.NodePool) *Index {
 	x := &Index{of: map[string]*group{}, by: map[string]*Device{}, reaches: map[string][]string{}}
 	for _, d := range devices {

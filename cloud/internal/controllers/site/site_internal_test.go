@@ -64,7 +64,7 @@ func TestIndex_Site(t *testing.T) {
 	if got := x.Site("a", Revocations{}).GetName(); got != "younger" {
 		t.Errorf("a is in %q", got)
 	}
-	// A revocation changes what is sent to the others, and its digest.
+	// A revocation changes the site sent to the others, and its digest.
 	before := x.Site("a", Revocations{})
 	after := x.Site("a", Revocations{Nodes: map[types.NodeName]Ban{"c": {Since: time.Unix(1e9, 0), Keys: []string{"k"}}}, Fingerprints: []string{"f"}})
 	if m := after.GetMembers()[1]; m.GetValidFrom() != 1e9 || m.GetKeys()[0] != "k" || after.GetRevoked()[0] != "f" || slices.Equal(before.GetDigest(), after.GetDigest()) {
@@ -122,7 +122,7 @@ func TestAllocate(t *testing.T) {
 	if diff := cmp.Diff(want, offers); diff != "" {
 		t.Errorf("(-want +got)\n%s", diff)
 	}
-	// Nothing is offered twice, and a site that is full says so.
+	// No range is offered twice, and a site that is full reports it.
 	var many []*Device
 	for n := range 5 {
 		many = append(many, device(fmt.Sprint("d", n), "a"))
@@ -134,7 +134,8 @@ func TestAllocate(t *testing.T) {
 	}
 }
 
-// podSubnets that overlap what is taken are refused by their place, and nothing of them is offered.
+// podSubnets that overlap a taken prefix are refused by their place, and no range of them is
+// offered.
 func TestAllocate_refuses(t *testing.T) {
 	d := device("d", "a")
 	d.LANs = []netip.Prefix{netip.MustParsePrefix("192.168.1.0/24")}
@@ -154,8 +155,8 @@ func TestAllocate_refuses(t *testing.T) {
 	}
 }
 
-// Another node's word costs a device nothing: neither a range that covers everything, nor an offer
-// that it wrote itself, nor the networks and addresses that it says it is on.
+// Another node's report costs a device no range: neither a range that covers everything, nor an
+// offer that it wrote itself, nor its claims about its networks and addresses.
 func TestClaims_03_WhatANodeSaysLimitsThatNodeOnly(t *testing.T) {
 	outside := device("outside", "", "0.0.0.0/0", "::/0")
 	outside.Offer, outside.LANs, outside.Addresses = "10.0.0.0/8,::/0", []netip.Prefix{netip.MustParsePrefix("10.244.7.7/16")}, []string{"10.244.0.1"}
@@ -178,7 +179,7 @@ func TestClaims_03_WhatANodeSaysLimitsThatNodeOnly(t *testing.T) {
 }
 
 // A device's range counts inside its pool's podSubnets, as long as those that are offered, and
-// where no older device has it. What does not count is sent to none.
+// where no older device has it. Other ranges are never sent.
 func TestClaims_01_RangeCountsInsidePodSubnets(t *testing.T) {
 	older, younger := device("z-older", "plant", "10.244.1.0/24"), device("a-younger", "plant", "10.244.1.0/24")
 	older.Created, younger.Created = time.Unix(1, 0), time.Unix(2, 0)

@@ -69,7 +69,7 @@ func (s *Sites) Run(ctx context.Context, nodes, pools *kube.Store) error {
 		case <-s.changed:
 		}
 		if err := s.look(); err != nil {
-			klog.FromContext(ctx).Error(err, "An object can't be read: devices are not notified of changes of their sites")
+			klog.FromContext(ctx).Error(err, "Failed to read an object, not notifying devices of changes of their sites")
 		}
 		select {
 		case <-ctx.Done():
@@ -79,7 +79,7 @@ func (s *Sites) Run(ctx context.Context, nodes, pools *kube.Store) error {
 	}
 }
 
-// look has every session compare what its device has with what is now.
+// look has every session compare its device's digest with the current one.
 func (s *Sites) look() error {
 	devices, err := s.devices.List()
 	if err != nil {
@@ -103,7 +103,7 @@ func (s *Sites) look() error {
 	return nil
 }
 
-// session is one device's. It sends nothing before the device has asked: one of an earlier version
+// session is one device's. It never sends before the device has asked: one of an earlier version
 // does not know the topic.
 type session struct {
 	sites *Sites
@@ -112,7 +112,7 @@ type session struct {
 
 	mu    sync.Mutex
 	asked bool
-	has   []byte // digest of what the device has
+	has   []byte // digest of the device's copy
 }
 
 // Attach implements cloudhub.Part.
@@ -145,7 +145,7 @@ func (one *session) Stop() {
 	one.loop.Stop()
 }
 
-// tell sends the device its site where that is not what it has.
+// tell sends the device its site if its copy differs.
 func (one *session) tell(ctx context.Context) error {
 	one.sites.mu.Lock()
 	index := one.sites.index
