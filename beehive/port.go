@@ -32,8 +32,8 @@ func (b *bus) begin(name message.Name, ready func()) *Port {
 	return &Port{bus: b, self: m, run: run, ready: ready}
 }
 
-// end closes a run. Who waits for an answer of it gets an error at once. gone says that no
-// run will follow.
+// end closes a run. A caller that waits for its answer gets an error at once. gone: no run will
+// follow.
 func (b *bus) end(p *Port, gone bool) {
 	p.self.mu.Lock()
 	p.self.run = nil
@@ -95,8 +95,8 @@ func (p *Port) SendToGroup(ctx context.Context, to message.Group, m message.Mess
 
 // SendSync sends a request and waits for its answer. A refusal is returned as the error, as are the
 // end of ctx and, at once, a module that does not run or ends before it has answered:
-// ErrNotRunning. Set a deadline: a module that is alive may be slow, and two that ask each other
-// and answer nothing meanwhile wait for as long as their contexts let them.
+// ErrNotRunning. Set a deadline: a module that is alive may be slow, and two that send requests to
+// each other without answering wait for as long as their contexts let them.
 func (p *Port) SendSync(ctx context.Context, to message.Name, m message.Message) (message.Message, error) {
 	member, err := p.bus.member(to)
 	if err != nil {
@@ -134,9 +134,9 @@ func (p *Port) Receive(ctx context.Context) (message.Message, error) {
 }
 
 // Reply answers a request; an error as content is a refusal. The answer goes to the caller of
-// SendSync, or, where the request was sent by Send with Header.Sync set (as a hub passes on what
-// came over its link), into the sender's mailbox. That the caller has given up is no error of the
-// module's: such an answer is dropped and counted.
+// SendSync, or, where the request was sent by Send with Header.Sync set (as a hub passes on
+// requests of its link), into the sender's mailbox. If the caller has given up, that is no error of
+// the module: the answer is dropped and counted.
 func (p *Port) Reply(ctx context.Context, request message.Message, content any) error {
 	if !request.Header.Sync {
 		return fmt.Errorf("replying to %s: %w", request.Key(), errNoRequest)

@@ -212,8 +212,8 @@ func TestSendSync_passedOnWithItsID(t *testing.T) {
 	})
 }
 
-// A hub passes a request on to the other end of its link and hands the answer over; only what it
-// was asked may it answer.
+// A hub passes a request on to the other end of its link and hands the answer over; it may answer
+// only requests sent to it.
 func TestAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := beehivetest.Run(t, []beehivetest.Peer{{Name: "a"}, {Name: "hub"}, {Name: "other"}})

@@ -88,10 +88,10 @@ func validate(entries []Entry) error {
 }
 
 // Run starts the modules in order, each when the one before is ready, has failed, or has used up
-// its StartTimeout (it goes on starting then, and Health says so). It serves until ctx ends or a
-// module with the policy Never fails. Then it stops them in reverse order, each with the bound of
-// its StopTimeout. The error names the modules that failed and those that were stuck; the goroutine
-// of a stuck one is the only thing that outlives Run.
+// its StartTimeout (it continues to start then, and Health reports that). It serves until ctx ends
+// or a module with the policy Never fails. Then it stops them in reverse order, each with the bound
+// of its StopTimeout. The error names the modules that failed and those that were stuck; the
+// goroutine of a stuck one is the only thing that outlives Run.
 func (r *Runner) Run(ctx context.Context) error {
 	logger := klog.FromContext(ctx)
 	var cause error

@@ -316,8 +316,8 @@ func TestRunner_aPortEndsWithItsRun(t *testing.T) {
 	})
 }
 
-// A module that starts late, or again, receives the newest state of its groups, once, and none of
-// what is no state.
+// A module that starts late, or again, receives the newest state of its groups, once, and no
+// messages that aren't state.
 func TestRunner_stateOfGroupsIsRetainedForRestarts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		link := message.NewTopic[string]("link", message.Query, message.Latest)

@@ -59,7 +59,7 @@ func waitFor[T any](ctx context.Context, what string, try func(context.Context) 
 		if apierrors.IsForbidden(err) || apierrors.IsUnauthorized(err) || apierrors.IsNotFound(err) {
 			return v, fmt.Errorf("%s: %w (are the manifests applied? `cloudcore install` prints them)", what, err)
 		}
-		klog.FromContext(ctx).Info("kube-apiserver does not answer yet", "doing", what, "err", err, "retryIn", backoff)
+		klog.FromContext(ctx).Info("Waiting for kube-apiserver", "doing", what, "err", err, "retryIn", backoff)
 		select {
 		case <-ctx.Done():
 			return v, fmt.Errorf("%s: %w", what, errors.Join(err, context.Cause(ctx)))

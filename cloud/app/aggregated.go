@@ -12,8 +12,8 @@ import (
 	"github.com/skerry-io/skerry/common/pki"
 )
 
-// aggregated is what an API needs that kube-apiserver's aggregator asks for: its listener, which is
-// closed when it has been served, a certificate, and who may ask.
+// aggregated is the server side of an API that kube-apiserver's aggregator calls: its listener,
+// which is closed when it has been served, a certificate, and the clients allowed.
 type aggregated struct {
 	listener net.Listener
 	serving  *join.Serving

@@ -1,8 +1,8 @@
-// Package app is cloudcore put together: the wiring table, and what the parts are made of.
+// Package app assembles cloudcore: the wiring table, and the construction of the parts.
 //
-// It owns the order in which things start, the Lease of the controllers that decide, and the parts'
-// configuration from cloudcore.yaml. It decides nothing else. New reads the CA and opens the
-// listeners; App.Run starts everything and ends when ctx does.
+// It owns the start order, the Lease of the controllers, and the parts' configuration from
+// cloudcore.yaml. It makes no other decisions. New reads the CA and opens the listeners; App.Run
+// starts everything and ends when ctx does.
 package app
 
 import (
@@ -46,7 +46,7 @@ type App struct {
 	relay     *relay.Relay
 	reports   *reporting
 	sites     *site.Sites
-	carried   []cloudhub.Part // what the hub's sessions carry
+	carried   []cloudhub.Part // the parts of the hub's sessions
 	hub       *cloudhub.Hub
 	balance   *balance.Balancer
 	history   *history.Keeper
@@ -63,10 +63,10 @@ type App struct {
 // another replica.
 func (a *App) Run(ctx context.Context) error {
 	log := klog.FromContext(ctx)
-	log.Info("cloudcore starts", "version", version.Skerry(), "instance", a.instance, "advertise", a.config.Advertise)
+	log.Info("Starting cloudcore", "version", version.Skerry(), "instance", a.instance, "advertise", a.config.Advertise)
 	err := a.runner.Run(ctx)
 	a.close()
-	log.Info("cloudcore has stopped")
+	log.Info("Stopped cloudcore")
 	return err
 }
 

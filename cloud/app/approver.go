@@ -15,7 +15,7 @@ import (
 )
 
 // Approver approves the certificates of devices and names which nodes cloudcore may act as. It has
-// an account of its own, cloudcore-approver, so that a token stolen from cloudcore approves nothing
+// an account of its own, cloudcore-approver, so that a token stolen from cloudcore can't approve
 // (docs/dev/decisions/0031-an-account-that-approves.md).
 type Approver struct {
 	client   kubernetes.Interface
@@ -24,7 +24,7 @@ type Approver struct {
 }
 
 // NewApprover makes an approver by a kubeconfig of its account; "" means the account of the pod
-// that it runs in. It connects to nothing yet.
+// that it runs in. It does not connect yet.
 func NewApprover(kubeconfig string) (*Approver, error) {
 	cfg, err := restConfig(kubeconfig)
 	if err != nil {
@@ -42,7 +42,7 @@ func NewApprover(kubeconfig string) (*Approver, error) {
 
 // Run approves while it holds the Lease cloudcore-approver, until ctx ends. It waits for the Lease.
 func (p *Approver) Run(ctx context.Context) error {
-	klog.FromContext(ctx).Info("Approver starts", "version", version.Skerry(), "instance", p.instance)
+	klog.FromContext(ctx).Info("Starting the approver", "version", version.Skerry(), "instance", p.instance)
 	return lead(ctx, p.client, "cloudcore-approver", p.instance, p.approve)
 }
 

@@ -50,8 +50,8 @@ func (d *devicePort) addresses(hosts []string) []string {
 	return all
 }
 
-// run leads connections to their servers, and answers who offers none of their protocols: /healthz,
-// and nothing else.
+// run routes connections to their servers, and answers clients that offer none of their protocols:
+// /healthz alone.
 func (d *devicePort) run(ctx context.Context, certificate func() (*tls.Certificate, error)) error {
 	handler := http.NewServeMux()
 	handler.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "ok\n") })

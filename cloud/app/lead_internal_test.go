@@ -18,8 +18,8 @@ import (
 	"github.com/skerry-io/skerry/cloud/internal/trust/join"
 )
 
-// A replica gives its Lease up when its work has ended, and not while that still goes on: another
-// one would begin next to it.
+// A replica releases its Lease when its work has ended, and not before: another one would begin
+// next to it.
 func TestLeadEndsBeforeItGivesUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client := fake.NewClientset()
@@ -36,7 +36,7 @@ func TestLeadEndsBeforeItGivesUp(t *testing.T) {
 			led <- lead(ctx, client, "work", "a", func(ctx context.Context) error {
 				begun = true
 				<-ctx.Done()
-				<-end // what was on the way takes a while
+				<-end // work in progress takes a while
 				return nil
 			})
 		}()
@@ -59,7 +59,8 @@ func TestLeadEndsBeforeItGivesUp(t *testing.T) {
 	})
 }
 
-// One that can't renew its Lease ends its work, says so, and leaves the Lease to who has it.
+// A replica that can't renew its Lease ends its work, returns an error, and leaves the Lease to its
+// new holder.
 func TestLeadLoses(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client := fake.NewClientset()

@@ -6,8 +6,8 @@ import (
 	"github.com/skerry-io/skerry/cloud/internal/core/kube"
 )
 
-// followed shows what is followed at kube-apiserver to Prometheus: a watch for each collection, and
-// one for each single object.
+// followed exports the watches at kube-apiserver to Prometheus: one for each collection, and one
+// for each single object.
 type followed struct {
 	collections interface{ Status() []kube.Status }
 	objects     interface{ Len() int }

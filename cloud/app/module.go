@@ -21,8 +21,8 @@ import (
 	"github.com/skerry-io/skerry/common/health"
 )
 
-// service makes a module of what only runs: most of cloudcore's parts call each other directly and
-// have nothing to say on the bus.
+// service makes a module of a Run function: most of cloudcore's parts call each other directly and
+// don't use the bus.
 func service(name message.Name, run func(context.Context) error) beehive.Module {
 	return &serviceModule{name, run}
 }
@@ -127,11 +127,11 @@ func release(ctx context.Context, lock *resourcelock.LeaseLock) {
 		})
 	}
 	if err != nil {
-		klog.FromContext(ctx).V(2).Info("The Lease could not be given up: another replica waits until it has run out", "lease", klog.KObj(&lock.LeaseMeta), "err", err)
+		klog.FromContext(ctx).V(2).Info("Failed to release the leader Lease, waiting for it to expire", "lease", klog.KObj(&lock.LeaseMeta), "err", err)
 	}
 }
 
-// controllers runs what one replica does at a time.
+// controllers runs the controllers, on one replica at a time.
 func (a *App) controllers(ctx context.Context) error {
 	return lead(ctx, a.client.Kubernetes(), "cloudcore", a.instance, a.reports.decide)
 }
@@ -145,7 +145,7 @@ func (a *App) runSites(ctx context.Context) error {
 	return a.sites.Run(ctx, nodes, pools)
 }
 
-// live are the checks of /healthz: what a restart of cloudcore would fix.
+// live are the checks of /healthz: failures that a restart of cloudcore would fix.
 func (a *App) live() map[string]health.Check {
 	return map[string]health.Check{"modules": func() error { return a.runner.Failure() }} // the runner is made later
 }

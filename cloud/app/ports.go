@@ -15,8 +15,8 @@ import (
 )
 
 // handshakesAtOnce bounds the links that are no sessions yet. Listeners take so many more than
-// hub.maxSessions, so that it is the hub that says to a device for which there is no place whether
-// another replica has one, and that lets one in that has a place already.
+// hub.maxSessions, so that the hub itself answers a device above the bound with whether another
+// replica has a place, and admits one that has a place already.
 const handshakesAtOnce = 512
 
 // ports are cloudcore's listeners, opened before anything is served: a port that is taken ends the
@@ -29,8 +29,7 @@ type ports struct {
 	endpoint                          net.Listener // of the tunnel, by nodes' names
 }
 
-// open opens what the configuration asks for. What it has opened before an error is closed
-// by close.
+// open opens the configured listeners. Those opened before an error are closed by close.
 func (p *ports) open(ctx context.Context, c *config.Config, ca *join.CA, secure *tls.Config) error {
 	if err := p.openLinks(ctx, c, ca, secure); err != nil {
 		return err
@@ -57,8 +56,8 @@ func (p *ports) open(ctx context.Context, c *config.Config, ca *join.CA, secure 
 	return nil
 }
 
-// openLinks opens what devices connect to: the one port for everything, and those of a
-// transport alone.
+// openLinks opens the ports for devices: the one port for everything, and those of a transport
+// alone.
 func (p *ports) openLinks(ctx context.Context, c *config.Config, ca *join.CA, secure *tls.Config) error {
 	bounds := link.Default().OfCloud()
 	bounds.Keepalive, bounds.IdleTimeout = c.Hub.Keepalive.Duration, c.Hub.IdleTimeout.Duration

@@ -9,7 +9,7 @@ import (
 	"github.com/skerry-io/skerry/cloud/internal/core/relay"
 )
 
-// relayQuotas are what one node may send.
+// relayQuotas bound the writes of one node.
 func relayQuotas(c config.Relay) relay.Quotas {
 	q := c.Quotas
 	rate := func(perSecond, burst int) quota.Rate {
@@ -27,7 +27,7 @@ func relayQuotas(c config.Relay) relay.Quotas {
 	}
 }
 
-// quotas are what one node may ask for.
+// quotas bound the interests of one node.
 func quotas(c config.Publish) publish.Quotas {
 	return publish.Quotas{
 		Interests: c.Quotas.Interests, NewInterestsPerSecond: c.Quotas.NewInterestsPerSecond, Digests: c.Quotas.Digests, SelectorBytes: c.Quotas.SelectorBytes,

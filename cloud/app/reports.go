@@ -22,8 +22,8 @@ import (
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
 
-// reporting is what becomes of the reports of the edges' agents, and the controllers of the objects
-// that they are about.
+// reporting merges the reports of the edges' agents, and runs the controllers of the objects that
+// they are about.
 type reporting struct {
 	*reports.Aggregator
 	client    *kube.Client
@@ -55,7 +55,7 @@ func (r *reporting) controllers() []controller.Config {
 	}
 }
 
-// decide runs what one replica does at a time.
+// decide runs the controllers, on one replica at a time.
 func (r *reporting) decide(ctx context.Context) error {
 	nodes, release := r.informers.Open(corev1.SchemeGroupVersion.WithResource("nodes"))
 	defer release()

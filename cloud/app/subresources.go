@@ -21,7 +21,7 @@ import (
 // the Service in manifests/subresources.
 const subresourcesHost = "cloudcore-subresources." + join.Namespace + ".svc"
 
-// subresourcesServer is subresources.skerry.io, its listener and what it needs.
+// subresourcesServer is subresources.skerry.io, its listener and its dependencies.
 type subresourcesServer struct {
 	*aggregated
 	server *subresources.Server

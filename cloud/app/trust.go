@@ -19,7 +19,7 @@ import (
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 )
 
-// identity reads whom edges trust, and whom cloudcore does.
+// identity reads the CAs that edges trust, and those that cloudcore does.
 func (a *App) identity(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
@@ -54,12 +54,13 @@ func (a *App) kickRevoked(ctx context.Context) {
 	}
 }
 
-// trust is whom a device is to trust whose own trust has this sum; nil where that is right.
+// trust returns the correct trust bundle for a device whose own has this sum; nil where that is
+// right.
 func (a *App) trust(sum []byte) *topicpb.Trust {
 	clientCA := a.clientCA.PEM()
 	clients, err := pki.ParseCertificates(clientCA)
 	if err != nil {
-		return nil // not known yet: a device must not forget what it knows
+		return nil // unknown so far: a device must not drop its own
 	}
 	if bytes.Equal(sum, pki.TrustSum(a.ca.Trusted, clients)) {
 		return nil
@@ -67,8 +68,8 @@ func (a *App) trust(sum []byte) *topicpb.Trust {
 	return &topicpb.Trust{Ca: pki.EncodeCertificates(a.ca.Trusted...), ClientCa: pki.EncodeCertificates(clients...)}
 }
 
-// revocations are what the devices of a site must know: they meet where no cloudcore
-// stands between them.
+// revocations are those that the devices of a site need: they connect to each other without a
+// cloudcore in between.
 func (a *App) revocations() site.Revocations {
 	nodes, prints := a.revoked.Known()
 	r := site.Revocations{Nodes: make(map[types.NodeName]site.Ban, len(nodes)), Fingerprints: prints}

@@ -82,7 +82,7 @@ func (a *App) cloudAddresses() []netip.Addr {
 }
 
 // ownAddress is the tunnel's listener as others see it: by the address from which this host reaches
-// kube-apiserver. Nothing is sent.
+// kube-apiserver. No packet is sent.
 func (a *App) ownAddress() (string, error) {
 	_, port, err := net.SplitHostPort(a.ports.tunnel.Addr().String())
 	if err != nil {

@@ -25,13 +25,13 @@ const (
 	// usageHost is the name by which kube-apiserver's aggregator verifies the server: that of the
 	// Service in manifests/usage.
 	usageHost = "cloudcore-usage." + join.Namespace + ".svc"
-	// usageAccount is whom kubelets are asked as. Its token is seen by every device, so it may read
-	// these figures and do nothing else.
+	// usageAccount is the account for requests to kubelets. Its token is seen by every device, so
+	// its only right is to read these figures.
 	usageAccount  = "cloudcore-usage"
 	usageLifetime = 10 * time.Minute // the shortest that kube-apiserver gives
 )
 
-// usageServer is metrics.k8s.io, its listener and what it needs.
+// usageServer is metrics.k8s.io, its listener and its dependencies.
 type usageServer struct {
 	*aggregated
 	usage   *usage.Usage

@@ -31,8 +31,8 @@ import (
 	"github.com/skerry-io/skerry/common/version"
 )
 
-// New connects to kube-apiserver, reads or makes the CA, and opens the listeners. Nothing
-// is served yet.
+// New connects to kube-apiserver, reads or makes the CA, and opens the listeners. It serves no
+// connection yet.
 func New(ctx context.Context, cfg *config.Config) (_ *App, err error) {
 	a := &App{config: cfg, instance: instanceName(), metrics: prometheus.NewRegistry()}
 	defer func() {
@@ -67,8 +67,8 @@ type part struct {
 	make func() ([]beehive.Entry, error)
 }
 
-// wiring is what cloudcore is made of, in the order in which it starts. A part is made when those
-// above it have been.
+// wiring lists cloudcore's parts, in the order in which they start. A part is made when those above
+// it have been.
 func (a *App) wiring() []part {
 	c, p := a.config, &a.ports
 	return []part{
@@ -138,7 +138,7 @@ func (a *App) informerParts() (_ []beehive.Entry, err error) {
 	}, nil
 }
 
-// publishParts are what devices hear: the publisher has no module of its own, it works in
+// publishParts make the way down to devices: the publisher has no module of its own, it works in
 // the sessions.
 func (a *App) publishParts() ([]beehive.Entry, error) {
 	a.publisher = publish.New(a.informers.Requested(), a.objects, a.access, quotas(a.config.Publish))
@@ -147,7 +147,7 @@ func (a *App) publishParts() ([]beehive.Entry, error) {
 	return nil, nil
 }
 
-// relayParts are what devices say.
+// relayParts make the way up from devices.
 func (a *App) relayParts() ([]beehive.Entry, error) {
 	a.pods = relay.NewPods(a.informers)
 	a.relay = relay.New(a.client, a.pods, a.instance)

@@ -1,8 +1,9 @@
-// Package install renders what `cloudcore install` prints: the manifests, as a few options say.
+// Package install renders the manifests of `cloudcore install` by its options.
 //
 // It owns which part of manifests/ belongs to which option, and the cloudcore.yaml that fits them.
 // The Helm chart is made from the same (build/release/chart). It refuses options that contradict
-// each other, touches no cluster and keeps nothing: its functions may be called from any goroutine.
+// each other, touches no cluster and keeps no state: its functions may be called from any
+// goroutine.
 package install
 
 import (
@@ -31,8 +32,8 @@ type Options struct {
 	File       ConfigFile
 }
 
-// A ConfigFile has fields of cloudcore.yaml beside those that the other options set. The zero value
-// is none.
+// A ConfigFile has fields of cloudcore.yaml in addition to those that the other options set. The
+// zero value is empty.
 type ConfigFile struct {
 	Name string // in errors
 	Data []byte
@@ -68,7 +69,7 @@ func (o Options) Validate() error {
 	return err
 }
 
-// Render is what the options describe, as YAML documents: what `kustomize build` makes of the same
+// Render renders the options as YAML documents: the output of `kustomize build` for the same
 // folders with the images, the replicas and the generated ConfigMap set in a kustomization.yaml.
 // The tests compare them.
 func Render(o Options) ([]byte, error) {
@@ -117,8 +118,8 @@ func Render(o Options) ([]byte, error) {
 	return out.Bytes(), nil
 }
 
-// Config is what the options but File set of cloudcore.yaml. All else is File's, or cloudcore's
-// default.
+// Config returns the fields of cloudcore.yaml that the options without File set. All others are
+// File's, or cloudcore's default.
 func (o Options) Config() map[string]any {
 	cfg := map[string]any{
 		"apiVersion": commonconfig.Version, "kind": config.Kind, "advertise": o.Advertise, "health": map[string]any{"listen": ":10003"},
@@ -135,7 +136,8 @@ func (o Options) Config() map[string]any {
 	return cfg
 }
 
-// Schema is the JSON schema of cloudcore.yaml, by which Helm can judge what it can't have read.
+// Schema is the JSON schema of cloudcore.yaml, by which Helm validates values for files that it
+// can't read.
 func Schema() map[string]any { return config.Schema() }
 
 // text is the cloudcore.yaml of the options.

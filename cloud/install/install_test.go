@@ -54,8 +54,8 @@ func TestInstall(t *testing.T) {
 	}
 }
 
-// What an operator adds to cloudcore.yaml is in the ConfigMap that the Deployment mounts, beside
-// what the flags say, and changes that ConfigMap's name: so it rolls cloudcore out.
+// An operator's fields of cloudcore.yaml are in the ConfigMap that the Deployment mounts, together
+// with those of the flags, and change that ConfigMap's name: so they roll cloudcore out.
 func TestInstallConfig(t *testing.T) {
 	o := install.Options{Advertise: []string{"cloud"}, Image: "c:1", Replicas: 1, Endpoint: true}
 	text := func(o install.Options) (name, text string) {
@@ -120,7 +120,7 @@ func TestInstallRightsOnly(t *testing.T) {
 	}
 }
 
-// What a part of the manifests needs of cloudcore.yaml comes with it.
+// A part of the manifests comes with the fields of cloudcore.yaml that it needs.
 func TestInstallParts(t *testing.T) {
 	all := objects(t, install.Options{Advertise: []string{"cloud"}, Image: "c:1", Replicas: 1, Usage: true, Endpoint: true})
 	var text string
@@ -199,9 +199,9 @@ func TestInstallDisruptionBudget(t *testing.T) {
 	}
 }
 
-// What cloudcore may do does not depend on where it runs. Kustomize renames references to a
-// ConfigMap that bears a hash in its name, and takes every resourceNames of a Role for one: the
-// right to the Lease "cloudcore" was lost that way.
+// cloudcore's rights do not depend on where it runs. Kustomize renames references to a ConfigMap
+// with a hash in its name, and takes every resourceNames of a Role for one: the right to the Lease
+// "cloudcore" was lost that way.
 func TestInstallRightsAreTheSameEverywhere(t *testing.T) {
 	elsewhere := objects(t, install.Options{RightsOnly: true, Replicas: 1, Usage: true})
 	inCluster := objects(t, install.Options{Advertise: []string{"cloud"}, Image: "c:1", Replicas: 1, Usage: true, Endpoint: true})

@@ -20,9 +20,9 @@ import (
 	"github.com/skerry-io/skerry/manifests"
 )
 
-// What is printed is what kustomize makes of the same options, byte for byte but for empty lines:
-// in a folded text (>-) kustomize doubles the line break before a line that is indented further.
-// Who keeps an overlay of manifests/ gets the same objects.
+// The output equals kustomize's for the same options, byte for byte but for empty lines: in a
+// folded text (>-) kustomize doubles the line break before a line that is indented further. A user
+// with an overlay of manifests/ gets the same objects.
 func TestRenderAsKustomize(t *testing.T) {
 	for bits := range 1 << 4 {
 		o := install.Options{
@@ -45,8 +45,8 @@ func TestRenderAsKustomize(t *testing.T) {
 	}
 }
 
-// What docs/maintenance.md has users write: fields of cloudcore.yaml, and a patch of the Deployment
-// by kustomize.
+// The configuration that docs/maintenance.md has users write: fields of cloudcore.yaml, and a patch
+// of the Deployment by kustomize.
 func TestDocumentedConfiguration(t *testing.T) {
 	page, err := os.ReadFile("../../docs/maintenance.md")
 	if err != nil {
@@ -98,7 +98,7 @@ func TestDocumentedConfiguration(t *testing.T) {
 
 var emptyLines = regexp.MustCompile(`\n[ ]*(?:\n[ ]*)*\n`)
 
-// kustomized is what kustomize makes of the options.
+// kustomized is kustomize's output for the options.
 func kustomized(t *testing.T, o install.Options) string {
 	t.Helper()
 	disk := filesys.MakeFsInMemory()
@@ -155,7 +155,7 @@ func kustomized(t *testing.T, o install.Options) string {
 	}
 	write("/install/kustomization.yaml", raw)
 	options := krusty.MakeDefaultOptions()
-	options.LoadRestrictions = types.LoadRestrictionsNone // the parts lie beside /install, not below it
+	options.LoadRestrictions = types.LoadRestrictionsNone // the parts are next to /install, not below it
 	built, err := krusty.MakeKustomizer(options).Run(disk, "/install")
 	if err != nil {
 		t.Fatal(err)

@@ -19,12 +19,12 @@ import (
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
 
-// configName is what the name of cloudcore.yaml's ConfigMap begins with; a hash of its content
-// follows. Nothing else may have this name: a `kustomize build` of manifests/deployment puts its
+// configName is the prefix of the name of cloudcore.yaml's ConfigMap; a hash of its content
+// follows. No other object may have this name: a `kustomize build` of manifests/deployment puts its
 // hash behind it wherever it takes it for a reference, in every resourceNames of a Role too.
 const configName = "cloudcore-config"
 
-// imageName is what the manifests have in place of cloudcore's image.
+// imageName is the placeholder for cloudcore's image in the manifests.
 const imageName = "cloudcore"
 
 // kustomization is all that those of manifests/ may use: who wants more has it done here too.

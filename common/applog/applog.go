@@ -1,5 +1,5 @@
-// Package applog is what a device sends of an application's logs, and what it is answered: JSON,
-// by POST to Path.
+// Package applog is a device's message with an application's logs, and the answer: JSON, by POST to
+// Path.
 //
 // It owns the format and its bounds. It refuses a batch above them (Check). Values are
 // never changed.
@@ -47,12 +47,12 @@ type Line struct {
 	Text    string    `json:"text"`
 }
 
-// Answer says up to where the sink has the lines.
+// Answer acknowledges the lines that the sink has.
 type Answer struct {
 	Through int64 `json:"through"`
 }
 
-// Check refuses what is above the bounds or out of order.
+// Check refuses batches above the bounds or out of order.
 func (b *Batch) Check() error {
 	if b.AppUID == "" || b.PodUID == "" || b.Container == "" || len(b.AppUID)+len(b.PodUID)+len(b.Container)+len(b.Pod) > 1024 || b.Restart < 0 || b.Dropped < 0 {
 		return errors.New("a batch is of one container of one application")

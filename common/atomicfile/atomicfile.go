@@ -1,7 +1,7 @@
 // Package atomicfile replaces a file as a whole or not at all, power cuts included.
 //
-// It owns the temporary file beside it and what is flushed, in which order. It refuses nothing and
-// keeps nothing; of two writers of one file at once the later one wins.
+// It owns the temporary file in the same directory, and the order of flushes. It is stateless; of
+// two writers of one file at once the later one wins.
 package atomicfile
 
 import (
@@ -13,8 +13,8 @@ import (
 )
 
 // Write makes data the content of path, with the permissions of mode. Readers see the old file or
-// the new one; where it returns an error, the old one, and ENOSPC leaves nothing behind. The
-// directory is flushed too: a rename is not on the disk before (fsync(2)).
+// the new one; where it returns an error, the old one, and ENOSPC leaves no temporary file behind.
+// The directory is flushed too: a rename is not on the disk before (fsync(2)).
 func Write(path string, data []byte, mode fs.FileMode) (err error) {
 	dir := filepath.Dir(path)
 	f, err := os.CreateTemp(dir, "."+filepath.Base(path)+".*")

@@ -45,7 +45,7 @@ func TestWrite(t *testing.T) {
 	}
 }
 
-// On a full disk the old file stays, and nothing else.
+// On a full disk the old file stays, without a temporary one.
 func TestAFullDiskLeavesTheOldFile(t *testing.T) { smalldisk.Run(t, "full") }
 
 func full(dir string) error {

@@ -1,9 +1,9 @@
-// Package claim judges the addresses that a Node, a report or an object says are its own: nothing
-// that its author alone controls may take a network from others.
+// Package claim judges the addresses that a Node, a report or an object claims as its own: a claim
+// that its author alone controls must not take a network from others.
 //
 // It owns the rules that cloud and devices share: which networks no claim may touch (Guards), and
-// which ranges of pods count (Count). It refuses to know who asks, and reads nothing: callers say
-// what is protected. All of it is pure.
+// which ranges of pods count (Count). It does not depend on the caller, and reads no object:
+// callers pass the protected networks. All of it is pure.
 package claim
 
 import (
@@ -103,9 +103,9 @@ func Counts(r netip.Prefix, subnets []netip.Prefix) string {
 	return ""
 }
 
-// OfNode is Counts for one who does not know which pool a node is in. What a Node that is an edge
-// says counts inside the podSubnets of any pool; a range of another Node, which the cluster gave,
-// where it is no larger than what a cluster gives.
+// OfNode is Counts for a caller that does not know a node's pool. An edge Node's range counts
+// inside the podSubnets of any pool; a range of another Node, which the cluster gave, where it is
+// no larger than a cluster's ranges.
 func OfNode(r netip.Prefix, edge bool, subnets []netip.Prefix) string {
 	switch {
 	case edge && len(subnets) == 0:
@@ -116,8 +116,8 @@ func OfNode(r netip.Prefix, edge bool, subnets []netip.Prefix) string {
 	return Counts(r, nil)
 }
 
-// maxAddresses is how many addresses of an edge count: it says them itself, and takes no pool's
-// away.
+// maxAddresses is how many addresses of an edge count: it writes them itself, and must not use up a
+// pool's.
 const maxAddresses = 8
 
 // Addresses are a Node's, those in its LANs too.
@@ -138,7 +138,7 @@ func Addresses(n *corev1.Node) (all []netip.Addr) {
 	return all
 }
 
-// Prefixes reads what of texts are networks.
+// Prefixes parses the texts that are networks, and ignores the others.
 func Prefixes(texts []string) (all []netip.Prefix) {
 	for _, text := range texts {
 		if p, err := netip.ParsePrefix(text); err == nil {

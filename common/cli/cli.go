@@ -1,8 +1,8 @@
-// Package cli is what the commands of both binaries share: exit codes, signals, logging, version
+// Package cli is the common part of both binaries' commands: exit codes, signals, logging, version
 // and configuration verbs.
 //
-// It owns how a command ends: 0 fine, 1 it failed, 2 the call or its input was wrong and nothing
-// was done. It decides nothing about what commands do. Only Main exits the process.
+// It owns how a command ends: 0 fine, 1 it failed, 2 the call or its input was wrong and there was
+// no change. It does not know the commands' work. Only Main exits the process.
 package cli
 
 import (
@@ -38,7 +38,7 @@ type exitError struct {
 func (e *exitError) Error() string { return e.err.Error() }
 func (e *exitError) Unwrap() error { return e.err }
 
-// Bad marks err as the caller's mistake: exit code 2. Nothing may have been changed.
+// Bad marks err as the caller's mistake: exit code 2. The command must not have made a change.
 func Bad(err error) error {
 	if err == nil {
 		return nil
@@ -88,7 +88,7 @@ func Logging(ctx context.Context, verbosity int) context.Context {
 	return logr.NewContext(ctx, logger)
 }
 
-// ReadFile reads a configuration file; a missing one is the caller's mistake, with what mends it.
+// ReadFile reads a configuration file; a missing one is the caller's mistake, with a remedy.
 func ReadFile(path, mend string) ([]byte, error) {
 	data, err := os.ReadFile(path)
 	switch {

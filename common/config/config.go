@@ -24,7 +24,7 @@ import (
 // Version is the apiVersion of every configuration file.
 const Version = "config.skerry.io/v1alpha1"
 
-// MaxSize bounds a configuration file, in bytes. What is larger is no configuration.
+// MaxSize bounds a configuration file, in bytes. A larger file is no configuration.
 const MaxSize = 1 << 20
 
 // TypeMeta is the head of every configuration file.

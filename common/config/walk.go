@@ -41,7 +41,7 @@ func (w *walker) problem(n *yaml.Node, path, format string, args ...any) {
 	w.problems = append(w.problems, Problem{Line: n.Line, Path: path, Message: fmt.Sprintf(format, args...)})
 }
 
-// walk returns what n means as a JSON value. A type of nil accepts anything.
+// walk converts n to a JSON value. A type of nil accepts anything.
 func (w *walker) walk(n *yaml.Node, t reflect.Type, path string) any {
 	w.depth++
 	defer func() { w.depth-- }()
@@ -163,7 +163,7 @@ func (w *walker) leaf(n *yaml.Node, t reflect.Type, path string) any {
 		return nil
 	}
 	v := w.scalar(n, path)
-	own := reflect.PointerTo(t).Implements(jsonUnmarshaler) || reflect.PointerTo(t).Implements(textUnmarshaler) // it says itself what it reads
+	own := reflect.PointerTo(t).Implements(jsonUnmarshaler) || reflect.PointerTo(t).Implements(textUnmarshaler) // it decodes itself
 	if t.Kind() == reflect.String && !own && !isString(v) && n.Style == 0 {
 		// "on", 1.10 or 0x10 unquoted: YAML makes something else of it than its writer sees.
 		w.problem(n, path, "is %s; want a string: put %q in quotes", describe(n), n.Value)

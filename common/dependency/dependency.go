@@ -1,10 +1,10 @@
 // Package dependency is the objects that a pod needs on its node: those that Kubernetes' Node
 // authorizer lets the node of a pod read (plugin/pkg/auth/authorizer/node).
 //
-// It owns the list, by which cloudcore sends them in front of the pod and edgecore knows what
-// belongs to a pod that it holds; a test compares it with the authorizer. It refuses what every
-// node may read, such as ClusterTrustBundles: that comes by the kubelet's own watches. It keeps
-// nothing.
+// It owns the list, by which cloudcore sends these objects in front of the pod and edgecore knows
+// which objects belong to a pod that it holds; a test compares it with the authorizer. It refuses
+// objects that every node may read, such as ClusterTrustBundles: these come by the kubelet's own
+// watches. It is stateless.
 package dependency
 
 import (
@@ -37,7 +37,7 @@ func Resources() []schema.GroupVersionResource {
 }
 
 // Always reports whether every cloudcore sends a resource with the pods, also the oldest, and may
-// follow it: what an edge lacks of it does not exist. Of the others that is not certain.
+// follow it: an object of it that an edge lacks does not exist. Of the others that is not certain.
 func Always(resource schema.GroupVersionResource) bool {
 	return resource == ConfigMaps || resource == Secrets || resource == Claims || resource == Volumes
 }
@@ -64,8 +64,8 @@ func AttachmentName(volume, node string) string {
 	return fmt.Sprintf("csi-%x", sha256.Sum256([]byte(volume+node)))
 }
 
-// Of lists what o needs on its node: a pod its claims and all else that it names, a claim its
-// volume, a volume its Secrets and its attachment.
+// Of lists the objects that o needs on its node: for a pod its claims and all others that it names,
+// for a claim its volume, for a volume its Secrets and its attachment.
 func Of(o runtime.Object) []Ref {
 	var refs []Ref
 	add := func(resource schema.GroupVersionResource, namespace, name string) {
@@ -97,8 +97,8 @@ func Of(o runtime.Object) []Ref {
 }
 
 func ofPod(p *corev1.Pod, add func(resource schema.GroupVersionResource, name string)) {
-	// A node makes mirror pods itself: what they refer to is none of its business, and the
-	// authorizer says so too.
+	// A node makes mirror pods itself: it may not read the objects that they refer to, and the
+	// authorizer agrees.
 	if _, mirror := p.Annotations[corev1.MirrorPodAnnotationKey]; mirror || p.Spec.NodeName == "" {
 		return
 	}

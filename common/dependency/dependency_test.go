@@ -21,8 +21,8 @@ import (
 	"github.com/skerry-io/skerry/common/dependency"
 )
 
-// fill gives every string of v a value of its own and everything that is optional or repeated one
-// element. What is itself below a type that is being filled stays empty.
+// fill gives every string of v a value of its own and every optional or repeated field one element.
+// A recursive type stays empty.
 func fill(v reflect.Value, n *int, above ...reflect.Type) {
 	switch v.Interface().(type) {
 	case metav1.Time, resource.Quantity, metav1.ManagedFieldsEntry:
@@ -76,11 +76,11 @@ func filledPod() *corev1.Pod {
 	return p
 }
 
-// asked is a cluster's Node authorizer, with what it knows of the cluster.
+// asked is a cluster's Node authorizer, with its graph of the cluster.
 type asked struct {
 	graph      *node.Graph
 	authorizer authorizer.Authorizer
-	resources  []schema.GroupResource // all that it has a say in
+	resources  []schema.GroupResource // all that it decides on
 }
 
 func newAsked() *asked {
@@ -120,7 +120,7 @@ func (a *asked) may(t *testing.T, r schema.GroupResource, namespace, name string
 	return decision == authorizer.DecisionAllow
 }
 
-// grants lists what the authorizer lets edge1 read for the sake of what it was told: of every
+// grants lists the objects that the authorizer lets edge1 read because of its graph: of every
 // resource, in each of the namespaces, the objects of these names, where it doesn't grant any name.
 func (a *asked) grants(t *testing.T, namespaces, names []string) (granted []string) {
 	t.Helper()
@@ -178,9 +178,9 @@ func ours(refs ...dependency.Ref) (all []string) {
 	return slices.Compact(all)
 }
 
-// The Node authorizer is told of a pod that names something wherever a pod can name anything, and
-// asked about every name of it in every resource: it grants the list, and the list is what it
-// grants. So a Kubernetes with a new reference fails here.
+// The Node authorizer's graph gets a pod that names an object wherever a pod can name any, and the
+// authorizer is asked about every name of it in every resource: it grants exactly the list. So a
+// Kubernetes with a new reference fails here.
 func TestEveryday_10_WhatTravelsIsWhatTheNodeAuthorizerGrants(t *testing.T) {
 	for name, test := range map[string]struct {
 		change func(*corev1.Pod)
@@ -223,8 +223,8 @@ func TestEveryday_10_WhatTravelsIsWhatTheNodeAuthorizerGrants(t *testing.T) {
 	}
 }
 
-// A volume is reached through its claim, and what it names in turn; the attachment is this node's
-// alone.
+// A volume is reached through its claim, and the objects that it names in turn; the attachment is
+// this node's alone.
 func TestEveryday_10_WhatAVolumeNeedsIsWhatTheNodeAuthorizerGrants(t *testing.T) {
 	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "d", Name: "p"}, Spec: corev1.PodSpec{
 		NodeName: "edge1", Volumes: []corev1.Volume{{Name: "v", VolumeSource: corev1.VolumeSource{
@@ -255,7 +255,8 @@ func TestEveryday_10_WhatAVolumeNeedsIsWhatTheNodeAuthorizerGrants(t *testing.T)
 		}
 		names := append(namesIn(one, p, claim), attachment, elsewhere)
 		granted := a.grants(t, append(namesIn(one), ""), names)
-		// kube-apiserver knows no namespace of what has none, and the authorizer doesn't look.
+		// kube-apiserver passes no namespace for cluster-scoped resources, and the authorizer
+		// doesn't look.
 		granted = slices.DeleteFunc(granted, func(s string) bool {
 			for _, cluster := range []string{"persistentvolumes ", "volumeattachments.storage.k8s.io "} {
 				if len(s) > len(cluster) && s[:len(cluster)] == cluster && s[len(cluster)] != '/' {

@@ -3,15 +3,15 @@
 //
 // Go's collector runs when the heap has grown by GOGC percent since the last cycle. One number for
 // a whole life is either expensive in bursts, when a low one makes the collector run many times a
-// second, or expensive at rest, when a high one keeps what the last burst left behind: an idle
+// second, or expensive at rest, when a high one keeps the garbage of the last burst: an idle
 // process allocates too little to reach the next cycle. So Run gives the process a budget of GC
 // cycles that refills with time, at the rate at which cycles take a fixed share of one CPU. The
 // percentage follows the budget: low while it is full, Policy.Burst when it is exhausted. When a
 // burst is over, the heap is collected once and free pages are returned to the operating system.
 //
-// It owns the process' GC percentage while it runs (debug.SetGCPercent): one Run at a time. It does
-// nothing where GOGC is set in the environment, and leaves GOMEMLIMIT alone, which overrides any
-// percentage. With a full budget it does nothing between cycles: an idle device isn't woken.
+// It owns the process' GC percentage while it runs (debug.SetGCPercent): one Run at a time. It is
+// disabled where GOGC is set in the environment, and leaves GOMEMLIMIT alone, which overrides any
+// percentage. With a full budget it is idle between cycles: an idle device isn't woken.
 package gctuner
 
 import (
@@ -27,7 +27,7 @@ import (
 
 // A Policy trades memory for CPU time.
 type Policy struct {
-	// Rest and Burst bound the percentage (GOGC): the garbage that may stand beside live memory, in
+	// Rest and Burst bound the percentage (GOGC): the garbage in addition to live memory, in
 	// percent of it.
 	Rest, Burst int
 	// Share is how much of one CPU garbage collection may take, as long as less than Burst percent
@@ -45,7 +45,7 @@ type Policy struct {
 func Default() Policy { return Policy{Rest: 15, Burst: 100, Share: 0.02} }
 
 const (
-	capacity  = 5               // cycles that the budget holds: what a burst can cost at most
+	capacity  = 5               // cycles that the budget holds: the maximum cost of a burst
 	recovered = 3               // the budget at which a burst is taken to be over
 	shortest  = time.Second     // between two looks at the budget
 	longest   = 2 * time.Minute // the same: after that time without a cycle the runtime starts one itself
@@ -60,7 +60,7 @@ type budget struct {
 	exhausted bool          // all was spent, and the burst that spent it is not over
 }
 
-// refill adds what the time since the last call has earned.
+// refill adds the budget of the time since the last call.
 func (b *budget) refill(now time.Time) {
 	if b.cost > 0 {
 		earned := float64(max(now.Sub(b.at), 0)) * b.policy.Share / float64(b.cost)

@@ -95,7 +95,7 @@ func (f *fake) state() (percent, releases int) {
 
 const mb = 1e6
 
-// adapted runs do beside an adapted heap of 20 MB, of which a collection takes 20 ms.
+// adapted runs do with an adapted heap of 20 MB, of which a collection takes 20 ms.
 func adapted(t *testing.T, do func(t *testing.T, f *fake)) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fake{live: 20 * mb, dear: 20 * time.Millisecond, percent: 77}
@@ -154,9 +154,9 @@ func TestRest(t *testing.T) {
 	})
 }
 
-// What is allocated steadily, and fast enough that collecting at the lowest percentage would cost
-// more than its share, finds a percentage between; also where it comes by fits and starts, as a
-// kubelet's housekeeping does.
+// A steady rate of allocation, so fast that collecting at the lowest percentage would cost more
+// than its share, finds a percentage between; also where it comes in bursts, as a kubelet's
+// housekeeping does.
 func TestBetween(t *testing.T) {
 	adapted(t, func(t *testing.T, f *fake) {
 		for _, fit := range []time.Duration{10 * time.Second, time.Second, 300 * time.Millisecond} {

@@ -21,7 +21,7 @@ import (
 	"github.com/skerry-io/skerry/common/httpserver"
 )
 
-// Check reports what is wrong, or nil. It must not block.
+// Check returns the failure, or nil. It must not block.
 type Check func() error
 
 // Server serves the three pages.
@@ -39,7 +39,8 @@ type Server struct {
 func (s *Server) GuardMetrics(token string) { s.guarded, s.token = true, token }
 
 // New returns a server for an address ("127.0.0.1:10551"). live are the checks of /healthz: a
-// process that fails one should be restarted. ready are those of /readyz, beside the live ones.
+// process that fails one should be restarted. ready are those of /readyz, in addition to the live
+// ones.
 func New(listen string, live, ready map[string]Check, metrics prometheus.Gatherer) *Server {
 	return &Server{listen: listen, live: live, ready: ready, metrics: metrics}
 }
@@ -80,8 +81,8 @@ func (s *Server) bears(r *http.Request) bool {
 	return ok && s.token != "" && subtle.ConstantTimeCompare([]byte(token), []byte(s.token)) == 1
 }
 
-// answer says "ok", or with 503 what is wrong; ?verbose lists every check, as Kubernetes'
-// own components do.
+// answer writes "ok", or with 503 the failures; ?verbose lists every check, as Kubernetes' own
+// components do.
 func answer(w http.ResponseWriter, r *http.Request, sets ...map[string]Check) {
 	var lines []string
 	failed := false

@@ -1,4 +1,4 @@
-// Package httpserver is what every HTTP server here has in common: how it ends, and where
+// Package httpserver is the common part of every HTTP server here: how it ends, and where
 // net/http's own complaints go.
 //
 // It owns no listener, no handler and no limit: those differ. It refuses to log a failed
@@ -19,7 +19,7 @@ import (
 )
 
 // Serve answers on l, which it closes, until ctx ends; then every connection ends, and it returns
-// nil. what names the server in its error and its log.
+// nil. The argument what names the server in its error and its log.
 func Serve(ctx context.Context, server *http.Server, l net.Listener, what string) error {
 	server.ErrorLog = Log(klog.FromContext(ctx), what)
 	defer context.AfterFunc(ctx, func() { _ = server.Close() })()
@@ -31,7 +31,7 @@ func Serve(ctx context.Context, server *http.Server, l net.Listener, what string
 	return fmt.Errorf("serving %s: %w", what, err)
 }
 
-// Log is for a server's ErrorLog: what net/http has to say of handshakes that failed and handlers
+// Log is for a server's ErrorLog: net/http's messages about handshakes that failed and handlers
 // that panicked, one line each, at level 2.
 func Log(logger klog.Logger, what string) *log.Logger {
 	return log.New(writer{logger, what}, "", 0)

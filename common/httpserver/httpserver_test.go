@@ -62,7 +62,7 @@ func TestServeFails(t *testing.T) {
 	}
 }
 
-// What net/http complains of is a quiet line with a constant message.
+// net/http's complaint is a quiet line with a constant message.
 func TestLog(t *testing.T) {
 	logger := ktesting.NewLogger(t, ktesting.NewConfig(ktesting.Verbosity(2), ktesting.BufferLogs(true)))
 	httpserver.Log(logger, "a test").Printf("http: TLS handshake error from %s", "192.0.2.1:4")

@@ -118,7 +118,7 @@ func TestDictionary_ShortContent(t *testing.T) {
 }
 
 // A peer is sent no dictionary that it has not announced. A release from before there were
-// dictionaries announces none, and reads messages as it always has.
+// dictionaries announces an empty list, and reads messages as it always has.
 func TestConn_Dictionary(t *testing.T) {
 	before, err := zstd.NewReader(nil) // has no dictionaries
 	if err != nil {
@@ -302,7 +302,7 @@ func (p *byHand) write(change func(*linkpb.Envelope)) {
 	}
 }
 
-// say is a write that the link accepts.
+// write is a write that the link accepts.
 func (p *byHand) say(change func(*linkpb.Envelope)) {
 	p.t.Helper()
 	p.write(change)

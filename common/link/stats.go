@@ -16,8 +16,8 @@ type Stats struct {
 	LastHeard      time.Time          // when the peer sent, or with Info.Acks acknowledged, anything last
 }
 
-// Wire is the bytes that a link took on its way, with the headers of Ethernet, IP and what is above
-// them, acknowledgements and packets that were sent again.
+// Wire is the bytes that a link took on its way, with the headers of Ethernet, IP and the layers
+// above, acknowledgements and packets that were sent again.
 type Wire struct{ Sent, Received uint64 }
 
 // Wired is a Conn, and a Carrier, that may know its bytes on the wire; ok is false where it does

@@ -1,11 +1,11 @@
 // Package login1test stands for systemd-logind where no systemd runs: org.freedesktop.login1 on a
-// real dbus-daemon of its own, as far as a shutdown needs it. It does what is written of inhibitor
-// locks of mode delay in https://systemd.io/INHIBITOR_LOCKS, org.freedesktop.login1(5) and
+// real dbus-daemon of its own, as far as a shutdown needs it. It implements inhibitor locks of mode
+// delay as described in https://systemd.io/INHIBITOR_LOCKS, org.freedesktop.login1(5) and
 // logind.conf(5).
 //
 // It owns the daemon, all locks, and the shutdown from its announcement until the locks are
-// released; what comes then is the caller's. It refuses locks while a shutdown is under way, and a
-// second shutdown. A Login1 may be used from any goroutine.
+// released; the rest is the caller's. It refuses locks while a shutdown is under way, and a second
+// shutdown. A Login1 may be used from any goroutine.
 package login1test
 
 import (
@@ -38,11 +38,11 @@ const (
 	inProgress = name + ".OperationInProgress"
 )
 
-// Options say how a Login1 is to be.
+// Options configure a Login1.
 type Options struct {
 	Socket string        // of the bus, below a directory that is made where it is missing
-	Delay  time.Duration // InhibitDelayMaxSec, where nothing in Conf sets it
-	Conf   string        // the folder of drop-ins (logind.conf.d), "" for none: read at the start and when systemd is asked to send SIGHUP
+	Delay  time.Duration // InhibitDelayMaxSec, unless Conf sets it
+	Conf   string        // the folder of drop-ins (logind.conf.d), "" without one: read at the start and when systemd is asked to send SIGHUP
 	Log    func(text string)
 	// Reboot is called, in a goroutine of its own, when a client asks for a reboot; nil: clients
 	// can't.
@@ -220,7 +220,7 @@ func (l *Login1) Asked() []string {
 	return slices.Clone(l.asked)
 }
 
-// Announce says that a shutdown begins, or that it was given up.
+// Announce announces that a shutdown begins, or that it was given up.
 func (l *Login1) Announce(down bool) error {
 	l.mu.Lock()
 	l.down = down
@@ -240,7 +240,7 @@ func (l *Login1) Released(ctx context.Context) (held []string) {
 		end = at
 	}
 	for _, k := range locks {
-		_ = k.given.Close() // our copy, of what was sent long ago
+		_ = k.given.Close() // our copy, of a descriptor sent long ago
 	}
 	for _, k := range locks {
 		began := time.Now()

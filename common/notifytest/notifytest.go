@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// Systemd hears what the process says to it.
+// Systemd receives the process's notifications.
 type Systemd struct {
 	t      testing.TB
 	socket *net.UnixConn

@@ -37,12 +37,12 @@ func NewAuthority(name string, notBefore, notAfter time.Time) (Authority, error)
 	return Authority{Certificate: cert, Key: key}, nil
 }
 
-// ParseAuthority reads an authority's certificate and key, both PEM. An error says what is
-// wrong with them.
+// ParseAuthority reads an authority's certificate and key, both PEM. An error describes the
+// mistake.
 func ParseAuthority(cert, key []byte) (Authority, error) {
 	pair, err := tls.X509KeyPair(cert, key)
 	if err != nil {
-		return Authority{}, err // crypto/tls says what is wrong
+		return Authority{}, err // crypto/tls describes the mistake
 	}
 	signer, ok := pair.PrivateKey.(crypto.Signer)
 	if !ok || !pair.Leaf.IsCA || pair.Leaf.KeyUsage&x509.KeyUsageCertSign == 0 {

@@ -10,14 +10,14 @@ import (
 //
 // Until the cloud has sent its time it is the system's, but never before the last time that is
 // known to have passed. Once the cloud has sent its time over a verified link it is the cloud's,
-// advanced by the monotonic clock, whatever the system's says.
+// advanced by the monotonic clock, whatever the system's is.
 type Clock struct {
 	keep func(time.Time) // set by NewClock, never changed
 
 	mu     sync.Mutex
 	floor  time.Time
 	synced time.Time // when the cloud sent its time: the system's reading, with the monotonic one
-	cloud  time.Time // the time that it sent; zero: none yet
+	cloud  time.Time // the time that it sent; zero: not yet
 	kept   time.Time
 }
 

@@ -64,7 +64,7 @@ func EncodeKey(key crypto.PrivateKey) ([]byte, error) {
 	return pem.EncodeToMemory(&pem.Block{Type: pemKey, Bytes: der}), nil
 }
 
-// ParseKey reads what EncodeKey wrote.
+// ParseKey reads the output of EncodeKey.
 func ParseKey(data []byte) (crypto.Signer, error) {
 	block, _ := pem.Decode(data)
 	if block == nil || block.Type != pemKey {
@@ -90,7 +90,7 @@ func EncodeCertificates(certs ...*x509.Certificate) []byte {
 	return b.Bytes()
 }
 
-// ParseCertificates reads one or more PEM certificates and nothing else.
+// ParseCertificates reads one or more PEM certificates, and refuses other blocks.
 func ParseCertificates(data []byte) ([]*x509.Certificate, error) {
 	var certs []*x509.Certificate
 	for len(bytes.TrimSpace(data)) > 0 {
@@ -139,7 +139,7 @@ func NewNodeCSR(key crypto.Signer, node types.NodeName) ([]byte, error) {
 
 // ParseNodeCSR reads a certificate request that came from outside and returns the node that it asks
 // for. It must be one PEM block, signed by its own key, of a key that is strong enough, with the
-// subject of a node and with nothing that would stand for another identity.
+// subject of a node and without fields that would stand for another identity.
 func ParseNodeCSR(data []byte) (*x509.CertificateRequest, types.NodeName, error) {
 	if len(data) > MaxCSR {
 		return nil, "", fmt.Errorf("the certificate request has %d bytes, more than %d", len(data), MaxCSR)

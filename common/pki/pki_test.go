@@ -116,7 +116,7 @@ func TestNewNodeCSR(t *testing.T) {
 func FuzzParseNodeCSR(f *testing.F) {
 	f.Add(request(f, &x509.CertificateRequest{Subject: pkix.Name{CommonName: "system:node:edge1", Organization: []string{"system:nodes"}}}, nil))
 	f.Add([]byte("-----BEGIN CERTIFICATE REQUEST-----\nMAA=\n-----END CERTIFICATE REQUEST-----\n"))
-	// A control plane's names beside a node's.
+	// A control plane's names in addition to a node's.
 	f.Add(request(f, &x509.CertificateRequest{Subject: pkix.Name{CommonName: "system:node:edge1", Organization: []string{"system:nodes", "system:masters"}}}, nil))
 	f.Add(request(f, &x509.CertificateRequest{Subject: pkix.Name{CommonName: "system:node:edge1", Organization: []string{"system:nodes"}}, DNSNames: []string{"kubernetes.default.svc"}}, nil))
 	f.Add(request(f, &x509.CertificateRequest{Subject: pkix.Name{CommonName: "system:node:../\n$(reboot)", Organization: []string{"system:nodes"}}}, nil))
@@ -193,7 +193,7 @@ func TestClock(t *testing.T) {
 		}
 		signed := built.Add(48 * time.Hour)
 		c.AtLeast(signed)
-		c.AtLeast(built) // older news changes nothing
+		c.AtLeast(built) // older times are ignored
 		if got := c.Now(); !got.Equal(signed) {
 			t.Errorf("Now is %v; want %v", got, signed)
 		}
@@ -295,8 +295,8 @@ func TestTLS(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	// shake gives what the server saw, after a byte went each way: that is when the client
-	// has its ticket.
+	// shake returns the server's state after a byte went each way: that is when the client has its
+	// ticket.
 	shake := func() (tls.ConnectionState, error) {
 		done := make(chan error, 1)
 		go func() {

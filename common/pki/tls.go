@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// Server is what a TLS listener is made of. Its functions are called for each handshake, so what
-// they return may change while it listens; a pool itself does not change once it was returned.
+// Server configures a TLS listener. Its functions are called for each handshake, so their results
+// may change while it listens; a pool itself does not change once it was returned.
 type Server struct {
 	Certificate func() (*tls.Certificate, error)
 	// ClientCAs verify the clients; nil: no client is asked for a certificate. A nil pool
@@ -66,7 +66,7 @@ func ServerTLS(s Server) *tls.Config {
 }
 
 // verifyAgain judges the certificate of a resumed session as that of a new one: a ticket must not
-// outlive the trust in what it stands for.
+// outlive the trust in its certificate.
 func verifyAgain(pool *x509.CertPool, now func() time.Time) func(tls.ConnectionState) error {
 	return func(cs tls.ConnectionState) error {
 		if !cs.DidResume {
@@ -90,10 +90,10 @@ func verifyAgain(pool *x509.CertPool, now func() time.Time) func(tls.ConnectionS
 	}
 }
 
-// Client is what dials a TLS server.
+// Client configures a client of a TLS server.
 type Client struct {
 	Roots *x509.CertPool
-	// Certificate is called for each handshake; nil: the client shows none.
+	// Certificate is called for each handshake; nil: the client has no certificate.
 	Certificate func() (*tls.Certificate, error)
 	// Now is the time by which the server is verified; nil: the system's.
 	Now       func() time.Time

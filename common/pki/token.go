@@ -21,7 +21,8 @@ func PinOf(cert *x509.Certificate) Pin { return sha256.Sum256(cert.RawSubjectPub
 
 func (p Pin) String() string { return "sha256:" + hex.EncodeToString(p[:]) }
 
-// Token lets a device join: a Kubernetes bootstrap token, and whom the device may give it to.
+// Token lets a device join: a Kubernetes bootstrap token, and the pin of the CA that the device may
+// send it to.
 type Token struct {
 	ID     string // 6 characters, no secret
 	Secret string // 16 characters
@@ -71,7 +72,7 @@ func ParseBearer(s string) (id, secret string, err error) {
 	return id, secret, nil
 }
 
-// Bearer is what Kubernetes' bootstrap authenticator knows of the token.
+// Bearer is the token's part for Kubernetes' bootstrap authenticator.
 func (t Token) Bearer() string { return t.ID + "." + t.Secret }
 
 // String is the printed form, secret and all.

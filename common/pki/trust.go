@@ -6,8 +6,8 @@ import (
 	"encoding/binary"
 )
 
-// TrustSum sums up whom a device trusts: the authorities of the cloud, and those of the cluster's
-// clients. Equal sets in equal order have equal sums.
+// TrustSum is a digest of a device's trust: the authorities of the cloud, and those of the
+// cluster's clients. Equal sets in equal order have equal sums.
 func TrustSum(ca, clientCA []*x509.Certificate) []byte {
 	h := sha256.New()
 	for _, set := range [][]*x509.Certificate{ca, clientCA} {

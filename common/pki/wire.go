@@ -20,8 +20,8 @@ const (
 	JoinPort = 443
 	// OlderJoinPort is where a cloudcore is asked that has no JoinPort: one of before v0.2.
 	OlderJoinPort = 10002
-	// JoinProtocol is what a device offers by ALPN (RFC 7301) beside http/1.1: cloudcore's one port
-	// recognizes by it a client that has no certificate yet.
+	// JoinProtocol is the protocol that a device offers by ALPN (RFC 7301) in addition to http/1.1:
+	// cloudcore's one port recognizes by it a client that has no certificate yet.
 	JoinProtocol = "skerry-join"
 	// AboutPath is answered with an About to a GET, with or without a token: a device asks
 	// before it joins.
@@ -38,13 +38,13 @@ type JoinRequest struct {
 	Protocol int            `json:"protocol"` // the newest version of the contract that edgecore speaks
 	// ProtocolMin is the oldest version that edgecore speaks; 0 is Protocol alone.
 	ProtocolMin int `json:"protocolMin,omitempty"`
-	// Kubernetes is the version of the kubelet in edgecore ("v1.37.1"); older edgecores
-	// don't say it.
+	// Kubernetes is the version of the kubelet in edgecore ("v1.37.1"); older edgecores don't send
+	// it.
 	Kubernetes string `json:"kubernetes,omitempty"`
 }
 
-// About is what a cloud says of itself before a device has joined: nothing that kube-apiserver does
-// not say to any client.
+// About is a cloud's description before a device has joined: only facts that kube-apiserver tells
+// any client.
 type About struct {
 	Version     string   `json:"version"`               // of cloudcore
 	Kubernetes  string   `json:"kubernetes,omitempty"`  // of kube-apiserver; empty while it is not known
@@ -79,7 +79,7 @@ func ParseJoinRequest(body []byte, spoken protocol.Window) (JoinRequest, *x509.C
 	return request, csr, nil
 }
 
-// statedWindow is what a JSON body says; false where it is no version.
+// statedWindow is the window of versions in a JSON body; false where it is no version.
 func statedWindow(newest, oldest int) (protocol.Window, bool) {
 	const most = 1<<32 - 1
 	if newest < 0 || newest > most || oldest < 0 || oldest > most {
@@ -93,13 +93,14 @@ func common(a, b protocol.Window) bool {
 	return ok
 }
 
-// printable cuts what a stranger sent to what may stand in a log.
+// printable cuts a stranger's text to a form that may stand in a log.
 func printable(s string) string { return strings.Trim(strconv.QuoteToASCII(s[:min(len(s), 64)]), `"`) }
 
-// JoinAnswer is what a device needs from then on.
+// JoinAnswer is the identity and trust that a joined device uses.
 type JoinAnswer struct {
 	Certificate string `json:"certificate"` // PEM: the node's, then intermediates if any
-	// CA is what the device trusts from now on, as PEM. One of it has the token's pin.
+	// CA are the device's trusted certificates from now on, as PEM. One of them has the token's
+	// pin.
 	CA string `json:"ca"`
 	// ClientCA signs the certificates by which kube-apiserver and other clients of the cluster show
 	// themselves to a kubelet, as PEM.

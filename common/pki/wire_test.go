@@ -11,7 +11,7 @@ import (
 	"github.com/skerry-io/skerry/common/protocol"
 )
 
-// spoken is what the cloud of these tests speaks.
+// spoken are the versions of the cloud of these tests.
 var spoken = protocol.Window{Min: 2, Max: 3}
 
 func body(t testing.TB, change func(*pki.JoinRequest)) []byte {

@@ -2,13 +2,13 @@
 // or a burst of work, and those of a file that it maps to read.
 //
 // A large Go program touches most of its code and read-only data once: while its packages
-// initialize, register flags, metrics and API types, and open what they work with. The kernel keeps
-// all of that in the process, and takes it back only when memory is short. Without a writer these
-// pages are copies of the file in the page cache, so the process can let go of them at any time
-// (madvise(2), MADV_DONTNEED on a file mapping): what is needed again is mapped again, without a
-// read as long as the page cache has it.
+// initialize, register flags, metrics and API types, and open files and connections. The kernel
+// keeps all of that in the process, and takes it back only when memory is short. Without a writer
+// these pages are copies of the file in the page cache, so the process can let go of them at any
+// time (madvise(2), MADV_DONTNEED on a file mapping): a page that is needed again is mapped again,
+// without a read as long as the page cache has it.
 //
-// It owns nothing. It refuses every mapping that can be written, or has a page that is no longer
+// It is stateless. It refuses every mapping that can be written, or has a page that is no longer
 // the file's: one that was relocated at the start, or that a debugger has changed. Its functions
 // may be called by many goroutines at once.
 package programpages
@@ -64,7 +64,7 @@ func Run(ctx context.Context, settle, interval time.Duration, burst <-chan struc
 		}
 		if err != nil {
 			klog.FromContext(ctx).V(2).Info("Failed to release pages of the program", "err", err)
-			return // nothing that another attempt changes
+			return // another attempt would not help
 		}
 		klog.FromContext(ctx).V(4).Info("Released pages of the program", "bytes", n)
 		timer.Reset(interval)
@@ -88,9 +88,9 @@ func Release() (bytes int, err error) {
 	return release(all)
 }
 
-// ReleaseFile is Release for a file that the process has mapped to read and shares with
-// those who write it. The caller must hold the mapping: an address that is unmapped
-// meanwhile may be another's.
+// ReleaseFile is Release for a file that the process has mapped to read and shares with its
+// writers. The caller must hold the mapping: an address that is unmapped during the call may be
+// another's.
 func ReleaseFile(path string) (bytes int, err error) {
 	maps, err := os.ReadFile("/proc/self/smaps")
 	if err != nil {

@@ -42,7 +42,7 @@ func TestClean(t *testing.T) {
 	}
 }
 
-// A process goes on with what it has let go of, and has fewer pages of its program then.
+// A process runs on after the release of its pages, and has fewer pages of its program then.
 func TestRelease(t *testing.T) {
 	program, err := os.Readlink("/proc/self/exe")
 	if err != nil {
@@ -93,8 +93,8 @@ func FuzzClean(f *testing.F) {
 	})
 }
 
-// A file that is mapped to read and shared is read on after its pages were given back; what was
-// written to it is not lost.
+// A file that is mapped to read and shared is read on after its pages were given back; bytes
+// written to it are not lost.
 func TestReleaseFile(t *testing.T) {
 	path := t.TempDir() + "/file"
 	const size = 1 << 20

@@ -44,8 +44,8 @@ func Stated(protocol, oldest uint32) Window {
 	return Window{Min: oldest, Max: protocol}
 }
 
-// Common returns the highest version in both windows; false if there is none, or if one of them is
-// empty.
+// Common returns the highest version in both windows; false if they don't overlap, or if one of
+// them is empty.
 func (w Window) Common(other Window) (uint32, bool) {
 	if w.Min > w.Max || other.Min > other.Max {
 		return 0, false

@@ -1,10 +1,10 @@
 // Package recovery keeps a panic in one callback, request or worker from ending the process:
 // edgecore has the kubelet in it, and cloudcore the sessions of all devices.
 //
-// It owns how a panic is logged and counted, and what it becomes for the caller: ErrPanic. It
-// refuses to repair anything: what the function held is as it left it, so it stands where a
-// library or a queue calls us (a DNS query, a message, a sync), never around what shares a lock
-// without defer. All may be called by any goroutine.
+// It owns how a panic is logged and counted, and its result for the caller: ErrPanic. It never
+// repairs: the function's state is as it left it, so it stands where a library or a queue calls us
+// (a DNS query, a message, a sync), never around code that shares a lock without defer. All may be
+// called by any goroutine.
 package recovery
 
 import (
@@ -16,11 +16,11 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// ErrPanic is returned instead of a panic. Its text may go over a link and tells nothing of the
-// inside; the log has the rest.
+// ErrPanic is returned instead of a panic. Its text may go over a link and reveals no internals;
+// the log has the rest.
 var ErrPanic = errors.New("internal error")
 
-// panics counts for the process: it lives as long as what it counts.
+// panics counts for the process: it lives as long as the process.
 var panics = prometheus.NewCounterVec(prometheus.CounterOpts{
 	Namespace: "skerry", Name: "recovered_panics_total", Help: "Panics that were recovered, each a defect; the log has its stack.",
 }, []string{"place"})

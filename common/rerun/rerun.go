@@ -1,7 +1,7 @@
 // Package rerun calls a function again whenever there is a reason to: the loop of every
 // level-triggered controller.
 //
-// It owns when the function is called, and nothing of what it does. Reasons are not queued: however
+// It owns when the function is called, and does not know its work. Reasons are not queued: however
 // many come, one call follows, which is to look at the present state. It refuses to call it twice
 // at a time. Wake may be called by any goroutine, also before Run; Run by one at a time.
 package rerun
@@ -15,7 +15,7 @@ import (
 // may take until it must be called again although no Wake asks for it; 0: for ever.
 type Sync func(ctx context.Context) (again time.Duration, err error)
 
-// Config says how a Loop goes on.
+// Config sets the delays of a Loop.
 type Config struct {
 	// Settle is how long a Loop waits after a Wake before it calls: changes often come in numbers.
 	Settle time.Duration
@@ -34,7 +34,7 @@ type Loop struct {
 	wake   chan struct{} // one slot: many reasons are one call
 }
 
-// New makes a Loop. It calls nothing yet.
+// New makes a Loop. The first call is made by Run.
 func New(sync Sync, c Config) *Loop {
 	if c.RetryMin == 0 {
 		c.RetryMin = time.Second
@@ -58,7 +58,7 @@ func (l *Loop) Run(ctx context.Context) {
 	retry := l.config.RetryMin
 	for {
 		select {
-		case <-l.wake: // what was asked for before this call is answered by it
+		case <-l.wake: // wakes before this call are answered by it
 		default:
 		}
 		wait, err := l.sync(ctx)

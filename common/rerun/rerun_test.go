@@ -12,7 +12,7 @@ import (
 	"github.com/skerry-io/skerry/common/rerun"
 )
 
-// calls runs a Loop whose calls end as said, one after the other and then well, and returns when
+// calls runs a Loop whose calls end as listed, one after the other and then well, and returns when
 // each call began.
 func calls(t *testing.T, c rerun.Config, ends []end, meanwhile func(wake func())) []time.Duration {
 	t.Helper()

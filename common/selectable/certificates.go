@@ -9,8 +9,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// podCertificateRequest takes what a selector may ask for out of a PodCertificateRequest, of the
-// versions that this Kubernetes knows.
+// podCertificateRequest returns the selectable fields of a PodCertificateRequest, of the versions
+// that this Kubernetes knows.
 func podCertificateRequest(obj runtime.Object) (signer, pod, node string, ok bool) {
 	switch r := obj.(type) {
 	case *certificatesv1.PodCertificateRequest:

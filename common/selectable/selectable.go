@@ -1,10 +1,10 @@
-// Package selectable is the fields that field selectors may ask for in each resource beside
+// Package selectable lists the fields that field selectors may use in each resource in addition to
 // metadata.name and metadata.namespace: those that kube-apiserver supports, in the versions that it
 // serves.
 //
-// It owns the list, which cloudcore selects by what goes down and edgecore by what it answers; a
-// test compares it with Kubernetes' own. It refuses the selectableFields of
-// CustomResourceDefinitions, which are kube-apiserver's alone to know. It keeps nothing.
+// It owns the list, by which cloudcore selects the objects that go down and edgecore those that it
+// answers with; a test compares it with Kubernetes' own. It refuses the selectableFields of
+// CustomResourceDefinitions, which only kube-apiserver knows. It is stateless.
 package selectable
 
 import (
@@ -24,8 +24,8 @@ import (
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
 
-// NodeName is the field that says of which node an object is. Where a resource has it, it is the
-// first of its Names.
+// NodeName is the field that names an object's node. Where a resource has it, it is the first of
+// its Names.
 const NodeName = "spec.nodeName"
 
 // Names lists the fields of a resource; nil without one.

@@ -13,28 +13,28 @@ import (
 // when it is decoded.
 var ErrBounds = errors.New("above the bounds")
 
-// Bounds is what one payload may become. It is counted in the bytes, before they are decoded.
+// Bounds limit a decoded payload. They are counted in the bytes, before they are decoded.
 type Bounds struct {
 	Memory int // bytes that the content will take, about
 	String int // the longest name, selector, path, token ...: whatever is text. Objects are bytes
 }
 
 const (
-	// perMessage is what a generated struct takes at least: its state, unknown fields and the
+	// perMessage is the minimum memory of a generated struct: its state, unknown fields and the
 	// pointer to it, with the slack of a list that grew by append.
 	perMessage = 128
-	// perValue is what a string's or byte slice's header takes in a list, and more than
-	// any number does.
+	// perValue is the memory of a string's or byte slice's header in a list, and more than any
+	// number needs.
 	perValue = 24
 	// depth is more than the contract's messages are nested.
 	depth = 8
 )
 
-// UpBounds is for what edges send: they hold some ten thousand objects at most, and are
-// believed the least.
+// UpBounds are for the edges' messages: they hold some ten thousand objects at most, and are
+// trusted the least.
 func UpBounds() Bounds { return Bounds{Memory: 4 << 20, String: 16 << 10} }
 
-// DownBounds is for what the cloud sends.
+// DownBounds are for the cloud's messages.
 func DownBounds() Bounds { return Bounds{Memory: 32 << 20, String: 64 << 10} }
 
 func (b Bounds) check(m protoreflect.MessageDescriptor, payload []byte) error {
@@ -42,7 +42,7 @@ func (b Bounds) check(m protoreflect.MessageDescriptor, payload []byte) error {
 	return b.walk(m, payload, &left, depth)
 }
 
-// walk takes what the fields of a message will need from left.
+// walk subtracts the memory of a message's fields from left.
 func (b Bounds) walk(m protoreflect.MessageDescriptor, data []byte, left *int, depth int) error {
 	if depth == 0 {
 		return fmt.Errorf("%s is nested too deeply: %w", m.Name(), ErrBounds)

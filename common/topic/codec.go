@@ -15,17 +15,17 @@ import (
 // ErrUnknown is returned for a topic that the table does not hold.
 var ErrUnknown = errors.New("unknown topic")
 
-// Class orders what waits to be sent on a link: a lower one goes first.
+// Class orders the messages that wait to be sent on a link: a lower one goes first.
 type Class uint8
 
 const (
-	// Urgent: heartbeats, and what opens and closes a session.
+	// Urgent: heartbeats, and messages that open and close a session.
 	Urgent Class = iota
 	// Answer: requests that a caller waits for, their answers, and acknowledgements.
 	Answer
 	// Normal: state and writes.
 	Normal
-	// Bulk: what may wait for everything else, such as events.
+	// Bulk: messages that may wait for all others, such as events.
 	Bulk
 	// Stream: the bytes of streams that people open, which may go on for hours: they give way to
 	// all of the above.
@@ -73,8 +73,7 @@ type Table struct {
 	bounds   Bounds
 }
 
-// Receiving is the table of an end that takes only what goes in that direction, within
-// those bounds.
+// Receiving is the table of an end that takes only messages of that direction, within those bounds.
 func (t *Table) Receiving(d Direction, bounds Bounds) *Table {
 	return &Table{entries: t.entries, numbers: t.numbers, receives: d, bounds: bounds}
 }
@@ -111,7 +110,7 @@ func down(e Entry) Entry {
 	return e
 }
 
-// NewTable returns the table of an end that takes what goes in either direction; see Receiving.
+// NewTable returns the table of an end that takes messages of either direction; see Receiving.
 func NewTable() *Table {
 	t := &Table{entries: map[message.Key]Entry{}, numbers: map[uint32]message.Key{}, receives: Up | Down, bounds: DownBounds()}
 	for _, e := range []Entry{
@@ -159,7 +158,7 @@ func (t *Table) Lookup(key message.Key) (Entry, error) {
 	return e, nil
 }
 
-// Numbered finds the line that a number on the wire stands for, of what this end receives.
+// Numbered finds the line of a number on the wire, among those that this end receives.
 func (t *Table) Numbered(number uint32) (Entry, error) {
 	key, ok := t.numbers[number]
 	if !ok {
@@ -189,8 +188,8 @@ func (t *Table) Encode(m message.Message) (Entry, []byte, error) {
 	return e, b, nil
 }
 
-// Decode turns the payload of a topic back into content. What is above the table's bounds is
-// refused before memory is taken for it.
+// Decode turns the payload of a topic back into content. A payload above the table's bounds is
+// refused before memory is allocated for it.
 func (t *Table) Decode(key message.Key, payload []byte) (any, error) {
 	e, err := t.Lookup(key)
 	if err != nil {

@@ -13,11 +13,11 @@ import (
 )
 
 // Protocol is the newest version of the contract that this release speaks. Ends without a common
-// version (package protocol) close the link with a code that says so.
+// version (package protocol) close the link with a code for it.
 const Protocol = protocol.Current
 
-// QuotaKind is the kind in the details of a Status by which cloudcore says that a quota of the node
-// is used up; their name is the quota's. In a WriteResult it ends nothing: the edge keeps the
+// QuotaKind is the kind in the details of a Status by which cloudcore reports that a quota of the
+// node is used up; their name is the quota's. In a WriteResult it is not final: the edge keeps the
 // write, and sends it again after the time in the details.
 const QuotaKind = "cloudcore-quota"
 
@@ -70,8 +70,8 @@ var (
 	PodResult        = message.NewTopic[*topicpb.WriteResult](KindPod, message.Response, message.Every)
 )
 
-// What an agent on the node says of an object's state there: later replaces earlier. The body is
-// the node's own entry, as JSON.
+// A report of an agent on the node about an object's state there: later replaces earlier. The body
+// is the node's own entry, as JSON.
 var (
 	ReportWrite  = message.NewTopic[*topicpb.Write](KindReport, message.Update, message.Every)
 	ReportResult = message.NewTopic[*topicpb.WriteResult](KindReport, message.Response, message.Every)
@@ -94,8 +94,8 @@ var (
 	StreamClose  = message.NewTopic[*topicpb.StreamClose](KindStream, message.Delete, message.Every)
 )
 
-// The site. The edge asks once in a session; the cloud says what it is whenever it is not
-// what the edge has.
+// The site. The edge asks once in a session; the cloud sends it whenever it differs from the edge's
+// copy.
 var (
 	SiteRequest = message.NewTopic[*topicpb.SiteRequest](KindSite, message.Query, message.Latest)
 	Site        = message.NewTopic[*topicpb.Site](KindSite, message.Update, message.Latest)

@@ -143,7 +143,7 @@ func TestTable_unknownFields(t *testing.T) {
 	}
 }
 
-// unnamed is a State whose objects say their names themselves.
+// unnamed is a State whose objects contain their names themselves.
 func unnamed() *topicpb.State {
 	return &topicpb.State{Sequence: 3, Changes: []*topicpb.Changes{{
 		Resource: &topicpb.Resource{Version: "v1", Resource: "configmaps"},
@@ -177,7 +177,7 @@ func FuzzTable_Decode(f *testing.F) {
 		if err != nil {
 			return
 		}
-		// What was read can be written, and is then read as the same.
+		// A decoded message can be encoded, and is then decoded as the same.
 		m := message.Message{Route: message.Route{Kind: entries[i].Key.Kind, Operation: entries[i].Key.Operation}, Content: content}
 		_, again, err := table.Encode(m)
 		if err != nil {
@@ -233,8 +233,8 @@ func messages(all protoreflect.MessageDescriptors) func(func(protoreflect.Messag
 	}
 }
 
-// What cloudcore decodes of what a device sends takes no more memory than its bounds say, whatever
-// its length on the wire.
+// A device's message that cloudcore decodes takes no more memory than its bounds, whatever its
+// length on the wire.
 func FuzzTable_Bounds(f *testing.F) {
 	bounds := topic.UpBounds()
 	table := topic.NewTable().Receiving(topic.Up, bounds)

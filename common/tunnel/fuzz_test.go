@@ -14,8 +14,8 @@ import (
 	"github.com/skerry-io/skerry/common/tunnel"
 )
 
-// said makes messages of bytes: the kind, the stream, the length.
-func said(script []byte) (out []message.Message) {
+// scripted makes messages of bytes: the kind, the stream, the length.
+func scripted(script []byte) (out []message.Message) {
 	for ; len(script) >= 3; script = script[3:] {
 		what, id, n := script[0], uint64(script[1]%128), int(script[2])<<(script[0]>>4)
 		if script[1] >= 128 {
@@ -81,7 +81,7 @@ func fuzzEnd(t *testing.T, script []byte, accepts, edge bool) {
 			_, _ = s.Write(make([]byte, 100))
 		}
 	}()
-	for _, m := range said(script) {
+	for _, m := range scripted(script) {
 		if err := mux.Handle(ctx, m); err != nil {
 			if end, ok := errors.AsType[*link.CloseError](err); !ok || end.Code != link.CloseProtocol {
 				t.Errorf("%s ends the link by %v", m.Key(), err)

@@ -11,9 +11,9 @@ const oldestKubelet = 3
 
 // KubeletFits reports why a kubelet must not be used with a kube-apiserver, each by its version
 // ("v1.37.1"); nil where it may, and where one of the two is no version, or v0.0.0-master, of a
-// build without one. A kubelet is never newer than kube-apiserver, and at most three minor
-// versions older (https://kubernetes.io/releases/version-skew-policy/#kubelet). The error says
-// what to install.
+// build without one. A kubelet is never newer than kube-apiserver, and at most three minor versions
+// older (https://kubernetes.io/releases/version-skew-policy/#kubelet). The error names the version
+// to install.
 func KubeletFits(kubelet, apiserver string) error {
 	k, err := utilversion.ParseGeneric(kubelet)
 	if err != nil {

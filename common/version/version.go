@@ -1,6 +1,6 @@
 // Package version names the versions of Skerry and of the Kubernetes that it embeds.
 //
-// It owns nothing else. The linker sets Skerry's version (-ldflags -X); the values never
+// It owns these values alone. The linker sets Skerry's version (-ldflags -X); the values never
 // change at run time.
 package version
 
@@ -18,8 +18,8 @@ func Skerry() string { return version }
 // it in k8s.io/component-base/version; without that a kubelet would report v0.0.0-master.
 func Kubernetes() string { return componentversion.Get().GitVersion }
 
-// Image is the image of a program, say cloudcore, of exactly this build; "" where the build is no
-// release, since no registry has one then.
+// Image is the image of a program, such as cloudcore, of exactly this build; "" where the build is
+// no release, since no registry has one then.
 func Image(program string) string {
 	if registry == "" {
 		return ""

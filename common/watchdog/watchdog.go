@@ -1,10 +1,10 @@
-// Package watchdog says WATCHDOG=1 to systemd (sd_notify(3)) while the process is well.
+// Package watchdog sends WATCHDOG=1 to systemd (sd_notify(3)) while the process is healthy.
 //
-// systemd kills a process that has WatchdogSec= in its unit and of which it hears nothing: one that
-// hangs. A cloudcore that hangs keeps its links, and the Leases of its nodes are renewed no more;
-// an edgecore that hangs answers nobody, and nobody is there to start it again. The package owns
-// the environment's WATCHDOG_USEC and WATCHDOG_PID, and refuses nothing. Run is called by one
-// goroutine at a time, Watch at any time.
+// systemd kills a process with WatchdogSec= in its unit that sends no notification in that time:
+// one that hangs. A cloudcore that hangs keeps its links, and the Leases of its nodes are not
+// renewed; an edgecore that hangs serves no requests, and nobody is there to start it again. The
+// package owns the environment's WATCHDOG_USEC and WATCHDOG_PID. Run is called by one goroutine at
+// a time, Watch at any time.
 package watchdog
 
 import (
@@ -26,8 +26,8 @@ type Watchdog struct {
 	live   atomic.Pointer[map[string]health.Check]
 }
 
-// New reads what systemd allows, and takes it out of the environment: the kubelet inside edgecore
-// would say WATCHDOG=1 as well, for a process of which it is a part.
+// New reads systemd's interval, and takes it out of the environment: the kubelet inside edgecore
+// would send WATCHDOG=1 as well, for a process of which it is a part.
 func New() (*Watchdog, error) {
 	within, err := daemon.SdWatchdogEnabled(true)
 	if err != nil {
@@ -36,12 +36,12 @@ func New() (*Watchdog, error) {
 	return &Watchdog{within: within}, nil
 }
 
-// Watch has Run make these checks, those of /healthz. Before it none is made: cloudcore may wait
-// for kube-apiserver as long as it takes before it has any.
+// Watch has Run make these checks, those of /healthz. Before it no check is made: cloudcore may
+// wait for kube-apiserver as long as it takes before it has any.
 func (w *Watchdog) Watch(live map[string]health.Check) { w.live.Store(&live) }
 
-// Run looks three times in the time that systemd allows (sd_watchdog_enabled(3) asks for two), and
-// says so while no check fails, until ctx ends. Without a watchdog it only waits.
+// Run checks three times in the interval of systemd (sd_watchdog_enabled(3) asks for two), and
+// notifies it while no check fails, until ctx ends. Without a watchdog it only waits.
 func (w *Watchdog) Run(ctx context.Context) error {
 	if w.within == 0 {
 		<-ctx.Done()
@@ -63,7 +63,7 @@ func (w *Watchdog) Run(ctx context.Context) error {
 	}
 }
 
-// look returns what is wrong.
+// look returns the first failure.
 func (w *Watchdog) look() error {
 	live := w.live.Load()
 	if live == nil {

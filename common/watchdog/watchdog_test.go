@@ -12,7 +12,7 @@ import (
 	"github.com/skerry-io/skerry/common/watchdog"
 )
 
-// run runs a Watchdog and returns what ends it.
+// run runs a Watchdog; stop ends it and returns its result.
 func run(t *testing.T, live map[string]health.Check) (stop func() error) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -28,8 +28,8 @@ func run(t *testing.T, live map[string]health.Check) (stop func() error) {
 	return func() error { cancel(); return <-done }
 }
 
-// systemd hears of a cloudcore that is well again and again, and nothing while a check fails: the
-// next message comes only after the check has been made to pass.
+// systemd is notified of a healthy cloudcore again and again, and not while a check fails: the next
+// message comes only after the check has been made to pass.
 func TestWatchdog(t *testing.T) {
 	l := notifytest.New(t)
 	l.Watch(30 * time.Millisecond)
@@ -54,7 +54,8 @@ func TestWatchdog(t *testing.T) {
 	ill.Store(true)
 	for !<-looked {
 	}
-	// The look before may only be said now. What comes behind this mark was said while ill.
+	// The notification of the check before may still come. One after this mark was sent while
+	// unhealthy.
 	<-looked
 	l.Mark("mark")
 	for range 3 {

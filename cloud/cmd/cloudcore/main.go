@@ -17,10 +17,10 @@ import (
 const standardConfig = "/etc/skerry/cloudcore.yaml"
 
 // gcPolicy allows cloudcore less garbage in a burst than other programs. When many edges connect at
-// once, what lives as long as their links is allocated among the garbage of their handshakes and
-// reviews, and Go returns no page in which anything lives: much of that moment's garbage stays
-// resident. Of 1,000 nodes that connected at once each kept 123 kB with Go's own percentage, for
-// 13.4 s of cloudcore's CPU, and 80 kB at 20 percent, for 17.2 s.
+// once, objects that live as long as their links are allocated among the garbage of their
+// handshakes and reviews, and Go returns no page with a live object: much of that moment's garbage
+// stays resident. Of 1,000 nodes that connected at once each kept 123 kB with Go's own percentage,
+// for 13.4 s of cloudcore's CPU, and 80 kB at 20 percent, for 17.2 s.
 func gcPolicy() gctuner.Policy {
 	p := gctuner.Default()
 	p.Burst = 25

@@ -173,7 +173,7 @@ func nodeCommand() *cobra.Command {
 	return c
 }
 
-// mend adds to the errors that a newcomer meets what to do about them.
+// mend adds a remedy to the errors that a newcomer meets.
 func mend(err error) error {
 	switch {
 	case apierrors.IsForbidden(err):

@@ -165,7 +165,7 @@ func (s source) read(ctx context.Context, facts *fleet.Facts) error {
 }
 
 // follow calls changed, from one goroutine, once all collections are read, then at most once a
-// second while something changes and once a minute while nothing does, until ctx ends.
+// second on changes and once a minute without, until ctx ends.
 func (c *cluster) follow(ctx context.Context, changed func(fleet.Facts) error) error {
 	sources := c.sources()
 	stores, controllers := make([]cache.Store, len(sources)), make([]cache.Controller, len(sources))
@@ -314,7 +314,7 @@ func selector(text string) error {
 	return err
 }
 
-// rights adds what gives a right that is missing; the error itself names it.
+// rights adds how to grant a missing right; the error itself names it.
 func rights(err error) error {
 	if !apierrors.IsForbidden(err) {
 		return err

@@ -21,14 +21,14 @@ import (
 	"github.com/skerry-io/skerry/cloud/internal/core/fleet"
 )
 
-// fleetStatus is what -o json prints.
+// fleetStatus is the output of -o json.
 type fleetStatus struct {
 	metav1.TypeMeta `json:",inline"`
 	At              metav1.Time  `json:"at"` // by kube-apiserver's clock
 	Items           []fleet.Node `json:"items"`
 }
 
-// DeepCopyObject implements runtime.Object for printers, which change nothing.
+// DeepCopyObject implements runtime.Object for printers, which only read.
 func (s *fleetStatus) DeepCopyObject() runtime.Object {
 	c := *s
 	c.Items = slices.Clone(s.Items)
@@ -42,7 +42,7 @@ func newFleetStatus(nodes []fleet.Node, now time.Time) *fleetStatus {
 	return s
 }
 
-// output is -o: a table, a wide one, or what cli-runtime prints.
+// output is -o: a table, a wide one, or a format of cli-runtime.
 type output struct {
 	flags     *genericclioptions.PrintFlags
 	noHeaders bool
@@ -169,7 +169,7 @@ func (o *statusOptions) print(out interface {
 	return out.Flush()
 }
 
-// state is what of a device is a change to people: not the ages.
+// state is the part of a device's line whose change people want to see: without the ages.
 func state(n fleet.Node) string {
 	var problems []string
 	for _, p := range n.Problems {
@@ -295,7 +295,7 @@ func (o *nodeOptions) run(ctx context.Context, f getter, name string) error {
 	return fmt.Errorf("this is what was last known, %s; the device could not be asked: %w", age, problem)
 }
 
-// live is what the device says now.
+// live is the device's own current state.
 func (c *cluster) live(ctx context.Context, name string, text bool) (string, error) {
 	r := c.client.Discovery().RESTClient().Get().AbsPath("/apis/subresources.skerry.io/v1alpha1/nodes", name, "status")
 	if text {

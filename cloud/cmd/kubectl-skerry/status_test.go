@@ -22,7 +22,7 @@ import (
 	"github.com/skerry-io/skerry/cloud/internal/core/fleet"
 )
 
-// apiserver answers lists in pages, as kube-apiserver does, and refuses what is forbidden.
+// apiserver answers lists in pages, as kube-apiserver does, and refuses forbidden ones.
 type apiserver struct {
 	*httptest.Server
 	nodes     int
@@ -232,7 +232,7 @@ func TestNode(t *testing.T) {
 	}
 }
 
-// Of a pod the most is dropped; what is judged stays.
+// Most of a pod is dropped; the judged fields stay.
 func TestStripped(t *testing.T) {
 	p := stripped(&corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: "a", Annotations: map[string]string{"big": "1"}},

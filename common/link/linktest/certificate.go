@@ -59,8 +59,8 @@ func (a *Authority) Server(t testing.TB) tls.Certificate {
 	})
 }
 
-// issue makes a certificate like template with a new key, good for a day unless template
-// says otherwise.
+// issue makes a certificate like template with a new key, good for a day unless template has other
+// times.
 func (a *Authority) issue(t testing.TB, template *x509.Certificate) tls.Certificate {
 	t.Helper()
 	if template.NotAfter.IsZero() {

@@ -1,5 +1,5 @@
-// Package linktest holds the contract of link.Conn that every transport passes, and what tests of
-// links need: links in memory, certificates, and connections that stall, swallow or slow down.
+// Package linktest holds the contract of link.Conn that every transport passes, and tools for tests
+// of links: links in memory, certificates, and connections that stall, swallow or slow down.
 //
 // It is for tests only. Everything it makes ends with the test it was made for.
 package linktest

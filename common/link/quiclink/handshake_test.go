@@ -22,8 +22,7 @@ import (
 	"github.com/skerry-io/skerry/common/topic"
 )
 
-// Clients must prove their address when many come at once; that costs a round trip and
-// nothing else.
+// Clients must prove their address when many come at once; the only cost is a round trip.
 func TestListener_ManyHandshakes(t *testing.T) {
 	s := linktest.NewSite(t)
 	l := listen(t, quiclink.ListenConfig{TLS: s.ServerTLS(), MaxHandshakes: 1})

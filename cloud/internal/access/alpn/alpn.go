@@ -60,8 +60,8 @@ func New(listener net.Listener) *Mux {
 	return &Mux{listener: listener, shares: link.NewShares[netip.Prefix](hellosAtOnce)}
 }
 
-// Route is the listener of the clients that offer a protocol; "" is for all that offer none of
-// the others. It is called before Run.
+// Route is the listener of the clients that offer a protocol; "" is for all that offer none of the
+// routed ones. It is called before Run.
 func (m *Mux) Route(protocol string) net.Listener {
 	r := &route{protocol: protocol, at: m.listener.Addr(), conns: make(chan net.Conn, queued), closed: make(chan struct{})}
 	r.close = sync.OnceFunc(func() { close(r.closed) })
@@ -117,7 +117,7 @@ func (m *Mux) lead(ctx context.Context, conn net.Conn) {
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
 	offered, err := hello(conn)
 	if !stop() || err != nil {
-		klog.FromContext(ctx).V(4).Info("A client sent no TLS ClientHello", "remote", conn.RemoteAddr().String(), "err", err)
+		klog.FromContext(ctx).V(4).Info("Closed a connection without a TLS ClientHello", "remote", conn.RemoteAddr().String(), "err", err)
 		_ = conn.Close()
 		return
 	}
@@ -194,7 +194,7 @@ var errSeen = errors.New("seen")
 // parse reads the hello by beginning a handshake that goes no further.
 func parse(record []byte) (offered []string, err error) {
 	seen := false
-	err = tls.Server(said{Reader: bytes.NewReader(record)}, &tls.Config{GetConfigForClient: func(i *tls.ClientHelloInfo) (*tls.Config, error) {
+	err = tls.Server(readOnly{Reader: bytes.NewReader(record)}, &tls.Config{GetConfigForClient: func(i *tls.ClientHelloInfo) (*tls.Config, error) {
 		offered, seen = i.SupportedProtos, true
 		return nil, errSeen
 	}}).Handshake() //nolint:noctx // it ends with its input
@@ -204,14 +204,14 @@ func parse(record []byte) (offered []string, err error) {
 	return nil, err
 }
 
-// said is a connection that can only be read. The handshake needs no more of it.
-type said struct {
+// readOnly is a connection that can only be read. The handshake needs no more of it.
+type readOnly struct {
 	net.Conn // nil
 	io.Reader
 }
 
-func (s said) Read(b []byte) (int, error)  { return s.Reader.Read(b) }
-func (s said) Write(b []byte) (int, error) { return len(b), nil }
+func (s readOnly) Read(b []byte) (int, error)  { return s.Reader.Read(b) }
+func (s readOnly) Write(b []byte) (int, error) { return len(b), nil }
 
 // route is a net.Listener.
 type route struct {

@@ -48,7 +48,7 @@ func (b *Bundles) Run(ctx context.Context, every time.Duration) error {
 		if err := b.Sync(ctx); err != nil && ctx.Err() == nil {
 			wait, now = retry, err.Error()
 			if now != said { // not each time: where the rights are missing this is how it stays
-				klog.FromContext(ctx).Error(err, "Setting the CA of APIServices failed")
+				klog.FromContext(ctx).Error(err, "Failed to update the APIService CA bundles, retrying")
 			}
 		}
 		said = now
@@ -107,6 +107,6 @@ func (b *Bundles) one(ctx context.Context, name, leadsTo string) error {
 	if _, err := b.client.Patch(types.MergePatchType).AbsPath(path+name).SetHeader("Accept", "application/json").Body(patch).DoRaw(ctx); err != nil {
 		return fmt.Errorf("setting caBundle: %w", err)
 	}
-	klog.FromContext(ctx).Info("kube-apiserver knows cloudcore by its CA", "apiService", name)
+	klog.FromContext(ctx).Info("Updated the APIService CA bundle", "apiService", name)
 	return nil
 }

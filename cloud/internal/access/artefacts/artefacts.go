@@ -1,8 +1,8 @@
 // Package artefacts sends devices the files of a repository of artefacts, by streams that they
 // open: the lowest class of their links.
 //
-// It owns a directory, which it only reads; what is in it is judged by the devices, whose keys
-// cloudcore has not. It refuses names that are no name of a file in that directory, and more
+// It owns a directory, which it only reads; the devices verify the files in it, with keys that
+// cloudcore does not have. It refuses names that are no name of a file in that directory, and more
 // streams than its bound. A Server may be used by many goroutines at once.
 package artefacts
 
@@ -49,7 +49,7 @@ type Server struct {
 	byNode map[types.NodeName]int
 }
 
-// New returns a Server of a directory; "" for none. It reads nothing yet.
+// New returns a Server of a directory; "" for an empty one. It reads no file yet.
 func New(dir string) *Server {
 	s := &Server{root: dir, byNode: map[types.NodeName]int{}}
 	opts := func(name, help string) prometheus.Opts {
@@ -70,7 +70,7 @@ func (s *Server) Describe(ch chan<- *prometheus.Desc) { s.open.Describe(ch); s.b
 // Collect implements prometheus.Collector.
 func (s *Server) Collect(ch chan<- prometheus.Metric) { s.open.Collect(ch); s.bytes.Collect(ch) }
 
-// parse divides what follows Prefix into a name and an offset.
+// parse divides a target after Prefix into a name and an offset.
 func parse(target string) (name string, offset int64, err error) {
 	name, at, ok := strings.Cut(strings.TrimPrefix(target, Prefix), "/")
 	if !ok || !plain(name) {
@@ -94,7 +94,8 @@ func plain(name string) bool {
 	return true
 }
 
-// Accept sends a node the rest of the file that it asks for. Its error is what the device reports.
+// Accept sends a node the rest of the file that it asks for. Its error is the one that the device
+// reports.
 func (s *Server) Accept(ctx context.Context, node types.NodeName, target string) (net.Conn, error) {
 	name, offset, err := parse(target)
 	if err != nil {
@@ -124,7 +125,7 @@ func (s *Server) Accept(ctx context.Context, node types.NodeName, target string)
 	return near, nil
 }
 
-// find opens a file of the directory, and nothing that a link in it leads to.
+// find opens a file of the directory, without following a link out of it.
 func (s *Server) find(name string) (*os.File, int64, error) {
 	root, err := os.OpenRoot(s.root)
 	if err != nil {
@@ -178,7 +179,7 @@ func (s *Server) send(logger klog.Logger, node types.NodeName, from *os.File, to
 	n, err := io.CopyBuffer(struct{ io.Writer }{to}, struct{ io.Reader }{from}, make([]byte, block))
 	s.bytes.Add(float64(n))
 	if err != nil && !errors.Is(err, io.ErrClosedPipe) {
-		logger.Error(err, "Sending an artefact failed", "bytes", n)
+		logger.Error(err, "Failed to send an artefact", "bytes", n)
 		return
 	}
 	logger.V(2).Info("Sent an artefact", "bytes", n)

@@ -16,7 +16,7 @@ import (
 	"github.com/skerry-io/skerry/cloud/internal/access/artefacts"
 )
 
-// A device gets a file from the offset that it asks for, and nothing but files of the directory.
+// A device gets a file from the offset that it asks for, and only files of the directory.
 func TestAccept(t *testing.T) {
 	dir := t.TempDir()
 	want := make([]byte, 200_000)

@@ -128,7 +128,7 @@ func (c *Console) Accept(ctx context.Context, node types.NodeName, target string
 	if r, ok := errors.AsType[*refusal](err); ok {
 		reason = r.reason
 	} else {
-		logger.Error(err, "Opening a console failed")
+		logger.Error(err, "Failed to open a console")
 		err = errors.New("kube-apiserver does not answer cloudcore as it should; cloudcore's log says more")
 	}
 	c.refused.WithLabelValues(reason).Inc()

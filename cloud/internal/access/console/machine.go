@@ -103,7 +103,7 @@ func (m machine) ended(ctx context.Context, version string) error {
 			return err
 		}
 		if err != nil {
-			klog.FromContext(ctx).V(2).Info("Reading a virtual machine failed", "err", err)
+			klog.FromContext(ctx).V(2).Info("Failed to read a virtual machine", "err", err)
 			continue
 		}
 		version, seen = now, time.Now()

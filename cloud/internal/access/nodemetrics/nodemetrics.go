@@ -56,7 +56,7 @@ type Sink interface {
 
 // Config configures Metrics.
 type Config struct {
-	Sink     Sink // nil: none
+	Sink     Sink // nil: disabled
 	MaxNodes int  // with series of their own
 }
 
@@ -187,7 +187,7 @@ func (m *Metrics) take(ctx context.Context, link cloudhub.Session, q *topicpb.No
 		err := m.write(ctx, Batch{Node: string(link.Node()), Samples: fresh})
 		switch {
 		case errors.Is(err, otlp.ErrRefused):
-			log.Error(err, "Samples of a node's metrics are lost", "node", link.Node(), "samples", len(fresh))
+			log.Error(err, "Dropped samples of a node's metrics", "node", link.Node(), "samples", len(fresh))
 			m.failed.Inc()
 			m.lost.Add(float64(len(fresh)))
 		case err != nil:

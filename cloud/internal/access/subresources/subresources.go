@@ -3,11 +3,11 @@
 // aggregated API, as it asks metrics-server. `kubectl skerry` is made for it.
 //
 // It owns the API's server and the judgement of its users: kube-apiserver has judged the request to
-// this API, and is asked again what the same user may do to the pod's own subresource; a request
-// that would have passed an admission of CONNECT is refused. It refuses every client but
-// kube-apiserver's front proxy and every node that is no edge. It holds no credential of a kubelet:
-// a device asks its own (docs/dev/decisions/0068-subresources.md). It only reads. A Server may be
-// used by many goroutines at once.
+// this API, and reviews the same user's right to the pod's own subresource; a request that would
+// have passed an admission of CONNECT is refused. It refuses every client but kube-apiserver's
+// front proxy and every node that is no edge. It holds no credential of a kubelet: a device asks
+// its own (docs/dev/decisions/0068-subresources.md). It only reads. A Server may be used by many
+// goroutines at once.
 package subresources
 
 import (

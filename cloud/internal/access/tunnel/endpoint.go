@@ -72,21 +72,21 @@ func (t *Tunnel) leadByName(ctx context.Context, near net.Conn) {
 	}
 	hello, read, err := readHello(near)
 	if err != nil {
-		log.V(2).Info("A client sent no TLS ClientHello", "err", err)
+		log.V(2).Info("Closed a connection without a TLS ClientHello", "err", err)
 		t.metrics.refuse(byName, "hello")
 		return
 	}
 	log = log.WithValues("name", hello.name)
 	node := types.NodeName(strings.ToLower(strings.TrimSuffix(hello.name, ".")))
 	if edge, _, err := t.config.Nodes.kubelet(node); err != nil || !edge {
-		log.V(2).Info("A client asked for a name that is no edge node")
+		log.V(2).Info("Refused a connection: its server name is no edge node")
 		t.metrics.refuse(byName, "unknown")
 		alert(near, alertUnrecognizedName)
 		return
 	}
 	back, ok := t.take()
 	if !ok {
-		log.Info("Refused a connection: there are too many")
+		log.Info("Refused a connection: the limit is reached")
 		t.metrics.refuse(byName, "busy")
 		alert(near, alertInternalError)
 		return

@@ -419,7 +419,7 @@ func (t *Tunnel) elsewhere(ctx context.Context, node types.NodeName, target stri
 	_, lost := t.held(node)
 	lease, err := t.config.Leases(ctx, node)
 	if err != nil {
-		klog.FromContext(ctx).V(2).Info("Reading the Lease of a node failed", "node", node, "err", err)
+		klog.FromContext(ctx).V(2).Info("Failed to read the Lease of a node", "node", node, "err", err)
 		return nil, noLink(node, lost, time.Time{})
 	}
 	var heard time.Time
@@ -434,7 +434,7 @@ func (t *Tunnel) elsewhere(ctx context.Context, node types.NodeName, target stri
 	}
 	address, err := verify(t.config.AnnounceKey, node, holder, announced, time.Now())
 	if err != nil {
-		klog.FromContext(ctx).V(2).Info("A node's Lease has no valid tunnel address", "node", node, "holder", holder, "err", err)
+		klog.FromContext(ctx).V(2).Info("Ignored a node's Lease: its tunnel address is invalid", "node", node, "holder", holder, "err", err)
 		return nil, noLink(node, lost, heard)
 	}
 	conn, err := t.forward(ctx, address, node, target)
@@ -444,6 +444,6 @@ func (t *Tunnel) elsewhere(ctx context.Context, node types.NodeName, target stri
 	if _, ok := errors.AsType[*Unavailable](err); ok {
 		return nil, err
 	}
-	klog.FromContext(ctx).V(2).Info("Another replica can't be reached", "node", node, "holder", holder, "address", address, "err", err)
+	klog.FromContext(ctx).V(2).Info("Failed to connect to another replica", "node", node, "holder", holder, "address", address, "err", err)
 	return nil, unavailable(node, "was last linked to %s (%s), which does not answer: %v; last heard of at %s", holder, address, err, clock(heard))
 }

@@ -1,8 +1,8 @@
-// Package check asks a cluster whether cloudcore can be installed in it, and what devices would get
-// that they should not.
+// Package check checks whether cloudcore can be installed in a cluster, and finds DaemonSets that
+// would run on devices by mistake.
 //
-// It owns the list of what a cluster needs. It reads and asks; it changes nothing. Run asks one
-// question after another, with the rights of the administrator who installs.
+// It owns the list of a cluster's requirements. It only reads and sends reviews; it changes no
+// object. Run makes one check after another, with the rights of the administrator who installs.
 package check
 
 import (
@@ -75,7 +75,7 @@ func kubernetesVersion(client kubernetes.Interface) Finding {
 	return Finding{Name: name, Level: Fine, Message: info.GitVersion}
 }
 
-// served looks for what the manifests and cloudcore use beyond what every cluster has.
+// served checks the APIs that the manifests and cloudcore use beyond those of every cluster.
 func served(client kubernetes.Interface) Finding {
 	const name = "served APIs"
 	var missing []string
@@ -105,8 +105,8 @@ func served(client kubernetes.Interface) Finding {
 	return Finding{Name: name, Level: Fine, Message: "all that cloudcore needs"}
 }
 
-// rights asks whether the caller may create what `cloudcore install` prints, and may give
-// away rights by it.
+// rights checks whether the caller may create the objects of `cloudcore install`, and may grant
+// rights by it.
 func rights(ctx context.Context, client kubernetes.Interface) Finding {
 	const name, mend = "rights", "install with an administrator's kubeconfig"
 	asked, err := installed()
@@ -165,8 +165,8 @@ func installed() ([]authorizationv1.ResourceAttributes, error) {
 // maxPage bounds an answer of kube-apiserver, in DaemonSets.
 const maxPage = 500
 
-// daemonSets finds those that would run on devices although nothing says that they should: agents
-// of the cloud's network and disks, mostly, which fail there for ever.
+// daemonSets finds those that would run on devices without having been made for them: agents of the
+// cloud's network and disks, mostly, which fail there for ever.
 func daemonSets(ctx context.Context, client kubernetes.Interface) []Finding {
 	const name = "DaemonSets"
 	var findings []Finding

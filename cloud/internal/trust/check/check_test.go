@@ -12,8 +12,8 @@ import (
 	"github.com/skerry-io/skerry/cloud/internal/trust/check"
 )
 
-// What a cluster of Kubernetes 1.35 serves: its policies that mutate are a beta. A real cluster is
-// asked in tests/integration/join.
+// The APIs of a cluster of Kubernetes 1.35: its policies that mutate are a beta. A real cluster is
+// tested in tests/integration/join.
 func TestRunOldCluster(t *testing.T) {
 	client := fake.NewClientset()
 	discovery := client.Discovery().(*fakediscovery.FakeDiscovery)

@@ -225,7 +225,7 @@ func (j *judge) decide(ctx context.Context, csr *certificatesv1.CertificateSigni
 	return nil
 }
 
-// approvedKept bounds what is remembered until the informer has caught up, which takes
+// approvedKept bounds the approvals remembered until the informer has caught up, which takes
 // milliseconds.
 const approvedKept = 1000
 
@@ -302,8 +302,8 @@ func (j *judge) free(ctx context.Context, id string, node types.NodeName, uid ty
 const skew = time.Minute
 
 // live returns a refusal if the node's Lease is valid: another device must not take its name. A
-// Lease with a renewal in the future was written by a cloudcore with a wrong clock, and proves
-// nothing.
+// Lease with a renewal in the future was written by a cloudcore with a wrong clock, and is no
+// evidence.
 func live(ctx context.Context, client kubernetes.Interface, node types.NodeName, now time.Time) error {
 	lease, err := client.CoordinationV1().Leases(corev1.NamespaceNodeLease).Get(ctx, string(node), metav1.GetOptions{})
 	if apierrors.IsNotFound(err) || err == nil && (lease.Spec.RenewTime == nil || lease.Spec.LeaseDurationSeconds == nil) {
@@ -361,9 +361,9 @@ func (j *judge) joined(ctx context.Context, node types.NodeName, uid types.UID) 
 	return false, nil
 }
 
-// renewal judges the request of a node that has a certificate. Only what came through a link is
-// ours; a kubelet that speaks to kube-apiserver itself is the cluster's own business, unless its
-// name is on our list.
+// renewal judges the request of a node that has a certificate. Only a request that came through a
+// link is ours; a kubelet that connects to kube-apiserver itself is the cluster's own business,
+// unless its name is on our list.
 func (j *judge) renewal(ctx context.Context, csr *certificatesv1.CertificateSigningRequest, node types.NodeName) (bool, error) {
 	if csr.Spec.Username != pki.NodeUserPrefix+string(node) {
 		return true, pki.Refuse(pki.ReasonBadName, "%s may not ask for the certificate of %s", csr.Spec.Username, node)
@@ -388,7 +388,7 @@ func (j *judge) renewal(ctx context.Context, csr *certificatesv1.CertificateSign
 	return true, nil
 }
 
-// decision is the outcome of a certificate request: its certificate, a refusal, or nothing yet.
+// decision is the outcome of a certificate request: its certificate, a refusal, or neither yet.
 func decision(csr *certificatesv1.CertificateSigningRequest) ([]byte, error) {
 	for _, c := range csr.Status.Conditions {
 		switch c.Type {

@@ -19,8 +19,8 @@ const (
 	settleTime = 10 * time.Second
 
 	// noteTime is how long after a revocation a certificate may still have a NotBefore from before
-	// it: as far as kube-controller-manager backdates what it signs (5 minutes, a constant of its
-	// csrsigning), and as far again for a signer whose clock is behind kube-apiserver's.
+	// it: the backdating of kube-controller-manager's signer (5 minutes, a constant of its
+	// csrsigning), and as much again for a signer whose clock is behind kube-apiserver's.
 	noteTime = 10 * time.Minute
 
 	// keysKept bounds the keys of an entry. At the bound the oldest goes, and with it the
@@ -31,14 +31,14 @@ const (
 // never is later than every certificate: an entry that can't be read must not let anything in.
 func never() time.Time { return time.Unix(1<<40, 0) }
 
-// A ban is a node's entry of the list. It is "TIME [KEY ...]": what was issued before TIME is
-// refused, but for the certificates of the keys, which were asked for after the revocation.
+// A ban is a node's entry of the list. It is "TIME [KEY ...]": certificates issued before TIME are
+// refused, except those of the keys, which were requested after the revocation.
 type ban struct {
 	since time.Time // by kube-apiserver's clock: the revocation and settleTime
 	keys  []string  // SHA-256 of the public keys (SubjectPublicKeyInfo) in hex, the latest last
 }
 
-// Ban is what others may know of a ban.
+// Ban is the public part of a ban.
 type Ban struct {
 	Since time.Time
 	Keys  []string // SHA-256 of public keys, in hex
@@ -64,7 +64,7 @@ func (b ban) String() string {
 	return strings.Join(append([]string{b.since.UTC().Format(time.RFC3339)}, b.keys...), " ")
 }
 
-// refuses reports whether a certificate is banned. What is issued after the entry's time may have a
+// refuses reports whether a certificate is banned. One issued after the entry's time may have a
 // NotBefore from before it; then the approver has noted its key.
 func (b ban) refuses(cert *x509.Certificate) bool {
 	return cert.NotBefore.Before(b.since) && !slices.Contains(b.keys, keyID(cert.RawSubjectPublicKeyInfo))

@@ -39,14 +39,14 @@ type CA struct {
 	Trusted []*x509.Certificate
 }
 
-// Pin is what tokens carry of the CA.
+// Pin is the CA's pin, as in tokens.
 func (c *CA) Pin() pki.Pin { return pki.PinOf(c.Certificate) }
 
 // PEM is the CA's certificate.
 func (c *CA) PEM() []byte { return pki.EncodeCertificates(c.Certificate) }
 
-// LoadCA reads the CA from its Secret and makes it if there is none. Of several that make one at
-// the same time, one wins and all return its.
+// LoadCA reads the CA from its Secret, creating it if absent. Of several that make one at the same
+// time, one wins and all return its.
 func LoadCA(ctx context.Context, client kubernetes.Interface) (*CA, error) {
 	secrets := client.CoreV1().Secrets(Namespace)
 	secret, err := secrets.Get(ctx, caSecret, metav1.GetOptions{})

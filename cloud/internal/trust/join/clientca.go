@@ -40,7 +40,7 @@ func (c *ClientCA) Enqueue() {
 	}
 }
 
-// NewClientCA follows what kube-apiserver itself publishes: the ConfigMap
+// NewClientCA follows the CA that kube-apiserver itself publishes: the ConfigMap
 // kube-system/extension-apiserver-authentication.
 func NewClientCA(client kubernetes.Interface) (*ClientCA, error) {
 	source, err := dynamiccertificates.NewDynamicCAFromConfigMapController("node-certificates",

@@ -13,18 +13,17 @@ import (
 // cloudcore runs.
 const clusterAge = time.Minute
 
-// clusterVersion is kube-apiserver's version, as it was when it was last asked. Devices that ask
-// cost nothing there.
+// clusterVersion caches kube-apiserver's version. Requests of devices cause no request there.
 type clusterVersion struct{ known atomic.Pointer[string] }
 
-// follow asks now and then until ctx ends. While kube-apiserver can't be asked, what was
-// known stays.
+// follow asks now and then until ctx ends. While kube-apiserver can't be asked, the last version
+// stays.
 func (v *clusterVersion) follow(ctx context.Context, client discovery.ServerVersionInterface) {
 	ticker := time.NewTicker(clusterAge)
 	defer ticker.Stop()
 	for {
 		if info, err := client.ServerVersion(); err != nil {
-			klog.FromContext(ctx).Info("The version of kube-apiserver could not be read", "err", err)
+			klog.FromContext(ctx).Info("Failed to read the version of kube-apiserver", "err", err)
 		} else {
 			v.known.Store(&info.GitVersion)
 		}

@@ -23,8 +23,8 @@ const (
 	// etcd gives an object.
 	edgesRole = "skerry:cloudcore-edges"
 
-	// edgeRights binds the same nodes, as users, to what devices may do beyond a kubelet's rights:
-	// the group system:nodes has the nodes of the cloud too. A subject takes some 90 bytes: 15,000
+	// edgeRights binds the same nodes, as users, to the rights of devices beyond a kubelet's: the
+	// group system:nodes has the nodes of the cloud too. A subject takes some 90 bytes: 15,000
 	// devices fill an object.
 	edgeRights = "skerry:edge-nodes"
 
@@ -41,13 +41,13 @@ func addEdge(ctx context.Context, client kubernetes.Interface, node types.NodeNa
 		}
 		return names
 	}
-	// Rights first: cloudcore asks what a node may as soon as it may act as it, and
+	// Rights first: cloudcore reviews a node's rights as soon as it may act as the node, and
 	// remembers a refusal.
 	return errors.Join(changeRights(ctx, client, add), changeEdges(ctx, client, add))
 }
 
-// removeEdge takes that back, and reports whether there was something to take back. A cluster
-// without the role, or the binding, has nothing.
+// removeEdge removes them again, and reports whether there were any. In a cluster without the role,
+// or the binding, there are none.
 func removeEdge(ctx context.Context, client kubernetes.Interface, node types.NodeName) (found bool, err error) {
 	remove := func(names []string) []string {
 		return slices.DeleteFunc(names, func(name string) bool {

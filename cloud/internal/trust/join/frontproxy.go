@@ -16,8 +16,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// FrontProxy is who kube-apiserver is when it hands on a request to an aggregated API. It follows
-// what kube-apiserver itself publishes.
+// FrontProxy verifies kube-apiserver as the client that forwards requests to an aggregated API. It
+// follows the CA that kube-apiserver itself publishes.
 type FrontProxy struct {
 	ca    *ClientCA
 	names *headerrequest.RequestHeaderAuthRequestController
@@ -63,9 +63,9 @@ func (f *FrontProxy) Allowed(commonName string) bool {
 	return len(names) == 0 || slices.Contains(names, commonName)
 }
 
-// User is whom the front proxy speaks for; false where a request does not come from it, by a
-// connection that has verified its certificate against Pool, or names no user. The headers that say
-// it are taken away.
+// User is the user of a forwarded request; false where a request does not come from the front
+// proxy, by a connection that has verified its certificate against Pool, or names no user. The
+// headers that name the user are removed.
 func (f *FrontProxy) User(r *http.Request) (user.Info, bool) {
 	if r.TLS == nil || len(r.TLS.VerifiedChains) == 0 || !f.Allowed(r.TLS.PeerCertificates[0].Subject.CommonName) {
 		return nil, false

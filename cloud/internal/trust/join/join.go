@@ -3,14 +3,14 @@
 // revoked certificates.
 //
 // It owns skerry-system's objects about identity: the Secret skerry-ca, the ConfigMaps
-// skerry-token-ID (what cloudcore must know of a token, so that it needs no right to the Secrets
-// of kube-system) and the ConfigMap skerry-revoked. It refuses every certificate that Kubernetes'
-// own authenticator and signer would not stand behind: it signs no node certificate itself. Every
-// exported method may be called by many goroutines at once; replicas agree through
-// resourceVersions alone.
+// skerry-token-ID (the parts of a token that cloudcore needs, without a right to the Secrets of
+// kube-system) and the ConfigMap skerry-revoked. It refuses every certificate that Kubernetes' own
+// authenticator and signer would not stand behind: it signs no node certificate itself. Every
+// exported method may be called by many goroutines at once; replicas agree through resourceVersions
+// alone.
 //
 // It is above 2,500 lines because joining, approving and revoking judge the same requests by the
-// same lists; apart, each would have to export what must not be called in another order.
+// same lists; apart, each would have to export functions that must not be called in another order.
 package join
 
 import (
@@ -24,8 +24,8 @@ const (
 	// Kubernetes wants in kube-system.
 	Namespace = v1alpha1.SystemNamespace
 
-	// BootstrapGroup is the group of devices that hold a token. It may create certificate requests
-	// and nothing else.
+	// BootstrapGroup is the group of devices that hold a token. Its only right is to create
+	// certificate requests.
 	BootstrapGroup = "system:bootstrappers:skerry"
 
 	// Signer is Kubernetes' signer of node client certificates.

@@ -32,10 +32,10 @@ import (
 )
 
 // KubeletApprover approves the serving certificates of the kubelets of edge nodes, by which
-// kube-apiserver verifies whom it reached. Kubernetes has no approver for them: whether a name or
-// address is a node's is for the platform to know. Here it is what the Node itself says, as far as
-// no other node says the same. All other nodes' requests are left to the cluster's other approvers.
-// One at a time should run; two do no harm.
+// kube-apiserver verifies the kubelet that it reached. Kubernetes has no approver for them: whether
+// a name or address is a node's is for the platform to know. Here the Node's own status decides, as
+// far as no other node has the same. All other nodes' requests are left to the cluster's other
+// approvers. One at a time should run; two do no harm.
 type KubeletApprover struct {
 	client  kubernetes.Interface
 	revoked *Revoked // may be nil
@@ -194,14 +194,13 @@ func (f foreign) Error() string { return string(f) }
 
 func isForeign(err error) bool { _, ok := errors.AsType[foreign](err); return ok }
 
-// addresses compares what is asked for with what the Node says of itself. A Node that doesn't say
-// it yet may do so in a moment: that is no refusal. An address that a node which is no edge, a
-// Service or kube-apiserver has too is refused: it leads there, and clients that trust the
-// cluster's CA would take the device for that server. Edges behind different NATs may well have the
-// same.
+// addresses compares the request with the Node's addresses. A Node without them may have them in a
+// moment: that is no refusal. An address that a node which is no edge, a Service or kube-apiserver
+// has too is refused: it leads there, and clients that trust the cluster's CA would take the device
+// for that server. Edges behind different NATs may well have the same.
 func (a *KubeletApprover) addresses(ctx context.Context, node *corev1.Node, request *x509.CertificateRequest) error {
-	// A node could say that it has any name at all, such as kube-apiserver's: its certificate is
-	// for the one that the cluster knows it by.
+	// A node could claim any name at all, such as kube-apiserver's: its certificate is for the one
+	// that the cluster knows it by.
 	for _, name := range request.DNSNames {
 		if name != node.Name {
 			return foreign(fmt.Sprintf("%s is not the name of the node %s", name, node.Name))
@@ -227,7 +226,7 @@ func (a *KubeletApprover) addresses(ctx context.Context, node *corev1.Node, requ
 	}
 	for _, other := range all.Items {
 		if _, edge := other.Labels[v1alpha1.EdgeOwnLabel]; edge {
-			continue // what a device says of itself denies no other one a certificate
+			continue // a device's own claims deny no other one a certificate
 		}
 		for _, cidr := range other.Spec.PodCIDRs {
 			if r, err := netip.ParsePrefix(cidr); err == nil && claim.OfNode(r.Masked(), false, nil) == "" && within(request, cidr) {

@@ -33,7 +33,7 @@ func addressedNode(name string, edge bool, addresses ...string) *corev1.Node {
 	return n
 }
 
-// What a kubelet may have a serving certificate for.
+// The names and addresses that a kubelet may have a serving certificate for.
 func TestKubeletApprover(t *testing.T) {
 	serving := []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageServerAuth}
 	for name, test := range map[string]struct {

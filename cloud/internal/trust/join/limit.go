@@ -55,7 +55,8 @@ func newLimiter(l Limits) *limiter {
 	}
 }
 
-// allow asks the address first: one that knocks too often must not use up what is there for all.
+// allow asks the address's limiter first: one that knocks too often must not use up the limit of
+// all.
 func (l *limiter) allow(remote string) bool {
 	return l.visitor(prefixOf(remote)).Allow() && l.all.Allow()
 }

@@ -51,7 +51,7 @@ func newSystem(t *testing.T) *system {
 	t.Helper()
 	plane := cluster.Shared(t)
 	c := &system{admin: plane.Client(), tokens: join.NewTokens(plane.Client())}
-	plane.Apply(t, "manifests/cloudcore") // a test that passes with more rights would show nothing
+	plane.Apply(t, "manifests/cloudcore") // a test that passes with more rights would not show the missing ones
 	cfg := plane.ServiceAccount(t, join.Namespace, "cloudcore")
 	client := kubernetes.NewForConfigOrDie(cfg)
 
@@ -304,7 +304,7 @@ func TestTokenRefusals(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) { c.mustRefuse(t, tc.bearer, tc.node, tc.reason) })
 	}
-	// None of that took a use.
+	// These refusals took no use.
 	infos, err := c.tokens.List(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -447,7 +447,7 @@ func TestTokenWithoutTheServer(t *testing.T) {
 	}
 }
 
-// decision waits for what is decided on a request: the reason of a denial, or "".
+// decision waits for the decision on a request: the reason of a denial, or "".
 func (c *system) decision(t *testing.T, name string) string {
 	t.Helper()
 	reason := ""
@@ -505,9 +505,9 @@ func TestRenewal(t *testing.T) {
 		}
 		return c.decision(t, name)
 	}
-	// A kubelet that speaks to kube-apiserver itself is none of ours: whatever the cluster does
-	// with its request, we leave it alone. It is made first, so that it would have been judged when
-	// the later ones are.
+	// A request of a kubelet that connects to kube-apiserver itself is not ours: whatever the
+	// cluster does with it, we leave it alone. It is made first, so that it would have been judged
+	// when the later ones are.
 	direct, err := send(as(t, cert, key), "edge-renew")
 	if err != nil {
 		t.Fatal(err)

@@ -22,7 +22,7 @@ import (
 // removed: each may be as large as etcd lets it be, 1.5 MiB.
 const requestsPage = 50
 
-// Revocation is what Revoke did.
+// Revocation is the result of Revoke.
 type Revocation struct {
 	Node types.NodeName `json:"node"`
 	// At is when, by kube-apiserver's clock. Every certificate from before is banned, and so
@@ -38,10 +38,10 @@ type Revocation struct {
 // Revoke bans every certificate that node has, deletes the Node, and removes its certificate
 // requests that wait. It needs an administrator's rights. A device may join under that name again.
 //
-// The ban is first, alone and of one size, so that nothing that the device may do holds it up: one
-// write, which every replica of cloudcore, the approver and the admission policy skerry-revoked
-// see. Its time is kube-apiserver's: an administrator's clock may be wrong. With an error after the
-// ban, the ban stands.
+// The ban is first, alone and of one size, so that the device can't delay it: one write, which
+// every replica of cloudcore, the approver and the admission policy skerry-revoked see. Its time is
+// kube-apiserver's: an administrator's clock may be wrong. With an error after the ban, the ban
+// stands.
 func Revoke(ctx context.Context, client kubernetes.Interface, node types.NodeName) (Revocation, error) {
 	done := Revocation{Node: node}
 	if err := pki.ValidNodeName(node); err != nil {
@@ -88,7 +88,7 @@ func writeBan(ctx context.Context, client kubernetes.Interface, node types.NodeN
 	lists := client.CoreV1().ConfigMaps(Namespace)
 	patch, err := json.Marshal(map[string]any{"data": entry})
 	if err == nil {
-		_, err = lists.Patch(ctx, revokedMap, types.MergePatchType, patch, metav1.PatchOptions{}) // no read first: nothing to lose in a race
+		_, err = lists.Patch(ctx, revokedMap, types.MergePatchType, patch, metav1.PatchOptions{}) // no read first: an empty list can't be overwritten in a race
 	}
 	if apierrors.IsNotFound(err) {
 		list := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: revokedMap, Namespace: Namespace}, Data: entry}
@@ -102,8 +102,8 @@ func writeBan(ctx context.Context, client kubernetes.Interface, node types.NodeN
 	return nil
 }
 
-// removeRequests deletes the node's requests that have no certificate yet: what was approved before
-// the ban would be issued in a moment, with a time that a signer may set after it.
+// removeRequests deletes the node's requests that have no certificate yet: one approved before the
+// ban would be issued in a moment, with a time that a signer may set after it.
 func removeRequests(ctx context.Context, client kubernetes.Interface, node types.NodeName, before time.Time) (int, error) {
 	csrs := client.CertificatesV1().CertificateSigningRequests()
 	options, deleted := metav1.ListOptions{Limit: requestsPage}, 0

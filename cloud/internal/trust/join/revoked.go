@@ -36,8 +36,8 @@ const fingerprintKey = "SHA256."
 // opened just as the list did could be missed.
 const recheck = time.Minute
 
-// Revoked is the list of revoked certificates. Kubernetes has none: kube-apiserver itself accepts a
-// certificate until it expires, so what this list protects is the way through cloudcore.
+// Revoked is the list of revoked certificates. Kubernetes has no such list: kube-apiserver itself
+// accepts a certificate until it expires, so this list protects only the way through cloudcore.
 type Revoked struct {
 	// Set by NewRevoked, never changed.
 	client  kubernetes.Interface
@@ -108,7 +108,7 @@ func (r *Revoked) set(ctx context.Context, list *corev1.ConfigMap) {
 			}
 			b, err := parseBan(value)
 			if err != nil {
-				klog.FromContext(ctx).Error(err, "The list of revoked certificates has an invalid entry; all certificates of the node are refused", "node", key)
+				klog.FromContext(ctx).Error(err, "Refusing all certificates of a node: its revocation entry is invalid", "node", key)
 			}
 			nodes[types.NodeName(key)] = b
 		}
@@ -154,7 +154,7 @@ func refusal(node types.NodeName, b ban) error {
 
 // Admit is Check for a new session. It waits until the list has been read, for as long as ctx
 // allows. A certificate that was issued around a revocation is judged by the list itself: the
-// approver's note may be newer than what is known here.
+// approver's note may be newer than the informer.
 func (r *Revoked) Admit(ctx context.Context, node types.NodeName, cert *x509.Certificate) error {
 	select {
 	case <-r.known:
@@ -200,8 +200,8 @@ func (r *Revoked) read(ctx context.Context) (*corev1.ConfigMap, error) {
 	return list, nil
 }
 
-// banOf is the node's entry as kube-apiserver has it now, and the list that it stands in;
-// nil: there is none.
+// banOf is the node's entry as kube-apiserver has it now, and the list that contains it; nil
+// without an entry.
 func (r *Revoked) banOf(ctx context.Context, node types.NodeName) (*ban, *corev1.ConfigMap, error) {
 	list, err := r.read(ctx)
 	if err != nil || list == nil {
@@ -213,7 +213,7 @@ func (r *Revoked) banOf(ctx context.Context, node types.NodeName) (*ban, *corev1
 	}
 	b, err := parseBan(value)
 	if err != nil {
-		klog.FromContext(ctx).Error(err, "The list of revoked certificates has an invalid entry", "node", node)
+		klog.FromContext(ctx).Error(err, "Failed to parse a revocation entry", "node", node)
 	}
 	return &b, list, nil
 }

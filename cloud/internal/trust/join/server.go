@@ -49,7 +49,8 @@ const (
 	joinsOfAddress = joinsAtOnce / 2
 	// connsAtOnce bounds open connections; more wait in the kernel's backlog.
 	connsAtOnce = 512
-	// connsOfAddress are those of one address, say a site behind a NAT; one more is closed at once.
+	// connsOfAddress are those of one address, such as a site behind a NAT; one more is closed at
+	// once.
 	connsOfAddress = connsAtOnce / 8
 	stopWait       = 5 * time.Second
 )
@@ -61,7 +62,7 @@ type csrObject = certificatesv1.CertificateSigningRequest
 // judges the token itself.
 type Requester func(ctx context.Context, bearer string, csr *csrObject) (*csrObject, error)
 
-// RequesterFor speaks to the kube-apiserver of cfg, with nothing of cfg's own credentials.
+// RequesterFor connects to the kube-apiserver of cfg, without cfg's own credentials.
 func RequesterFor(cfg *rest.Config) Requester {
 	base := rest.AnonymousClientConfig(cfg)
 	return func(ctx context.Context, bearer string, csr *csrObject) (*csrObject, error) {
@@ -79,7 +80,7 @@ func RequesterFor(cfg *rest.Config) Requester {
 // Unauthorized.
 type Verifier func(ctx context.Context, bearer string) error
 
-// VerifierFor speaks to the kube-apiserver of cfg, with nothing of cfg's own credentials.
+// VerifierFor connects to the kube-apiserver of cfg, without cfg's own credentials.
 func VerifierFor(cfg *rest.Config) Verifier {
 	base := rest.AnonymousClientConfig(cfg)
 	return func(ctx context.Context, bearer string) error {
@@ -210,7 +211,7 @@ func (s *Server) serve(done string, do func(r *http.Request) (*pki.JoinAnswer, e
 func (s *Server) refuse(w http.ResponseWriter, r *http.Request, err error) {
 	var refusal *pki.Refusal
 	if !errors.As(err, &refusal) {
-		// What went wrong here is not for the device to know, only that it may try again.
+		// An internal error is not shown to the device, only that it may try again.
 		klog.FromContext(r.Context()).Error(err, "Failed to answer a join", "remote", r.RemoteAddr, "path", r.URL.Path)
 		refusal = pki.Refuse(pki.ReasonUnavailable, "cloudcore can't reach the cluster's API at the moment; try again")
 	}
@@ -405,7 +406,7 @@ func (s *Server) request(ctx context.Context, id, bearer string, request pki.Joi
 		if refusal.Reason != pki.ReasonTokenUsedUp {
 			return nil, err
 		}
-		// Used up, perhaps by this very request. If there is none of its name, the refusal stands.
+		// Used up, perhaps by this very request. If no request has its name, the refusal stands.
 		if _, errGet := csrs.Get(ctx, want.Name, metav1.GetOptions{}); errGet != nil {
 			if apierrors.IsNotFound(errGet) {
 				return nil, err
@@ -439,7 +440,7 @@ func (s *Server) request(ctx context.Context, id, bearer string, request pki.Joi
 // and not only its id.
 func (s *Server) tellNode(ctx context.Context, id, bearer string, refusal *pki.Refusal) error {
 	switch err := s.cfg.Verifier(ctx, bearer); {
-	case err == nil || apierrors.IsForbidden(err): // a holder whom the cluster does not let ask who they are
+	case err == nil || apierrors.IsForbidden(err): // a holder that may not create a SelfSubjectReview
 		return refusal
 	case apierrors.IsUnauthorized(err):
 		return wrongSecret(id)

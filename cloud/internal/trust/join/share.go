@@ -6,8 +6,8 @@ import (
 	"sync"
 )
 
-// shares bounds how much of something each address holds at once, so that one can't take all. Its
-// memory is bounded by what is held.
+// shares bounds how much of a resource each address holds at once, so that one can't take all. Its
+// memory is bounded by the held shares.
 type shares struct {
 	most int
 

@@ -41,7 +41,7 @@ const (
 	fieldUsedBy      = "usedBy" // UIDs of the certificate requests that took a use, with commas between
 )
 
-// TokenOptions is what a token is good for.
+// TokenOptions are the limits of a token.
 type TokenOptions struct {
 	TTL         time.Duration
 	Uses        int
@@ -70,7 +70,7 @@ func (o TokenOptions) Validate() error {
 	return errors.Join(errs...)
 }
 
-// TokenInfo is what is known of a token, all but its secret.
+// TokenInfo describes a token, without its secret.
 type TokenInfo struct {
 	ID          string         `json:"id"`
 	Created     time.Time      `json:"created"`
@@ -117,7 +117,7 @@ func (t *Tokens) Create(ctx context.Context, ca pki.Pin, options TokenOptions) (
 		return pki.Token{}, TokenInfo{}, fmt.Errorf("recording the token: %w", err)
 	}
 	if _, err := t.client.CoreV1().Secrets(metav1.NamespaceSystem).Create(ctx, newTokenSecret(token, info), metav1.CreateOptions{}); err != nil {
-		// The record alone opens nothing; still, don't leave it in the list.
+		// The record alone is useless; still, don't leave it in the list.
 		errDelete := t.client.CoreV1().ConfigMaps(Namespace).Delete(ctx, tokenMapPrefix+token.ID, metav1.DeleteOptions{})
 		return pki.Token{}, TokenInfo{}, errors.Join(fmt.Errorf("making the token's Secret: %w", err), errDelete)
 	}
@@ -213,7 +213,7 @@ func (t *Tokens) List(ctx context.Context) ([]TokenInfo, error) {
 	for i := range records.Items {
 		info, err := parseRecord(&records.Items[i])
 		if err != nil {
-			klog.FromContext(ctx).Error(err, "A token can't be listed")
+			klog.FromContext(ctx).Error(err, "Skipped an unreadable token")
 			continue
 		}
 		infos = append(infos, info)
@@ -240,8 +240,8 @@ func (t *Tokens) Revoke(ctx context.Context, token string) error {
 	return nil
 }
 
-// Check reports whether the token may let node in, as far as its record goes: a *pki.Refusal says
-// why not. It spends nothing.
+// Check reports whether the token may let node in, as far as its record tells: a *pki.Refusal is
+// the reason why not. It takes no use.
 func (t *Tokens) Check(ctx context.Context, id string, node types.NodeName) error {
 	_, info, err := t.record(ctx, id)
 	if err != nil {

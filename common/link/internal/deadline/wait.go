@@ -40,7 +40,7 @@ func (c *Conn) Wait() error {
 }
 
 // readable asks the kernel: epoll reports changes alone, and data that came before the runtime
-// began to poll is none.
+// began to poll is no change.
 func readable(fd uintptr) bool {
 	poll := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
 	n, err := unix.Poll(poll, 0)
