@@ -150,8 +150,8 @@ func TestConn_Dictionary(t *testing.T) {
 			if e := p.next(); !slices.Equal(e.Dictionaries, dictionaryIDs()) || dictionaryOf(t, e) != 0 {
 				t.Errorf("the first message says %v and is compressed with dictionary %d", e.Dictionaries, dictionaryOf(t, e))
 			}
-			p.say(func(e *linkpb.Envelope) { e.Dictionaries = test.says })
-			p.say(func(*linkpb.Envelope) {}) // which withdraws no dictionary
+			p.writeValid(func(e *linkpb.Envelope) { e.Dictionaries = test.says })
+			p.writeValid(func(*linkpb.Envelope) {}) // which withdraws no dictionary
 			for range 2 {
 				p.send(state)
 				e := p.next()
@@ -302,8 +302,8 @@ func (p *byHand) write(change func(*linkpb.Envelope)) {
 	}
 }
 
-// write is a write that the link accepts.
-func (p *byHand) say(change func(*linkpb.Envelope)) {
+// writeValid writes an answer that the link accepts.
+func (p *byHand) writeValid(change func(*linkpb.Envelope)) {
 	p.t.Helper()
 	p.write(change)
 	if _, err := p.conn.Receive(p.t.Context()); err != nil {

@@ -13,7 +13,8 @@ const (
 // StatsLeaderLease is the Lease, in cloudcore's namespace, that one device holds: while it does, the cluster's statistics are published.
 const StatsLeaderLease = "skerry-stats-leader"
 
-// ClusterInfoSpec says which devices may be the leader, and how often the statistics are collected.
+// ClusterInfoSpec selects the candidates for the leader, and how often the statistics are
+// collected.
 type ClusterInfoSpec struct {
 	// NodeSelector are labels that a device must have to be a candidate; left out, every device is one whose edgecore has modules.clusterStats enabled.
 	// +optional
@@ -32,7 +33,7 @@ type ClusterAddress struct {
 	Address string `json:"address"`
 }
 
-// ClusterNode is a node as its Node object says.
+// ClusterNode describes a node, from its Node object.
 type ClusterNode struct {
 	Name string `json:"name"`
 	// Status is Ready, NotReady or Unknown.
@@ -51,9 +52,9 @@ type ClusterNode struct {
 	// +optional
 	// +listType=atomic
 	Addresses []ClusterAddress `json:"addresses,omitempty"`
-	// Schedulable says whether the node takes new pods: it is not cordoned.
+	// Schedulable reports whether the node takes new pods: it is not cordoned.
 	Schedulable bool `json:"schedulable"`
-	// LastTransition is when Status became what it is.
+	// LastTransition is the time of the last change of Status.
 	// +optional
 	LastTransition *metav1.Time `json:"lastTransition,omitempty"`
 }
@@ -126,17 +127,18 @@ type ClusterStorage struct {
 	Volumes []ClusterVolume `json:"volumes,omitempty"`
 }
 
-// ClusterInfoCurrent is the condition that is True while a device is the leader; where it is False its message says since when the rest of the status is not renewed.
+// ClusterInfoCurrent is the condition that is True while a device is the leader; where it is False
+// its message has the time since which the rest of the status is not renewed.
 const ClusterInfoCurrent = "Current"
 
 // ClusterInfoStatus is the cluster as the API server shows it.
 type ClusterInfoStatus struct {
 	// +optional
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
-	// Reporter is the device that holds the Lease of the leader; empty while none does.
+	// Reporter is the device that holds the Lease of the leader; empty without a leader.
 	// +optional
 	Reporter string `json:"reporter,omitempty"`
-	// CollectTime is when what follows was collected, by cloudcore's clock.
+	// CollectTime is when the statistics were collected, by cloudcore's clock.
 	// +optional
 	CollectTime *metav1.Time `json:"collectTime,omitempty"`
 	// +optional

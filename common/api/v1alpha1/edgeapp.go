@@ -14,7 +14,7 @@ import (
 // EdgeApps is the plural name of the resource.
 const EdgeApps = "edgeapps"
 
-// Labels and names of what cloudcore makes for an EdgeApp.
+// Labels and names of the objects that cloudcore makes for an EdgeApp.
 const (
 	// EdgeAppLabel is on the ReplicaSet, the claims and the pods of an EdgeApp, and names it.
 	EdgeAppLabel = "skerry.io/edge-app"
@@ -26,11 +26,12 @@ const (
 	EdgeAppGate = "skerry.io/one-copy"
 	// EdgeAppHeldAtBoot is an annotation of the pods of a singleton: after a boot a device starts them once the cloud has confirmed them.
 	EdgeAppHeldAtBoot = "skerry.io/held-at-boot"
-	// EdgeAppEnded is an annotation of an EdgeApp by which a person says of a pod of it, by its UID, that it does not run any more.
+	// EdgeAppEnded is an annotation of an EdgeApp by which a person confirms that a pod of it,
+	// named by its UID, does not run any more.
 	EdgeAppEnded = "skerry.io/ended"
 )
 
-// AppAffinity says how much an application belongs to its designated node.
+// AppAffinity is whether an application may run on other nodes than its designated one.
 // +kubebuilder:validation:Enum=Preferred;Required
 type AppAffinity string
 
@@ -40,17 +41,17 @@ const (
 	AppRequired  AppAffinity = "Required"  // it never moves
 )
 
-// Fencing says what must be known of a node before its application is started on another one.
+// Fencing is the condition under which an application of a lost node is started on another one.
 // +kubebuilder:validation:Enum=Confirmed;None
 type Fencing string
 
 // The ways of fencing.
 const (
 	FencingConfirmed Fencing = "Confirmed" // the node is known to be dead: two copies never run
-	FencingNone      Fencing = "None"      // nothing: two copies may run while the old node is cut off
+	FencingNone      Fencing = "None"      // no condition: two copies may run while the old node is cut off
 )
 
-// AppFailover says when an application leaves a node that is lost.
+// AppFailover configures when an application leaves a node that is lost.
 type AppFailover struct {
 	// After is how long the node must have been NotReady.
 	// +optional
@@ -59,7 +60,8 @@ type AppFailover struct {
 	// +kubebuilder:validation:MaxLength=32
 	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('1s')",message="must be at least 1s"
 	After *metav1.Duration `json:"after,omitempty"`
-	// Fencing is Confirmed or None. Left out, it is Confirmed for an application with volumes or with singleton, else None.
+	// Fencing is Confirmed or None. Left out, it is Confirmed for an application with volumes or
+	// with singleton, otherwise None.
 	// +optional
 	Fencing Fencing `json:"fencing,omitempty"`
 	// OfflineStart lets a device that boots without a link start a singleton. Two copies may run then: the application may have moved
@@ -68,7 +70,7 @@ type AppFailover struct {
 	OfflineStart bool `json:"offlineStart,omitempty"`
 }
 
-// AppFailback says whether an application returns to its designated node.
+// AppFailback configures whether an application returns to its designated node.
 type AppFailback struct {
 	// Enable lets the application return by itself, once for each boot of its designated node.
 	// +optional
@@ -86,7 +88,8 @@ type AppFailback struct {
 //
 // +kubebuilder:validation:XValidation:rule="!self.replicated || (has(self.storageClassName) && size(self.storageClassName) > 0)",message="a replicated volume needs a storageClassName whose volumes have replicas on several nodes"
 type AppVolume struct {
-	// Name is what volumeMounts and volumeDevices of the template call it. The claim is called APPLICATION-NAME.
+	// Name is the volume's name in volumeMounts and volumeDevices of the template. The claim is
+	// called APPLICATION-NAME.
 	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9]{0,30}[a-z0-9])?$`
 	// +kubebuilder:validation:MaxLength=32
 	Name string `json:"name"`
@@ -98,20 +101,21 @@ type AppVolume struct {
 	// +optional
 	// +kubebuilder:validation:MaxLength=253
 	StorageClassName string `json:"storageClassName,omitempty"`
-	// Size is what the claim asks for.
+	// Size is the requested storage of the claim.
 	// +kubebuilder:validation:Pattern=`^[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|k|M|G|T)?$`
 	// +kubebuilder:validation:MaxLength=32
 	Size string `json:"size"`
 	// Block makes it a device (volumeMode Block) instead of a file system.
 	// +optional
 	Block bool `json:"block,omitempty"`
-	// DesignatedNode is where the volume is made: the application's own, which is also what is left out.
+	// DesignatedNode is where the volume is made. The only valid value is the application's own
+	// designatedNode, which is the default.
 	// +optional
 	// +kubebuilder:validation:MaxLength=253
 	DesignatedNode string `json:"designatedNode,omitempty"`
 }
 
-// ContentType says who fetches content.
+// ContentType is the kind of content, which decides who fetches it.
 // +kubebuilder:validation:Enum=ContainerImage;DiskImage
 type ContentType string
 
@@ -121,7 +125,7 @@ const (
 	ContentDiskImage      ContentType = "DiskImage"      // the designated node alone: it goes into a volume, whose replicas are the storage's business
 )
 
-// AppContent is what must be on a device before the application can start there.
+// AppContent is content that must be on a device before the application can start there.
 //
 // +kubebuilder:validation:XValidation:rule="self.type != 'DiskImage' || (has(self.sha256) && self.source.startsWith('http'))",message="a DiskImage needs a source that begins with http:// or https://, and its sha256"
 type AppContent struct {
@@ -140,7 +144,7 @@ type AppContent struct {
 	SHA256 string `json:"sha256,omitempty"`
 }
 
-// EdgeAppSpec is what is wanted of an application.
+// EdgeAppSpec is the desired state of an application.
 //
 // +kubebuilder:validation:XValidation:rule="!has(self.volumes) || self.volumes.all(v, !has(v.designatedNode) || v.designatedNode == self.designatedNode)",message="an application has one designated node: designatedNode of a volume must be that of the application"
 // +kubebuilder:validation:XValidation:rule="!(has(self.failover) && has(self.failover.fencing) && self.failover.fencing == 'None') || !has(self.volumes) || size(self.volumes) == 0",message="fencing None is not for an application with volumes: two devices would write to them"
@@ -154,11 +158,11 @@ type EdgeAppSpec struct {
 	// +optional
 	// +kubebuilder:default=Preferred
 	Affinity AppAffinity `json:"affinity,omitempty"`
-	// Activate says whether the application runs.
+	// Activate is whether the application should run.
 	// +optional
 	// +kubebuilder:default=true
 	Activate *bool `json:"activate,omitempty"`
-	// Singleton says that two copies must never run, although there is no volume that would suffer.
+	// Singleton forbids that two copies run at once, even without a volume.
 	// +optional
 	Singleton bool `json:"singleton,omitempty"`
 	// +optional
@@ -178,7 +182,8 @@ type EdgeAppSpec struct {
 	// +listMapKey=name
 	// +kubebuilder:validation:MaxItems=16
 	Content []AppContent `json:"content,omitempty"`
-	// CollectLogs has what the application's containers write sent to the sink of cloudcore (logs.endpoint), by devices whose edgecore has modules.appLogs enabled.
+	// CollectLogs has the output of the application's containers sent to the sink of cloudcore
+	// (logs.endpoint), by devices whose edgecore has modules.appLogs enabled.
 	// +optional
 	CollectLogs bool `json:"collectLogs,omitempty"`
 	// Template is the pod: a PodTemplateSpec as in a Deployment. Affinity to the designated node, tolerations and claims are added.
@@ -214,7 +219,7 @@ func (s *EdgeAppSpec) Fenced() Fencing {
 	return FencingNone
 }
 
-// AppState is what a device's runtime says of an application.
+// AppState is the state of an application in a device's runtime.
 // +kubebuilder:validation:Enum=Running;Starting;Halting;Halted;Unknown
 type AppState string
 
@@ -227,43 +232,44 @@ const (
 	AppUnknown  AppState = "Unknown" // the device can't tell
 )
 
-// ContentStatus is what a device has of content.
+// ContentStatus is the state of content on a device.
 type ContentStatus struct {
 	Name string `json:"name"`
-	// IsLocal says whether it is for this node to fetch.
+	// IsLocal is whether this node should fetch it.
 	// +optional
 	IsLocal bool `json:"isLocal"`
-	// Ready says whether it is on the device.
+	// Ready is whether it is on the device.
 	// +optional
 	Ready bool `json:"ready"`
 	// +optional
 	Message string `json:"message,omitempty"`
 }
 
-// EdgeAppNode is what one node has reported of an application.
+// EdgeAppNode is one node's report of an application.
 type EdgeAppNode struct {
 	Name string `json:"name"`
-	// IsDesignated says whether the application belongs here.
+	// IsDesignated is whether this is the application's designated node.
 	// +optional
 	IsDesignated bool `json:"isDesignated"`
-	// ScheduledOnThisNode says whether a pod of it that is not being deleted is bound to this node.
+	// ScheduledOnThisNode is whether a pod of it that is not being deleted is bound to this node.
 	// +optional
 	ScheduledOnThisNode bool `json:"scheduledOnThisNode"`
-	// Running says whether its containers run on this node.
+	// Running is whether its containers run on this node.
 	// +optional
 	Running bool `json:"running"`
-	// ReportsStats says whether the statistics of the application are this node's. Once there is one there is always exactly one: it is
-	// handed over in one write.
+	// ReportsStats is whether the statistics of the application are this node's. Once there is such
+	// a node there is always exactly one: it is handed over in one write.
 	// +optional
 	ReportsStats bool `json:"reportsStats"`
-	// State is what the node's runtime says.
+	// State is the application's state in the node's runtime.
 	// +optional
 	State AppState `json:"state,omitempty"`
 	// Restarts of its containers on this node.
 	// +optional
 	Restarts int32 `json:"restarts,omitempty"`
-	// CollectTime is when the node saw this, by its own clock. It reports changes, so an old one means that nothing has changed or that nothing was heard:
-	// the condition Current shows which.
+	// CollectTime is when the node saw this, by its own clock. It reports changes, so an old time
+	// means that there was no change or that the node is disconnected: the condition Current shows
+	// which.
 	// +optional
 	CollectTime *metav1.Time `json:"collectTime,omitempty"`
 	// +optional
@@ -291,20 +297,23 @@ type AppReturn struct {
 type AppCopy struct {
 	Node   string    `json:"node"`
 	PodUID types.UID `json:"podUID"`
-	// Removed is when the pod was first missing in the cluster, though nothing had said that it ended.
+	// Removed is when the pod was first missing in the cluster without having ended.
 	// +optional
 	Removed *metav1.Time `json:"removed,omitempty"`
 }
 
 // The conditions of an EdgeApp.
 const (
-	// AppAccepted is False where the application can't be rendered; its message says why.
+	// AppAccepted is False where the application can't be rendered; its message has the reason.
 	AppAccepted = "Accepted"
-	// AppCurrent is False while the active node is not heard of; its message says since when.
+	// AppCurrent is False while the active node does not report; its message has the time since
+	// when.
 	AppCurrent = "Current"
-	// AppAwaitingFencing is True while the application would leave a lost node, and nothing confirms that the node is dead.
+	// AppAwaitingFencing is True while the application would leave a lost node, and the node is not
+	// confirmed to be dead.
 	AppAwaitingFencing = "AwaitingFencing"
-	// AppFailoverRefused is True while the application would leave a dead node, and can't; its reason says why.
+	// AppFailoverRefused is True while the application would leave a dead node, and can't; its
+	// reason tells why.
 	AppFailoverRefused = "FailoverRefused"
 	// AppFailbackBlocked is True while the application would return to its designated node, and a PodDisruptionBudget does not allow it.
 	AppFailbackBlocked = "FailbackBlocked"
@@ -377,7 +386,7 @@ type EdgeApp struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
-	// Spec is what is wanted of the application.
+	// Spec is the desired state of the application.
 	Spec EdgeAppSpec `json:"spec"`
 	// Status is how the application is.
 	// +optional

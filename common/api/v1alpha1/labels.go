@@ -8,7 +8,7 @@ const (
 	EdgeOwnLabel = "skerry.io/edge"
 	// NodePoolLabel names the pool that a node belongs to.
 	NodePoolLabel = "skerry.io/node-pool"
-	// AutonomyLabel says by "false" that pods leave a device that is away, as from any node.
+	// AutonomyLabel with the value "false" lets pods leave a disconnected device, as from any node.
 	AutonomyLabel = "skerry.io/autonomy"
 )
 
@@ -19,6 +19,7 @@ const (
 	LANAddressesAnnotation = "skerry.io/lan-addresses"
 	// PodCIDROfferAnnotation has the ranges, one a family, that cloudcore offers to a device for its pods. It becomes spec.podCIDRs when the device writes that.
 	PodCIDROfferAnnotation = "skerry.io/pod-cidr-offer"
-	// LostSettingsAnnotation, with any value, says that a Node that was deleted and came back is as it should be: what it had before is not missed.
+	// LostSettingsAnnotation, with any value, confirms that a Node that was deleted and came back
+	// is complete: its former labels, taints and annotations are not missed.
 	LostSettingsAnnotation = "skerry.io/lost-settings"
 )

@@ -8,22 +8,25 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 )
 
-// NodePoolAnnotation of a StaticRoute with nodePool says, as JSON, who is in that pool (PoolMembers). cloudcore writes it; nodes decide by it also when they have no link.
+// NodePoolAnnotation of a StaticRoute with nodePool has, as JSON, the members of that pool
+// (PoolMembers). cloudcore writes it; nodes use it also when they have no link.
 const NodePoolAnnotation = "skerry.io/node-pool-members"
 
-// RouteCoversAnnotation of a StaticRoute says which node's pods its subnet overlaps: "10.244.3.0/24, the pods of node edge7".
-// cloudcore writes it, because a node knows no other node's pod ranges; the nodes refuse the route then.
+// RouteCoversAnnotation of a StaticRoute names the node whose pods its subnet overlaps:
+// "10.244.3.0/24, the pods of node edge7". cloudcore writes it, because a node knows no other
+// node's pod ranges; the nodes refuse the route then.
 const RouteCoversAnnotation = "skerry.io/route-covers"
 
 // PoolMembers is who is in a NodePool.
 type PoolMembers struct {
 	// Pool is its name.
 	Pool string `json:"pool"`
-	// NodeSelector is the NodePool's. Left out where it has none, or where there is no NodePool of that name.
+	// NodeSelector is the NodePool's. Empty where the NodePool has no selector, or does not exist.
 	NodeSelector *metav1.LabelSelector `json:"nodeSelector,omitempty"`
 }
 
-// Selector decides by the labels of a Node whether it is in the pool: nodeSelector says it, and where there is none, the label that names the node's pool.
+// Selector decides by the labels of a Node whether it is in the pool: by nodeSelector, or without
+// it, by the label that names the node's pool.
 func (m PoolMembers) Selector() (func(labels.Set) bool, error) {
 	if m.NodeSelector != nil {
 		selector, err := metav1.LabelSelectorAsSelector(m.NodeSelector)

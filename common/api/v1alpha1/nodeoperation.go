@@ -9,7 +9,8 @@ import (
 // NodeOperations is the plural name of the resource.
 const NodeOperations = "nodeoperations"
 
-// CordonAnnotation on a Node says whose cordon it is. edgecore takes back its own and no other.
+// CordonAnnotation on a Node names the owner of its cordon. edgecore takes back its own and no
+// other.
 const CordonAnnotation = "skerry.io/cordoned-by"
 
 // Annotations of a NodeOperation.
@@ -23,7 +24,7 @@ const (
 // RequestedOnDevice is who requested an operation on the device itself.
 const RequestedOnDevice = "device"
 
-// OperationType is what is to be done with the device.
+// OperationType is the kind of operation on the device.
 // +kubebuilder:validation:Enum=Reboot;Shutdown;ImageUpdate;Drain;Upgrade;Config;ImagePull
 type OperationType string
 
@@ -32,7 +33,7 @@ const (
 	OperationReboot      OperationType = "Reboot"
 	OperationShutdown    OperationType = "Shutdown"
 	OperationImageUpdate OperationType = "ImageUpdate"
-	OperationDrain       OperationType = "Drain" // nothing but the drain; the node stays cordoned until the operation is cancelled or the device boots
+	OperationDrain       OperationType = "Drain" // the drain alone; the node stays cordoned until the operation is cancelled or the device boots
 
 	// These need neither a drain nor a cordon, and no hook: edgecore carries them out itself. Creating one needs the verb create on a
 	// subresource of nodeoperations besides (RightOf).
@@ -54,7 +55,7 @@ func RightOf(t OperationType) string {
 	return ""
 }
 
-// DrainPolicy says how much an operation needs the drain.
+// DrainPolicy is how an operation depends on the drain.
 // +kubebuilder:validation:Enum=Required;BestEffort;Skip
 type DrainPolicy string
 
@@ -65,7 +66,7 @@ const (
 	DrainSkip       DrainPolicy = "Skip"       // no drain
 )
 
-// UnreachablePolicy says what an operation does while the API can't be reached.
+// UnreachablePolicy is how an operation behaves while the API can't be reached.
 // +kubebuilder:validation:Enum=Defer;Proceed
 type UnreachablePolicy string
 
@@ -100,12 +101,13 @@ func DrainPhases() []DrainPhase {
 	}
 }
 
-// Number is the phase's place among the phases, 0 to 9; 0, which is Unknown's, of what is none.
+// Number is the phase's place among the phases, 0 to 9; 0, which is Unknown's, for an invalid
+// phase.
 func (p DrainPhase) Number() int {
 	return max(0, slices.Index(DrainPhases(), p))
 }
 
-// NodeOperationSpec is what is wanted of one node.
+// NodeOperationSpec is the desired operation of one node.
 //
 // +kubebuilder:validation:XValidation:rule="(self.operation == 'ImageUpdate') == (has(self.image) && size(self.image) > 0)",message="image is needed by operation ImageUpdate, and means nothing for others"
 // +kubebuilder:validation:XValidation:rule="(self.operation == 'Upgrade') == has(self.upgrade)",message="upgrade is needed by operation Upgrade, and means nothing for others"
@@ -119,25 +121,28 @@ type NodeOperationSpec struct {
 	// +kubebuilder:validation:MaxLength=253
 	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="nodeName can't be changed: make another operation"
 	NodeName string `json:"nodeName"`
-	// Operation is what is done once the node is drained: Reboot, Shutdown, ImageUpdate, or Drain for nothing more. The device runs a hook for it. Upgrade, Config and
-	// ImagePull need no drain, and no hook.
+	// Operation is carried out once the node is drained: Reboot, Shutdown, ImageUpdate, or Drain
+	// for the drain alone. The device runs a hook for it. Upgrade, Config and ImagePull need no
+	// drain, and no hook.
 	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="operation can't be changed: cancel this one and make another"
 	Operation OperationType `json:"operation"`
-	// Image is what ImageUpdate switches to; the device's hook knows how to read it.
+	// Image is the target of ImageUpdate, in the format of the device's hook.
 	// +optional
 	// +kubebuilder:validation:MaxLength=1024
 	Image string `json:"image,omitempty"`
-	// Drain says what a drain that fails means: Required ends the operation, BestEffort goes ahead, Skip does not drain at all.
+	// Drain is how the operation depends on the drain: Required fails the operation if the drain
+	// fails, BestEffort continues, Skip does not drain at all.
 	// +optional
 	// +kubebuilder:default=Required
 	Drain DrainPolicy `json:"drain,omitempty"`
-	// DrainTimeout bounds one attempt to drain. Left out, the device's configuration says.
+	// DrainTimeout bounds one attempt to drain. The default is in the device's configuration.
 	// +optional
 	// +kubebuilder:validation:Type=string
 	// +kubebuilder:validation:MaxLength=32
 	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('1s')",message="must be at least 1s"
 	DrainTimeout *metav1.Duration `json:"drainTimeout,omitempty"`
-	// WhenUnreachable says what the device does while it can't reach the API: Defer waits for it, Proceed goes ahead after 300 s.
+	// WhenUnreachable is how the operation behaves while the device can't reach the API: Defer
+	// waits for it, Proceed continues after 300 s.
 	// +optional
 	// +kubebuilder:default=Defer
 	WhenUnreachable UnreachablePolicy `json:"whenUnreachable,omitempty"`
@@ -171,7 +176,8 @@ type NodeOperationSpec struct {
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:XValidation:rule="self >= oldSelf",message="retry can only be raised"
 	Retry int32 `json:"retry,omitempty"`
-	// TTLSecondsAfterFinished is after what time the NodeOperation is deleted once it has ended; left out: never.
+	// TTLSecondsAfterFinished is the time after which the NodeOperation is deleted once it has
+	// ended; left out: never.
 	// +optional
 	// +kubebuilder:validation:Minimum=0
 	// +kubebuilder:validation:Maximum=31536000
@@ -259,7 +265,7 @@ type OperationWindow struct {
 	TimeZone string `json:"timeZone,omitempty"`
 }
 
-// BlockedReason says why a pod is still on the node.
+// BlockedReason is why a pod is still on the node.
 // +kubebuilder:validation:Enum=DisruptionBudget;Pinned;EvictionFailed;Terminating
 type BlockedReason string
 
@@ -280,13 +286,13 @@ type BlockedPod struct {
 	// PDB names the PodDisruptionBudgets that cover the pod, where one of them is the reason.
 	// +optional
 	PDB string `json:"pdb,omitempty"`
-	// Message is what the API said.
+	// Message is the error of the API.
 	// +optional
 	Message string `json:"message,omitempty"`
 }
 
-// The conditions of a NodeOperation. Done is there from the beginning: while it is False its reason is the stage (Waiting, Running), and its message says what is
-// waited for.
+// The conditions of a NodeOperation. Done is there from the beginning: while it is False its reason
+// is the stage (Waiting, Running), and its message tells the current wait.
 const (
 	OperationDone      = "Done"      // it was carried out
 	OperationFailed    = "Failed"    // it ended without being carried out
@@ -316,7 +322,8 @@ type NodeOperationStatus struct {
 	// PhaseNumber is the number of the phase, 0 to 9, for tools that know the phases by number.
 	// +optional
 	PhaseNumber int32 `json:"phaseNumber"`
-	// RequestedBy says who asked: the user of the cluster, or "device" for a request made on the device itself.
+	// RequestedBy is the requester: the user of the cluster, or "device" for a request made on the
+	// device itself.
 	// +optional
 	RequestedBy string `json:"requestedBy,omitempty"`
 	// RequestedAt is when the device took the request.
@@ -338,7 +345,7 @@ type NodeOperationStatus struct {
 	// ExitCode is the hook's.
 	// +optional
 	ExitCode *int32 `json:"exitCode,omitempty"`
-	// Output is the end of what the hook printed.
+	// Output is the end of the hook's output.
 	// +optional
 	// +kubebuilder:validation:MaxLength=4096
 	Output string `json:"output,omitempty"`
@@ -376,7 +383,8 @@ type UpgradeStatus struct {
 	// Digest is of the program that is tried: "sha256:" and 64 hexadecimal digits.
 	// +optional
 	Digest string `json:"digest,omitempty"`
-	// Fetched of Size bytes are on the device; Delta says that they are the difference to the running program.
+	// Fetched of Size bytes are on the device; Delta: they are the difference to the running
+	// program.
 	// +optional
 	Fetched int64 `json:"fetched,omitempty"`
 	// +optional
@@ -403,7 +411,7 @@ type PulledImage struct {
 	Pulled bool `json:"pulled"`
 	// Kept: garbage collection of images leaves it alone.
 	Kept bool `json:"kept"`
-	// Message explains what is missing.
+	// Message names the missing part.
 	// +optional
 	// +kubebuilder:validation:MaxLength=128
 	Message string `json:"message,omitempty"`
@@ -428,7 +436,7 @@ type NodeOperation struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
-	// Spec is what is wanted of one node.
+	// Spec is the desired operation of one node.
 	Spec NodeOperationSpec `json:"spec"`
 	// Status is how far the operation is.
 	// +optional

@@ -118,7 +118,7 @@ type NodeOperationSetSpec struct {
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=48
 	NodePool string `json:"nodePool,omitempty"`
-	// Waves are done one after the other. Nodes in none of them are the last wave.
+	// Waves are done one after the other. Nodes outside of them are the last wave.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=8
@@ -189,7 +189,7 @@ type OperationSetOrigin struct {
 	Withdrawn bool `json:"withdrawn,omitempty"`
 }
 
-// OperationSetResult is what a Node's annotation has of one set.
+// OperationSetResult is the result of one set in a Node's annotation.
 type OperationSetResult struct {
 	OperationSetOrigin `json:",inline"`
 	Result             OperationResult `json:"result"`

@@ -10,7 +10,7 @@ const NodePools = "nodepools"
 // OpenYurtNodePoolLabel names the pool of a node as OpenYurt spells it. It counts where a node has no label of ours.
 const OpenYurtNodePoolLabel = "apps.openyurt.io/nodepool"
 
-// NodePoolType says where the pool's nodes are.
+// NodePoolType is the place of the pool's nodes.
 // +kubebuilder:validation:Enum=Edge;Cloud
 type NodePoolType string
 
@@ -20,7 +20,7 @@ const (
 	NodePoolCloud NodePoolType = "Cloud"
 )
 
-// AllocationPolicy says which of the free addresses the next Service gets.
+// AllocationPolicy selects the next Service's address among the free ones.
 // +kubebuilder:validation:Enum=RoundRobin;Random;Lowest
 type AllocationPolicy string
 
@@ -31,7 +31,7 @@ const (
 	AllocateLowest     AllocationPolicy = "Lowest"
 )
 
-// AdvertisementMode says how the nodes of a pool hear that a holder lives.
+// AdvertisementMode is how a holder advertises itself to the nodes of a pool.
 // +kubebuilder:validation:Enum=Multicast;Unicast
 type AdvertisementMode string
 
@@ -41,7 +41,7 @@ const (
 	AdvertiseUnicast   AdvertisementMode = "Unicast"   // to each node of the pool by its own address
 )
 
-// PodNetworkMode says how pods of a pool's devices reach each other.
+// PodNetworkMode is how pods of a pool's devices reach each other.
 // +kubebuilder:validation:Enum=Auto;WireGuard;None
 type PodNetworkMode string
 
@@ -52,15 +52,17 @@ const (
 	PodNetworkNone      PodNetworkMode = "None"
 )
 
-// NodePoolSpec says which nodes are in the pool, and which addresses Services get there.
+// NodePoolSpec selects the nodes of the pool, and the addresses for Services there.
 type NodePoolSpec struct {
-	// Type says where the nodes are: Edge or Cloud. Only pools of type Edge get virtual IPs.
+	// Type is the place of the nodes: Edge or Cloud. Only pools of type Edge get virtual IPs.
 	// +optional
 	// +kubebuilder:default=Edge
 	Type NodePoolType `json:"type,omitempty"`
-	// Addresses are what virtual IPs are taken from: single addresses (192.168.10.5), networks (192.168.10.64/28, without their network and broadcast address) and
-	// ranges with both ends in (192.168.10.100-192.168.10.200, 2002:2:2::1-2002:2:2::100). They must be free addresses of the LAN that the pool's nodes
-	// share, known to no DHCP server, and must not overlap those of another pool on the same network. Addresses of nodes are never given away.
+	// Addresses are the pool of virtual IPs: single addresses (192.168.10.5), networks
+	// (192.168.10.64/28, without their network and broadcast address) and ranges with both ends in
+	// (192.168.10.100-192.168.10.200, 2002:2:2::1-2002:2:2::100). They must be free addresses of
+	// the LAN that the pool's nodes share, known to no DHCP server, and must not overlap those of
+	// another pool on the same network. Addresses of nodes are never given away.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=256
@@ -80,27 +82,29 @@ type NodePoolSpec struct {
 	// the LAN. Addresses of nodes, of cloudcore, kube-apiserver, Services and pods are never given.
 	// +optional
 	AllowRequested bool `json:"allowRequested,omitempty"`
-	// Allocation says which of the free addresses the next Service gets: RoundRobin, Random or Lowest.
+	// Allocation selects the next Service's address among the free ones: RoundRobin, Random or
+	// Lowest.
 	// +optional
 	// +kubebuilder:default=RoundRobin
 	Allocation AllocationPolicy `json:"allocation,omitempty"`
-	// Network names the LAN that the pool's nodes share. Pools on one network must not overlap, and share the 255 numbers that VRRP has for each family. Pools on
-	// different networks have nothing to do with each other and may even use the same addresses. Set it where pools are at different places; pools that leave it out
-	// are taken to be on one network.
+	// Network names the LAN that the pool's nodes share. Pools on one network must not overlap, and
+	// share the 255 numbers that VRRP has for each family. Pools on different networks are
+	// independent and may even use the same addresses. Set it where pools are at different places;
+	// pools that leave it out are taken to be on one network.
 	// +optional
 	// +kubebuilder:validation:MaxLength=63
 	// +kubebuilder:validation:Pattern=`^[a-z0-9]([-a-z0-9]*[a-z0-9])?$`
 	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="network can't be changed: virtual IPs are named after it; make another pool"
 	Network string `json:"network,omitempty"`
-	// Interface is the network interface of the nodes that virtual IPs are on, such as eth1. Left out,
-	// each node takes the one whose own network the address is in. A node none of whose interfaces is
+	// Interface is the network interface of the nodes that virtual IPs are on, such as eth1. Left
+	// out, each node takes the one whose own network the address is in. A node without an interface
 	// on the address's network does not take part.
 	// +optional
 	// +kubebuilder:validation:MaxLength=15
 	// +kubebuilder:validation:Pattern=`^[^\s/:]{1,15}$`
 	Interface string `json:"interface,omitempty"`
-	// NodeSelector says which nodes are in the pool, by their labels. Left out: those whose label skerry.io/node-pool (or apps.openyurt.io/nodepool) has the pool's
-	// name as its value.
+	// NodeSelector selects the nodes of the pool by their labels. Left out: those whose label
+	// skerry.io/node-pool (or apps.openyurt.io/nodepool) has the pool's name as its value.
 	// +optional
 	NodeSelector *metav1.LabelSelector `json:"nodeSelector,omitempty"`
 	// PreferredNode is the node that holds the pool's virtual IPs whenever it can: it takes them back when it returns. Left out, a virtual IP stays where it is for
@@ -108,10 +112,10 @@ type NodePoolSpec struct {
 	// +optional
 	// +kubebuilder:validation:MaxLength=253
 	PreferredNode string `json:"preferredNode,omitempty"`
-	// PodSubnets are what the pool's devices get the addresses of their pods from, such as
-	// 10.96.0.0/16: a /24, or a /64 of IPv6, for each device that has none from the cluster. They must
-	// not overlap Services, the LAN or addresses of nodes. Pools of different networks may have the same
-	// ones: devices of different sites never meet.
+	// PodSubnets are the ranges for the pods of the pool's devices, such as 10.96.0.0/16: a /24, or
+	// a /64 of IPv6, for each device without a range from the cluster. They must not overlap
+	// Services, the LAN or addresses of nodes. Pools of different networks may have the same ones:
+	// devices of different sites never meet.
 	// +optional
 	// +listType=set
 	// +kubebuilder:validation:MaxItems=16
@@ -119,20 +123,21 @@ type NodePoolSpec struct {
 	// +kubebuilder:validation:XValidation:rule="self.all(s, isCIDR(s) && cidr(s) == cidr(s).masked() && (cidr(s).ip().family() == 4 ? (cidr(s).prefixLength() >= 8 && cidr(s).prefixLength() <= 24) : (cidr(s).prefixLength() >= 40 && cidr(s).prefixLength() <= 64)))",message="each of podSubnets must be a network without bits behind its mask: of IPv4 between /8 and /24, of IPv6 between /40 and /64"
 	// +kubebuilder:validation:XValidation:rule="self.all(s, self.all(o, o == s || (!cidr(s).containsCIDR(o) && !cidr(o).containsCIDR(s))))",message="podSubnets must not overlap each other"
 	PodSubnets []string `json:"podSubnets,omitempty"`
-	// PodNetwork says how pods of the pool's devices reach each other: Auto (by routes, and by
-	// WireGuard where a device is not on the same LAN), WireGuard (always), or None: another CNI plugin
-	// makes the pod network, and Skerry keeps out of it.
+	// PodNetwork is how pods of the pool's devices reach each other: Auto (by routes, and by
+	// WireGuard where a device is not on the same LAN), WireGuard (always), or None: another CNI
+	// plugin makes the pod network, and Skerry does not touch it.
 	// +optional
 	// +kubebuilder:default=Auto
 	PodNetwork PodNetworkMode `json:"podNetwork,omitempty"`
-	// Reachable names what the pool's devices reach beside each other: other NodePools, whose
-	// endpoints their Services may then use.
+	// Reachable names other NodePools that the pool's devices reach; their Services may then use
+	// endpoints there.
 	// +optional
 	// +listType=set
 	// +kubebuilder:validation:MaxItems=16
 	// +kubebuilder:validation:items:MaxLength=48
 	Reachable []string `json:"reachable,omitempty"`
-	// ReservedVRIDs are numbers of VRRP that others on the network use: routers, say, or a keepalived of yours.
+	// ReservedVRIDs are numbers of VRRP that others on the network use, such as routers or a
+	// keepalived of yours.
 	// +optional
 	// +listType=set
 	// +kubebuilder:validation:MaxItems=255
@@ -155,10 +160,10 @@ type NodePoolSpec struct {
 // The conditions of a NodePool.
 const (
 	PoolAddressesValid = "AddressesValid"    // every entry of addresses can be used
-	PoolExhausted      = "Exhausted"         // a Service waits because nothing is free
+	PoolExhausted      = "Exhausted"         // a Service waits: no address is free
 	PoolOverlap        = "Overlap"           // addresses of an older pool on the same network overlap
 	PoolSharedNetwork  = "SharedNetwork"     // nodes have the pool's LAN and that of another network on one interface
-	PoolPodSubnetsBad  = "PodSubnetsInvalid" // an entry of podSubnets overlaps what is taken; devices get nothing of it
+	PoolPodSubnetsBad  = "PodSubnetsInvalid" // an entry of podSubnets overlaps a range in use; devices get no range of it
 	// PoolPodCIDRsRefused: devices claim ranges for their pods that they were not given; no other
 	// device has a route for them.
 	PoolPodCIDRsRefused = "PodCIDRsRefused"
@@ -188,7 +193,8 @@ type NodePoolStatus struct {
 	// Nodes is how many nodes are in the pool.
 	// +optional
 	Nodes int32 `json:"nodes"`
-	// LastAllocated are the addresses given away last, one a family: RoundRobin goes on behind them.
+	// LastAllocated are the addresses given away last, one a family: RoundRobin continues after
+	// them.
 	// +optional
 	// +listType=atomic
 	LastAllocated []string `json:"lastAllocated,omitempty"`
@@ -225,7 +231,7 @@ type NodePool struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
-	// Spec says which nodes are in the pool, and which addresses Services get there.
+	// Spec selects the nodes of the pool, and the addresses for Services there.
 	Spec NodePoolSpec `json:"spec"`
 	// Status is the observed state of the pool's addresses.
 	// +optional

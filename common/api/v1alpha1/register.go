@@ -12,7 +12,7 @@ const (
 	Version = "v1alpha1"
 )
 
-// SystemNamespace is where cloudcore runs, and keeps what is its own.
+// SystemNamespace is the namespace of cloudcore and its own objects.
 const SystemNamespace = "skerry-system"
 
 // SiteAnnotation of an EndpointSlice that was made for one site is the site's name. The endpoints on the site's devices have it as their zone.

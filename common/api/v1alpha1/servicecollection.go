@@ -15,13 +15,13 @@ const (
 	CollectionFailed  = "Failed"  // the kernel could not be brought in line
 )
 
-// ServiceCollectionNode is what one node has collected.
+// ServiceCollectionNode is one node's collection.
 type ServiceCollectionNode struct {
 	// Name is the node's.
 	Name string `json:"name"`
 	// Reason is one word for how it is: Applied is fine.
 	Reason string `json:"reason"`
-	// Message says it in a sentence.
+	// Message describes it in a sentence.
 	// +optional
 	Message string `json:"message,omitempty"`
 	// Services is how many ports of Services are collected.
@@ -33,13 +33,14 @@ type ServiceCollectionNode struct {
 	LeftOut int32 `json:"leftOut,omitempty"`
 	// Rules is how many rules the kernel has for them, of both families.
 	Rules int32 `json:"rules"`
-	// Entries are the first of what is collected, a line each. Left out where many nodes report; `edgecore status -o json` on the device lists all.
+	// Entries are the first of the collected entries, a line each. Left out where many nodes
+	// report; `edgecore status -o json` on the device lists all.
 	// +optional
 	// +listType=atomic
 	Entries []string `json:"entries,omitempty"`
 }
 
-// ServiceCollectionStatus is what the nodes report, brought together. Only the cloud writes it.
+// ServiceCollectionStatus merges the nodes' reports. Only the cloud writes it.
 type ServiceCollectionStatus struct {
 	// Reporting is how many nodes collect.
 	// +optional
@@ -60,18 +61,20 @@ type ServiceCollectionStatus struct {
 	// +optional
 	// +listType=atomic
 	FailedNodes []FailedNodes `json:"failedNodes,omitempty"`
-	// Conditions: Ready says whether every node that reports is fine; Complete whether no node had to leave entries out.
+	// Conditions: Ready is True if every node that reports is fine; Complete if no node had to
+	// leave entries out.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
 }
 
-// ConditionComplete says whether everything is collected.
+// ConditionComplete is True if everything is collected.
 const ConditionComplete = "Complete"
 
-// ServiceCollection shows what edge nodes collect of the cluster's Services and Ingresses, to mark connections to them (docs/services.md). It asks for nothing: nodes whose
-// module marks is on report to every ServiceCollection there is; one is enough.
+// ServiceCollection shows the Services and Ingresses that edge nodes collect, to mark connections
+// to them (docs/services.md). Its spec is empty: nodes whose module marks is on report to every
+// ServiceCollection there is; one is enough.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:resource:scope=Cluster,shortName=svccol,categories=skerry
@@ -85,7 +88,7 @@ type ServiceCollection struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
-	// Status is what the nodes report, brought together.
+	// Status merges the nodes' reports.
 	// +optional
 	Status ServiceCollectionStatus `json:"status,omitempty"`
 }

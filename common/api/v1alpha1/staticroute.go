@@ -13,7 +13,7 @@ const StaticRoutes = "staticroutes"
 // StaticRouteFinalizer keeps a StaticRoute until every node has taken its route away.
 const StaticRouteFinalizer = "skerry.io/static-route"
 
-// RouteType says what the kernel does with packets for the subnet.
+// RouteType is how the kernel treats packets for the subnet.
 // +kubebuilder:validation:Enum=Unicast;Blackhole;Unreachable;Prohibit
 type RouteType string
 
@@ -25,7 +25,7 @@ const (
 	RouteProhibit    RouteType = "Prohibit"    // dropped, the sender receives ICMP "administratively prohibited"
 )
 
-// DriftPolicy says what a node does when another process changed or removed its route.
+// DriftPolicy is how a node reacts when another process changed or removed its route.
 // +kubebuilder:validation:Enum=Repair;Report
 type DriftPolicy string
 
@@ -35,7 +35,8 @@ const (
 	DriftReport DriftPolicy = "Report"
 )
 
-// ConflictPolicy says what a node does when another process' route for the same table, subnet and metric is there already.
+// ConflictPolicy is how a node reacts when another process' route for the same table, subnet and
+// metric is there already.
 // +kubebuilder:validation:Enum=Fail;Adopt
 type ConflictPolicy string
 
@@ -66,15 +67,17 @@ type NextHop struct {
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=256
 	Weight int32 `json:"weight,omitempty"`
-	// OnLink says that the gateway can be reached directly on the interface although no address of the interface is in the gateway's network.
+	// OnLink treats the gateway as directly reachable on the interface although no address of the
+	// interface is in the gateway's network.
 	// +optional
 	OnLink bool `json:"onLink,omitempty"`
 }
 
-// GatewayDetection says how a node finds the gateway where the route names none.
+// GatewayDetection configures how a node finds the gateway where the route names no gateway.
 type GatewayDetection struct {
-	// ProbeIP is an address of the subnet's family. The route uses the next hop that the node's main table has for this address; routes made of StaticRoutes are
-	// left aside. Nothing is sent to it. Left out, it is 10.0.0.1 for IPv4 and fd00::1 for IPv6.
+	// ProbeIP is an address of the subnet's family. The route uses the next hop that the node's
+	// main table has for this address; routes made of StaticRoutes are ignored. No packet is sent
+	// to it. Left out, it is 10.0.0.1 for IPv4 and fd00::1 for IPv6.
 	// +optional
 	// +kubebuilder:validation:MaxLength=45
 	// +kubebuilder:validation:XValidation:rule="isIP(self)",messageExpression="'probeIP must be an IP address, such as 10.0.0.1; ' + self + ' is not'"
@@ -110,12 +113,13 @@ type StaticRouteSpec struct {
 	// +kubebuilder:validation:MaxItems=16
 	// +kubebuilder:validation:XValidation:rule="self.all(a, self.exists_one(b, (has(a.gateway) ? a.gateway : '') == (has(b.gateway) ? b.gateway : '') && (has(a.interface) ? a.interface : '') == (has(b.interface) ? b.interface : '')))",message="nextHops has the same gateway and interface twice: give one hop a greater weight instead"
 	NextHops []NextHop `json:"nextHops,omitempty"`
-	// Type is what the kernel does with packets for the subnet: Unicast sends them on; Blackhole drops them without a word; Unreachable and Prohibit drop them and tell
-	// the sender.
+	// Type is how the kernel treats packets for the subnet: Unicast forwards them; Blackhole drops
+	// them silently; Unreachable and Prohibit drop them and notify the sender.
 	// +optional
 	// +kubebuilder:default=Unicast
 	Type RouteType `json:"type,omitempty"`
-	// Table is the number of the routing table. 254 is the main table. For any other the node needs rules (ip-rule(8)) that lead to it; Skerry makes none.
+	// Table is the number of the routing table. 254 is the main table. For any other the node needs
+	// rules (ip-rule(8)) that select it; Skerry makes no rules.
 	// +optional
 	// +kubebuilder:default=254
 	// +kubebuilder:validation:Minimum=1
@@ -138,27 +142,32 @@ type StaticRouteSpec struct {
 	// +kubebuilder:validation:Minimum=68
 	// +kubebuilder:validation:Maximum=65535
 	MTU int32 `json:"mtu,omitempty"`
-	// NodeSelector says which edge nodes get the route, by their labels. Empty or left out: all edge nodes.
+	// NodeSelector selects the edge nodes that get the route by their labels. Empty or left out:
+	// all edge nodes.
 	// +optional
 	NodeSelector *NodeSelector `json:"nodeSelector,omitempty"`
-	// NodePool narrows the nodes to those of the NodePool of this name: its nodeSelector says who they are, or, where it has none or does not exist, their label
+	// NodePool narrows the nodes to those of the NodePool of this name: those of its nodeSelector,
+	// or, where it has no selector or does not exist, those with its name in the label
 	// skerry.io/node-pool.
 	// +optional
 	// +kubebuilder:validation:MaxLength=63
 	NodePool string `json:"nodePool,omitempty"`
-	// DriftPolicy is what a node does when another process changes or removes the route: Repair puts it back, Report only reports it.
+	// DriftPolicy is how a node reacts when another process changes or removes the route: Repair
+	// puts it back, Report only reports it.
 	// +optional
 	// +kubebuilder:default=Repair
 	DriftPolicy DriftPolicy `json:"driftPolicy,omitempty"`
-	// OnConflict is what a node does when a route for the same table, subnet and metric is there that Skerry didn't make: Fail leaves it alone and reports Conflict;
-	// Adopt replaces it. An adopted route does not come back when the StaticRoute is deleted.
+	// OnConflict is how a node reacts when a route for the same table, subnet and metric is there
+	// that Skerry didn't make: Fail keeps it and reports Conflict; Adopt replaces it. An adopted
+	// route does not come back when the StaticRoute is deleted.
 	// +optional
 	// +kubebuilder:default=Fail
 	OnConflict ConflictPolicy `json:"onConflict,omitempty"`
-	// DryRun makes nodes check the route and report what they would do, and do nothing. A route that is there already is taken away.
+	// DryRun makes nodes check the route and report the changes without making them. A route that
+	// is there already is removed.
 	// +optional
 	DryRun bool `json:"dryRun,omitempty"`
-	// GatewayDetection says how a node finds the gateway where the route names none.
+	// GatewayDetection configures how a node finds the gateway where the route names no gateway.
 	// +optional
 	GatewayDetection *GatewayDetection `json:"gatewayDetection,omitempty"`
 }
@@ -183,7 +192,7 @@ type NodeRequirement struct {
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=317
 	Key string `json:"key"`
-	// Operator: In and NotIn compare with values, Exists and DoesNotExist take none.
+	// Operator: In and NotIn compare with values, Exists and DoesNotExist take no values.
 	// +kubebuilder:validation:Enum=In;NotIn;Exists;DoesNotExist
 	Operator metav1.LabelSelectorOperator `json:"operator"`
 	// Values are those that the label is compared with.
@@ -193,8 +202,8 @@ type NodeRequirement struct {
 	Values []string `json:"values,omitempty"`
 }
 
-// Selector is the selector as Kubernetes' libraries have it; nil selects everything. An error says what a node that is
-// older or newer than the CRD does not understand.
+// Selector is the selector as Kubernetes' libraries have it; nil selects everything. An error names
+// the part that a node older or newer than the CRD does not understand.
 func (s *NodeSelector) Selector() (labels.Selector, error) {
 	if s == nil {
 		return labels.Everything(), nil
@@ -221,7 +230,7 @@ type ResolvedHop struct {
 	// Weight is the hop's share of flows, relative to the other hops' weights.
 	// +optional
 	Weight int32 `json:"weight,omitempty"`
-	// OnLink says that the gateway is reached directly whatever the interface's addresses are.
+	// OnLink treats the gateway as directly reachable whatever the interface's addresses are.
 	// +optional
 	OnLink bool `json:"onLink,omitempty"`
 }
@@ -230,9 +239,9 @@ type ResolvedHop struct {
 type ResolvedRoute struct {
 	// Subnet is the destination, in CIDR notation.
 	Subnet string `json:"subnet"`
-	// Type is what the kernel does with packets for the subnet.
+	// Type is how the kernel treats packets for the subnet.
 	Type RouteType `json:"type"`
-	// NextHops are the ways to the subnet. None for types that lead nowhere.
+	// NextHops are the ways to the subnet. Empty for types without next hops.
 	// +optional
 	// +listType=atomic
 	NextHops []ResolvedHop `json:"nextHops,omitempty"`
@@ -249,14 +258,15 @@ type ResolvedRoute struct {
 	MTU int32 `json:"mtu,omitempty"`
 }
 
-// Reasons of a node's entry. Applied and DryRun are fine; every other one says why the node does not have the route, or for how long it may keep it.
+// Reasons of a node's entry. Applied and DryRun are fine; every other one is the reason why the
+// node does not have the route, or for how long it may keep it.
 const (
 	RouteApplied            = "Applied"            // the kernel has the route
 	RouteDryRun             = "DryRun"             // it would be applied
 	RouteConflict           = "Conflict"           // another StaticRoute, or a route that Skerry didn't make, has the same table, subnet and metric
 	RouteProtected          = "Protected"          // the subnet overlaps one that must not be covered
 	RouteGatewayUnreachable = "GatewayUnreachable" // the gateway is on no network of the node
-	RouteNoGateway          = "NoGateway"          // none was given and none could be detected
+	RouteNoGateway          = "NoGateway"          // no gateway was given or detected
 	RouteInterfaceMissing   = "InterfaceMissing"   // the node has no interface of that name
 	RouteInterfaceDown      = "InterfaceDown"      // the interface is down
 	RouteSourceMissing      = "SourceMissing"      // preferredSource is not an address of the node
@@ -269,7 +279,7 @@ const (
 	RoutePending            = "Pending"            // the node is about to set it
 )
 
-// StaticRouteNode is what one node says of the route.
+// StaticRouteNode is one node's report of the route.
 type StaticRouteNode struct {
 	// Name is the node's.
 	Name string `json:"name"`
@@ -279,9 +289,10 @@ type StaticRouteNode struct {
 	// ObservedGeneration is the metadata.generation that this entry is about.
 	// +optional
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
-	// Reason is one word for how it is: Applied and DryRun are fine. docs/routes.md lists all of them, and what to do.
+	// Reason is one word for the result: Applied and DryRun are fine. docs/routes.md lists all of
+	// them with remedies.
 	Reason string `json:"reason"`
-	// Message says it in a sentence.
+	// Message describes it in a sentence.
 	// +optional
 	Message string `json:"message,omitempty"`
 	// Repairs is how often the node put the route back after another process had changed or removed it.
@@ -301,7 +312,7 @@ type FineNodes struct {
 	Names []string `json:"names"`
 }
 
-// FailedNodes names nodes that say the same of what is wrong with them.
+// FailedNodes names nodes with the same failure.
 type FailedNodes struct {
 	// ObservedGeneration is the metadata.generation that they speak of.
 	// +optional
@@ -313,7 +324,7 @@ type FailedNodes struct {
 	Names []string `json:"names"`
 }
 
-// StaticRouteStatus is what the nodes report, brought together. Only the cloud writes it.
+// StaticRouteStatus merges the nodes' reports. Only the cloud writes it.
 type StaticRouteStatus struct {
 	// ObservedGeneration is the metadata.generation that desired and the conditions are about.
 	// +optional
@@ -324,11 +335,12 @@ type StaticRouteStatus struct {
 	// Applied is how many of them have it in the kernel, as this generation wants it; a rehearsal is in no kernel.
 	// +optional
 	Applied int32 `json:"applied"`
-	// Failed is how many nodes say that something is wrong. What is neither applied nor failed has not reported yet.
+	// Failed is the number of nodes that report a failure. A node that is neither applied nor
+	// failed has not reported yet.
 	// +optional
 	Failed int32 `json:"failed"`
-	// Gateway is the next hops as the spec has them, for people: gateways, or interfaces where there are none; "detected" where
-	// each node finds its own.
+	// Gateway shows the next hops of the spec: gateways, or interfaces where there are no gateways;
+	// "detected" where each node finds its own.
 	// +optional
 	Gateway string `json:"gateway,omitempty"`
 	// Waiting names the first nodes that should have the route and have not reported since it was written: they may be offline.
@@ -348,7 +360,8 @@ type StaticRouteStatus struct {
 	// +optional
 	// +listType=atomic
 	FailedNodes []FailedNodes `json:"failedNodes,omitempty"`
-	// Conditions: Ready says whether every node that should have the route has it; Conflict whether some node could not take it because of another route.
+	// Conditions: Ready is True if every node that should have the route has it; Conflict if some
+	// node could not take it because of another route.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
@@ -382,7 +395,7 @@ type StaticRoute struct {
 
 	// Spec is the route that the selected nodes shall have.
 	Spec StaticRouteSpec `json:"spec"`
-	// Status is what the nodes report, brought together.
+	// Status merges the nodes' reports.
 	// +optional
 	Status StaticRouteStatus `json:"status,omitempty"`
 }

@@ -75,7 +75,7 @@ type VirtualIPNode struct {
 	// +optional
 	// +kubebuilder:validation:MaxLength=64
 	HardwareAddress string `json:"hardwareAddress,omitempty"`
-	// Ready says that the node reported to hold the address or to be able to take it.
+	// Ready is true if the node has reported to hold the address or to be able to take it.
 	// +optional
 	Ready bool `json:"ready,omitempty"`
 }
@@ -96,7 +96,7 @@ type VirtualIPSpec struct {
 	// Interface is the pool's.
 	// +optional
 	Interface string `json:"interface,omitempty"`
-	// Service is what is served.
+	// Service is the Service of the address.
 	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="service can't be changed: release the address and take another"
 	Service VirtualIPService `json:"service"`
 	// Selector chooses the Service's pods, in its namespace.
@@ -112,7 +112,8 @@ type VirtualIPSpec struct {
 	// KeepSource leaves clients' addresses as they are (externalTrafficPolicy Local); otherwise pods see the node's.
 	// +optional
 	KeepSource bool `json:"keepSource,omitempty"`
-	// SourceRanges are the networks whose clients are served (loadBalancerSourceRanges); none means all.
+	// SourceRanges are the networks whose clients are served (loadBalancerSourceRanges); empty
+	// means all.
 	// +optional
 	// +listType=atomic
 	SourceRanges []string `json:"sourceRanges,omitempty"`
@@ -128,7 +129,7 @@ type VirtualIPSpec struct {
 	// pods on the same nodes, and there were no numbers left. Empty: the address has its own.
 	// +optional
 	SharesElectionOf string `json:"sharesElectionOf,omitempty"`
-	// Unicast says that holders advertise themselves to each node's address instead of by multicast.
+	// Unicast has holders advertise themselves to each node's address instead of by multicast.
 	// +optional
 	Unicast bool `json:"unicast,omitempty"`
 	// AdvertisementInterval is the pool's.
@@ -142,15 +143,17 @@ type VirtualIPSpec struct {
 	// PreferredNode takes the address back when it returns.
 	// +optional
 	PreferredNode string `json:"preferredNode,omitempty"`
-	// Elected says that some node has held the address: the first election, which the highest priority wins whichever node started first, is over.
+	// Elected is true once some node has held the address: the first election, which the highest
+	// priority wins whichever node started first, is over.
 	// +optional
 	Elected bool `json:"elected,omitempty"`
-	// AddedToPool says that the address was asked for, was in none of the pool's ranges, and was added to them; it goes again with this object.
+	// AddedToPool is true where the address was asked for, was outside of the pool's ranges, and
+	// was added to them; it is removed again with this object.
 	// +optional
 	AddedToPool bool `json:"addedToPool,omitempty"`
 }
 
-// VirtualIPState is what a node is to an address.
+// VirtualIPState is a node's role for an address.
 // +kubebuilder:validation:Enum=Holder;Backup;NotReady;Fault;Released
 type VirtualIPState string
 
@@ -159,15 +162,15 @@ const (
 	VIPHolder   VirtualIPState = "Holder"   // has the address
 	VIPBackup   VirtualIPState = "Backup"   // ready to take it
 	VIPNotReady VirtualIPState = "NotReady" // has no ready pod of the Service, or is under maintenance
-	VIPFault    VirtualIPState = "Fault"    // can't take part; the message says why
+	VIPFault    VirtualIPState = "Fault"    // can't take part; the message has the reason
 	VIPReleased VirtualIPState = "Released" // has dropped it for good
 )
 
-// VirtualIPNodeStatus is what one node says.
+// VirtualIPNodeStatus is one node's report.
 type VirtualIPNodeStatus struct {
 	// Name of the node.
 	Name string `json:"name"`
-	// State is what the node is to the address.
+	// State is the node's role for the address.
 	State VirtualIPState `json:"state"`
 	// Priority that the node takes part with.
 	// +optional
@@ -178,7 +181,7 @@ type VirtualIPNodeStatus struct {
 	// Since is when the state began, by the node's clock.
 	// +optional
 	Since *metav1.Time `json:"since,omitempty"`
-	// Programmed says that the node's kernel has the address's rules as they should be.
+	// Programmed is true if the node's kernel has the address's rules.
 	// +optional
 	Programmed bool `json:"programmed,omitempty"`
 	// Interface is the node's interface on the LAN, and Address its own address there with the length
@@ -200,11 +203,12 @@ type VirtualIPNodeStatus struct {
 	ForeignRouter string `json:"foreignRouter,omitempty"`
 	// +optional
 	ForeignVRID int32 `json:"foreignVRID,omitempty"`
-	// DuplicateOf is the hardware address of another host on the LAN that has the address and is no node of the pool. The node does not claim it meanwhile.
+	// DuplicateOf is the hardware address of another host on the LAN that has the address and is no
+	// node of the pool. The node does not claim the address while that host has it.
 	// +optional
 	// +kubebuilder:validation:MaxLength=64
 	DuplicateOf string `json:"duplicateOf,omitempty"`
-	// Message says in a sentence what is wrong.
+	// Message describes the failure in a sentence.
 	// +optional
 	Message string `json:"message,omitempty"`
 }
