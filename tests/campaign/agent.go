@@ -16,8 +16,8 @@ import (
 	"github.com/skerry-io/skerry/tests/campaign/history"
 )
 
-// agent stands for the agents of an edge: it counts up in what the device reports of a
-// NodeOperation of the device's name.
+// agent stands for the agents of an edge: it counts up in the device's report of a NodeOperation of
+// the device's name.
 type agent struct {
 	s    *system
 	edge *edge
@@ -25,7 +25,7 @@ type agent struct {
 	last int64
 }
 
-// run works until ctx ends. From the end of work on it says its level again now and then, where a
+// run works until ctx ends. From the end of work on it repeats its level now and then, where a
 // restored cluster or a damaged store may have forgotten it.
 func (a *agent) run(ctx, work context.Context) {
 	for a.uid == "" && ctx.Err() == nil {

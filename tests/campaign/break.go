@@ -129,7 +129,7 @@ func (s *system) deleteNode(ctx context.Context, e *edge, length time.Duration) 
 }
 
 // flap lets an edge's line carry connections for moments only: they end while a session begins, or
-// while it is compared what the device holds.
+// during the comparison of the device's set.
 func (e *edge) flap(ctx context.Context, length time.Duration) {
 	defer e.line.Set(line.State{})
 	for end := time.Now().Add(length); ctx.Err() == nil && time.Now().Before(end); {
@@ -172,7 +172,7 @@ func (s *system) wrongClock(ctx context.Context, e *edge, step Step) error {
 	return errors.Join(err, e.start(ctx))
 }
 
-// damage flips a bit of a device's store while nothing has it open.
+// damage flips a bit of a device's store while no process has it open.
 func (s *system) damage(ctx context.Context, e *edge, after time.Duration) error {
 	over := s.excuse(history.Damage, e.name)
 	if err := e.kill(ctx); err != nil {
@@ -187,9 +187,9 @@ func (s *system) damage(ctx context.Context, e *edge, after time.Duration) error
 	return err
 }
 
-// rot flips a bit of a store that is in use. Nothing says whether and when that is met, so
-// the device counts as damaged until all faults are over. An edgecore that ends for it is
-// started again.
+// rot flips a bit of a store that is in use. It is unknown whether and when edgecore reads that
+// page, so the device counts as damaged until all faults are over. An edgecore that ends because of
+// it is started again.
 func (s *system) rot(ctx context.Context, e *edge) error {
 	over := s.excuse(history.Damage, e.name)
 	if err := flip(e.store); err != nil {
@@ -216,7 +216,7 @@ func flip(file string) error {
 		return fmt.Errorf("reading a store: %w", err)
 	}
 	b[0] ^= 1 << rand.IntN(8)
-	if _, err := f.WriteAt(b, at); err != nil && !errors.Is(err, syscall.ENOSPC) { // a hole in the file, on a full disk: there is nothing to damage
+	if _, err := f.WriteAt(b, at); err != nil && !errors.Is(err, syscall.ENOSPC) { // a hole in the file, on a full disk: there are no bytes to damage
 		return fmt.Errorf("damaging a store: %w", err)
 	}
 	return f.Close()
@@ -255,7 +255,7 @@ func (s *system) holdBack(ctx context.Context, c *cloudcore, length time.Duratio
 	return errors.Join(err, child.Signal(syscall.SIGCONT))
 }
 
-// decide is what a proxy does to requests while a step lasts.
+// decide returns a proxy's decisions on requests while a step lasts.
 func decide(step Step) func(*http.Request) faultproxy.Fault {
 	switch step.Fault {
 	case Isolate:
@@ -281,7 +281,7 @@ func decide(step Step) func(*http.Request) faultproxy.Fault {
 		case r.Method == http.MethodGet && kind.Lose:
 			return faultproxy.Fault{}
 		case kind.Code == http.StatusConflict && r.Method != http.MethodPut && r.Method != http.MethodPatch:
-			return faultproxy.Fault{} // to others it says that the object exists, which would be a lie
+			return faultproxy.Fault{} // to other writers it would report that the object exists, which would be a lie
 		}
 		return kind
 	}

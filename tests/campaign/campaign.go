@@ -1,5 +1,5 @@
-// Package campaign runs a whole system under faults, lets clients work on both of its sides, and
-// records what they did and saw: a real control plane, cloudcores behind one address, and edges
+// Package campaign runs a whole system under faults, with clients on both of its sides, and records
+// their actions and observations: a real control plane, cloudcores behind one address, and edges
 // that are edgecore without a kubelet, each a process on loopback; or a trial, whose edges have
 // kubelet and containers (OnTrial). Package history judges the records.
 //
@@ -7,7 +7,7 @@
 // same schedule and the same clients again, though not the same moments: the system under test has
 // a clock of its own. Run is called once for each campaign; several may run side by side.
 //
-// It is above 2,500 lines because faults, clients and what stands for kubelets and agents work on
+// It is above 2,500 lines because faults, clients and the stand-ins for kubelets and agents work on
 // one system, whose parts they all need.
 package campaign
 
@@ -23,7 +23,7 @@ import (
 	"github.com/skerry-io/skerry/tests/campaign/history"
 )
 
-// Result is what came of a campaign.
+// Result is the outcome of a campaign.
 type Result struct {
 	History    history.History
 	Violations []history.Violation
@@ -33,8 +33,8 @@ type Result struct {
 	Played time.Duration
 }
 
-// Run runs a campaign. Its error is that of the campaign itself: what the system did wrong
-// is in the result.
+// Run runs a campaign. Its error is that of the campaign itself: failures of the system are in the
+// result.
 func Run(ctx context.Context, o Options) (Result, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -94,7 +94,7 @@ func (s *system) run(ctx context.Context) (Result, error) {
 	}
 	quiet()
 	clients.Wait()
-	result, unsettled := s.settle(ctx) // also where a fault could not be played: what was seen is judged all the same
+	result, unsettled := s.settle(ctx) // also where a fault could not be played: the records are judged all the same
 	result.Played = played
 	cancel()
 	viewers.Wait()
@@ -113,7 +113,7 @@ func (s *system) populate(ctx, work context.Context, clients, viewers *sync.Wait
 			clients.Go(func() { slot.run(work) })
 		}
 		if e.device != nil {
-			continue // it has agents of its own, which do what a NodeOperation says
+			continue // it has agents of its own, which carry out a NodeOperation
 		}
 		a := &agent{s: s, edge: e}
 		viewers.Go(func() { a.run(ctx, work) })
@@ -123,8 +123,8 @@ func (s *system) populate(ctx, work context.Context, clients, viewers *sync.Wait
 	}
 }
 
-// look ends the schedule once something is found, and gives the history that shows it. It judges
-// nothing while a cluster goes back or a store is damaged: that is recorded when it is over.
+// look ends the schedule once a violation is found, and returns the history that shows it. It does
+// not judge while a cluster goes back or a store is damaged: that is recorded when it is over.
 func (s *system) look(ctx context.Context, found func()) history.History {
 	for ; ctx.Err() == nil; pause(ctx, 5*time.Second) {
 		before := s.excuses.Load()
@@ -137,7 +137,7 @@ func (s *system) look(ctx context.Context, found func()) history.History {
 	return nil
 }
 
-// keep writes the history and what was found into the campaign's directory.
+// keep writes the history and the violations into the campaign's directory.
 func (s *system) keep(r Result) error {
 	f, err := os.Create(filepath.Join(s.options.Dir, "history.jsonl"))
 	if err != nil {

@@ -32,7 +32,7 @@ var (
 	onTrial = flag.Bool("trial", false, "TestCampaign: against a trial of two edges, which have kubelet and containers; as root")
 )
 
-// play runs a campaign and reports what it found. reads: its clients read the devices' APIs.
+// play runs a campaign and reports its violations. reads: its clients read the devices' APIs.
 func play(t *testing.T, o campaign.Options, reads bool, run func(context.Context, campaign.Options) (campaign.Result, error)) {
 	t.Helper()
 	var err error
@@ -58,7 +58,7 @@ func play(t *testing.T, o campaign.Options, reads bool, run func(context.Context
 		kinds[string(r.Kind)]++
 	}
 	t.Logf("%v", kinds)
-	// A campaign in which nothing happens finds nothing.
+	// Too quiet a campaign can't find violations.
 	if least := 20 * o.Edges; err == nil && (kinds["put"] < least || kinds["seen"] < least || kinds["get"] < least && reads) {
 		t.Errorf("seed %d: too little has happened", o.Seed)
 	}
@@ -120,8 +120,8 @@ func TestCampaign(t *testing.T) {
 	play(t, o, true, campaign.Run)
 }
 
-// A history says the same when the rules are applied to it again, and something else when
-// they have changed.
+// A history has the same violations when the rules are applied to it again, and others when they
+// have changed.
 func TestJudge(t *testing.T) {
 	if *judge == "" {
 		t.Skip("-judge names a history")
@@ -208,8 +208,8 @@ func TestOrder_14_ShortCampaigns(t *testing.T) {
 }
 
 // Scenario 6 of the order campaign: pages of the store of a running edgecore break while its link
-// is lost; the link comes back. The device goes on from memory, and nothing is lost but what was on
-// those pages and can't be had again.
+// is lost; the link comes back. The device continues from memory, and the only losses are records
+// of those pages that can't be fetched again.
 func TestOrder_06_DamageWhileInUseLosesNothingElse(t *testing.T) {
 	if testing.Short() {
 		t.Skip("real control planes are started only without -short")

@@ -97,8 +97,8 @@ func (c *slot) countUp(ctx context.Context) {
 		r.UID, r.End = string(uid), c.s.recorder.Now()
 		c.s.recorder.Add(r)
 	}
-	// Without an answer the value may be there or not: it is seen in the cloud then, where
-	// nothing lags.
+	// Without an answer the value may be there or not: it is read from the cloud then, which does
+	// not lag.
 }
 
 // lost begins the names of pods that a restored cluster has not. No client ever touches them: that
@@ -110,7 +110,7 @@ const lost = "lost-"
 const lostPatience = 10 * time.Second
 
 // makeLost makes pods that a copy of etcd's data, made just now, does not have, and waits until the
-// devices have them: what has not come down can't be left over.
+// devices have them: only a pod that has come down can be left over.
 func (s *system) makeLost(ctx context.Context, edges []*edge) {
 	copied := s.recorder.Now()
 	var all sync.WaitGroup

@@ -30,9 +30,9 @@ type daemon struct {
 	wanted bool // it is to run
 }
 
-// start starts the program and waits until it is ready. One that ends meanwhile is started again,
-// as an init system would: cloudcore ends where kube-apiserver refuses what it needs at its start,
-// as one that has just started itself does.
+// start starts the program and waits until it is ready. One that ends before that is started again,
+// as an init system would: cloudcore ends where kube-apiserver refuses its requests at the start,
+// as a kube-apiserver that has just started itself does.
 func (d *daemon) start(ctx context.Context) error { return d.startIn(ctx, startPatience) }
 
 func (d *daemon) startIn(ctx context.Context, patience time.Duration) error {

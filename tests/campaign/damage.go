@@ -19,9 +19,9 @@ import (
 )
 
 // DamageInUse runs a campaign with one fault: pages of the first edge's store break while edgecore
-// uses it and has no link. The error names what edgecore did otherwise than it should: to notice,
-// to go on from memory without a link, to open a session when there is one again, to end then, and
-// to start on what is whole of the file.
+// uses it and has no link. The error names the step at which edgecore failed: to notice, to
+// continue from memory without a link, to open a session when there is one again, to end then, and
+// to start with the intact part of the file.
 func DamageInUse(ctx context.Context, o Options) (Result, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -113,7 +113,7 @@ func (s *system) damageInUse(ctx context.Context, e *edge) error {
 	})
 }
 
-// fillOutbox makes more events than fit beside other records into one page of the store.
+// fillOutbox makes more events than fit into one page of the store together with other records.
 func (s *system) fillOutbox(ctx context.Context, e *edge) error {
 	for n := range 20 {
 		name := fmt.Sprintf("%s-0.filler%d", e.name, n)

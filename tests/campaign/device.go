@@ -28,22 +28,22 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/host"
 )
 
-// containersOf names what runs of a node's pods, beside what its API says of them: the processes of
-// their containers, which the kernel is asked for.
+// containersOf names the running containers of a node's pods, as the kernel shows them: their
+// processes, independent of the node's API.
 const containersOf = "containers"
 
-// settled is how long a kubelet that nothing disturbs may take to hand in an event.
+// settled is how long an undisturbed kubelet may take to hand in an event.
 const settled = 10 * time.Second
 
 // device is an edge of a trial: edgecore with its kubelet, and containers. Its viewers read its
-// API, what its containers find in their volumes, and which of them run.
+// API, the content of its containers' volumes, and the running containers.
 type device struct {
 	s      *system
 	edge   *edge
 	find   func() (host.Host, error)
 	cgroup string // of the node
 	host   atomic.Pointer[host.Host]
-	off    atomic.Bool // it is being booted: what ended ended with it
+	off    atomic.Bool // it is being booted: all containers ended with it
 
 	mu        sync.Mutex
 	pods      map[types.UID]*corev1.Pod // that its API shows, without those that are to end
@@ -51,11 +51,11 @@ type device struct {
 	alive     map[types.UID]int64       // the newest of a pod that had not ended
 	ended     map[types.UID]int64       // the newest of one that has
 	broken    int                       // faults that may keep the kubelet from handing in an event
-	whole     time.Time                 // since when there is none
+	whole     time.Time                 // since when it is over
 	runs      map[types.UID]container
 	announced []container      // that have started, and whose events are to come
-	volumes   map[string]int64 // what was read last, by pod and resource
-	ids       sync.Map         // of what slots' pods refer to
+	volumes   map[string]int64 // the last values read, by pod and resource
+	ids       sync.Map         // of the objects of slots' pods
 }
 
 // container is a process of a pod that runs.
@@ -100,7 +100,7 @@ func (d *device) connect(kubeconfig string) (kubernetes.Interface, error) {
 	return kubernetes.NewForConfig(cfg)
 }
 
-// disturb says that the kubelet may lose an event that it has not handed in, until the returned
+// disturb notes that the kubelet may lose an event that it has not handed in, until the returned
 // function is called.
 func (d *device) disturb() (over func()) {
 	add := func(n int) {
@@ -190,7 +190,7 @@ func (d *device) have() (all []*corev1.Pod) {
 	return all
 }
 
-// running gives what runs of them.
+// running returns the running containers.
 func (d *device) running() (all []container) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -215,7 +215,7 @@ func (d *device) changeReadiness(work context.Context) {
 	}
 }
 
-// id gives the uid of what a slot's pods refer to, which is made once.
+// id returns the uid of an object that a slot's pods refer to, which is made once.
 func (d *device) id(ctx context.Context, resource, name string) string {
 	if id, known := d.ids.Load(resource + name); known {
 		return id.(string)
@@ -246,7 +246,7 @@ func (d *device) volume(pod types.UID, resource string) (int64, error) {
 	return strconv.ParseInt(string(bytes.TrimSpace(raw)), 10, 64)
 }
 
-// lookAtVolumes records what has changed in the volumes of pods that are to run.
+// lookAtVolumes records the changes in the volumes of pods that are to run.
 func (d *device) lookAtVolumes(ctx context.Context) {
 	for _, p := range d.have() {
 		for _, resource := range []string{"configmaps", "secrets"} {
@@ -268,7 +268,7 @@ func (d *device) lookAtVolumes(ctx context.Context) {
 }
 
 // lookAtContainers records which have started and which have ended. The events of one that has run
-// for long enough, on a device that nothing has disturbed since, have been reported.
+// for long enough, on a device that has not been disturbed since, have been reported.
 func (d *device) lookAtContainers() {
 	now, err := d.containers()
 	if err != nil || d.off.Load() {
@@ -311,7 +311,7 @@ func (d *device) lookAtContainers() {
 	}
 }
 
-// afterReboot takes what runs now for what ran before: nothing ended but with the device.
+// afterReboot takes the running containers for those from before: they ended only with the device.
 func (d *device) afterReboot() {
 	now, _ := d.containers() // else it is seen to have started
 	d.mu.Lock()
@@ -327,7 +327,7 @@ func (c container) record(kind history.Kind, who string) history.Record {
 	return history.Record{Kind: kind, Who: who, Resource: "pods", Name: namespace + "/" + c.name, UID: string(c.uid)}
 }
 
-// finals reads what the device has: what its API shows, what the volumes hold, what runs.
+// finals reads the device's state: its API, the volumes, the running containers.
 func (d *device) finals(ctx context.Context, cloud []corev1.Pod, add func(who, node, resource string, o metav1.Object, value int64)) error {
 	shown, err := d.edge.pods(ctx)
 	if err != nil {
@@ -360,7 +360,7 @@ func (d *device) finals(ctx context.Context, cloud []corev1.Pod, add func(who, n
 	return nil
 }
 
-// imageProgram is what the program of each of our images is called.
+// imageProgram is the name of the program in each of our images.
 const imageProgram = "app"
 
 // containers lists the processes of the sample application that run in the device's pods.
@@ -372,7 +372,7 @@ func (d *device) containers() (all []container, err error) {
 	for _, p := range processes {
 		name, err := os.ReadFile(p + "/comm")
 		if err != nil || strings.TrimSpace(string(name)) != imageProgram {
-			continue // it has ended, or is none of a container
+			continue // it has ended, or is not a container's
 		}
 		cgroup, err1 := os.ReadFile(p + "/cgroup")
 		environment, err2 := os.ReadFile(p + "/environ")

@@ -10,7 +10,7 @@ import (
 	"github.com/skerry-io/skerry/tests/campaign/history"
 )
 
-// finals reads what all stores have now.
+// finals reads the present content of all stores.
 func (s *system) finals(ctx context.Context) ([]history.Record, error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*requestPatience)
 	defer cancel()
@@ -28,7 +28,7 @@ func (s *system) finals(ctx context.Context) ([]history.Record, error) {
 	for _, p := range all.Items {
 		add(history.Cloud, p.Spec.NodeName, "pods", &p, valueOf(&p))
 		if p.DeletionTimestamp != nil {
-			continue // what it refers to goes with it
+			continue // objects that it refers to go with it
 		}
 		cm, err := core.ConfigMaps(namespace).Get(ctx, p.Name, metav1.GetOptions{})
 		if err != nil {
@@ -76,21 +76,21 @@ func (s *system) finals(ctx context.Context) ([]history.Record, error) {
 	return found, nil
 }
 
-// finalsOf reads what a device has, by its own API.
+// finalsOf reads a device's content, by its own API.
 func (s *system) finalsOf(ctx context.Context, e *edge, add func(who, node, resource string, o metav1.Object, value int64)) error {
 	core := e.client.CoreV1()
 	list, err := core.Pods("").List(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=" + e.name})
 	if err != nil {
 		return fmt.Errorf("listing the pods of %s: %w", e.name, err)
 	}
-	// That it has been asked counts, also where it has nothing.
+	// The question itself counts, also where the answer is empty.
 	add(e.name, e.name, "nodes", &metav1.ObjectMeta{Name: e.name}, 0)
 	for _, p := range list.Items {
 		add(e.name, e.name, "pods", &p, valueOf(&p))
 		if p.DeletionTimestamp != nil {
 			continue
 		}
-		// What can't be read is missing.
+		// An unreadable object is missing.
 		if cm, err := core.ConfigMaps(namespace).Get(ctx, p.Name, metav1.GetOptions{}); err == nil {
 			add(e.name, e.name, "configmaps", cm, valueOf(cm))
 		}

@@ -17,7 +17,8 @@ import (
 )
 
 // kubelet stands for the kubelet of an edge: it registers the node, renews its Lease, follows its
-// pods and what they refer to, writes their statuses and events, and confirms their deletion.
+// pods and the objects that they refer to, writes their statuses and events, and confirms their
+// deletion.
 type kubelet struct {
 	s    *system
 	edge *edge
@@ -47,7 +48,7 @@ func (s *system) newKubelet(e *edge) *kubelet {
 	return &kubelet{s: s, edge: e, pods: map[types.UID]*sandbox{}, refs: map[string]*sync.Mutex{}, reported: map[types.UID]int{}}
 }
 
-// run works until ctx ends; from the end of work on it writes only what it must.
+// run works until ctx ends; from the end of work on it writes only the necessary.
 func (k *kubelet) run(ctx, work context.Context) {
 	defer k.all.Wait()
 	k.all.Go(func() { k.heartbeat(ctx) })
@@ -106,8 +107,8 @@ func (k *kubelet) renew(ctx context.Context) {
 	}
 }
 
-// listPatience is longer than what edgecore leaves to the cloud may take, meanwhile how many other
-// requests it may answer before a list that it can answer by itself.
+// listPatience is longer than edgecore's wait for an answer of the cloud, during which it may
+// answer many other requests before a list that it can answer by itself.
 const (
 	listPatience = 45 * time.Second
 	meanwhile    = 5
@@ -157,7 +158,7 @@ func (k *kubelet) overtaken(ctx context.Context, done chan error) bool {
 	return ctx.Err() == nil
 }
 
-// onPod does what a kubelet does when a pod has changed.
+// onPod reacts as a kubelet does when a pod has changed.
 func (k *kubelet) onPod(ctx, work context.Context, r history.Record, o metav1.Object) {
 	k.mu.Lock()
 	p := k.pods[o.GetUID()]
@@ -185,8 +186,9 @@ func (k *kubelet) onPod(ctx, work context.Context, r history.Record, o metav1.Ob
 	}
 }
 
-// follow watches what a pod refers to until ctx ends. A pod whose namesake is still there waits for
-// the end of that one's watch: what two watches show at the same time has no order. k.mu is held.
+// follow watches the objects that a pod refers to until ctx ends. A pod whose namesake is still
+// there waits for the end of that one's watch: events of two concurrent watches have no order. k.mu
+// is held.
 func (k *kubelet) follow(ctx context.Context, s source, name string) {
 	key := s.resource + "/" + name
 	if k.refs[key] == nil {
@@ -275,7 +277,7 @@ func (k *kubelet) getStatus(ctx context.Context, p *sandbox) {
 	ctx, cancel := context.WithTimeout(ctx, requestPatience)
 	defer cancel()
 	pod, err := k.edge.client.CoreV1().Pods(namespace).Get(ctx, p.name, metav1.GetOptions{})
-	if apierrors.IsServiceUnavailable(err) { // edgecore runs, and has nothing to say
+	if apierrors.IsServiceUnavailable(err) { // edgecore runs, and has no copy
 		r.Kind = history.Unanswered
 		k.s.recorder.Add(r)
 	}

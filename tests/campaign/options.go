@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// Options say how large a campaign is. All must be set, unless they say otherwise.
+// Options set the size of a campaign. All must be set, unless noted.
 type Options struct {
 	Seed   uint64
 	Clouds int
@@ -20,14 +20,14 @@ type Options struct {
 	// Steps are played in the place of those that the seed gives, where there are any. One whose
 	// things are still being mended waits.
 	Steps []Step
-	// Dir is the campaign's own; what it leaves there explains a failure.
+	// Dir is the campaign's own; the files in it explain a failure.
 	Dir string
 	// Out gets a line for each fault.
 	Out io.Writer
 	// UntilFound ends the schedule once something is found.
 	UntilFound bool
-	// Calm is how many of the edges, the last ones, have nothing broken of their own: they
-	// must stay Ready.
+	// Calm is how many of the edges, the last ones, have no fault of their own: they must stay
+	// Ready.
 	Calm int
 	// Keepalive is that of the edges in their order; nil: 1 s for all, and as little for cloudcore.
 	Keepalive []time.Duration
@@ -36,7 +36,7 @@ type Options struct {
 	// Changed are programs that take the place of the repository's own, by their names; see
 	// BuildChanged. May be nil.
 	Changed map[string]string
-	// Env is what cloudcores and edgecores have in their environment beside our own; may be nil.
+	// Env is the environment of cloudcores and edgecores in addition to our own; may be nil.
 	Env []string
 }
 
@@ -84,7 +84,7 @@ const (
 	DeleteNode Fault = "delete-node" // an edge's link breaks, and its Node is deleted in the meantime
 	Thin       Fault = "thin"        // an edge's link carries 4 KiB a second
 	Refuse     Fault = "refuse"      // kube-apiserver answers a cloudcore 429, 500, 409 or not at all, one time in three
-	Deny       Fault = "deny"        // kube-apiserver answers 403 to what a cloudcore asks as a node, as with an authorizer that lags
+	Deny       Fault = "deny"        // kube-apiserver answers 403 to a cloudcore's requests as a node, as with an authorizer that lags
 	Down       Fault = "down"        // kube-apiserver answers a cloudcore 503 at once, or breaks the connection
 	Isolate    Fault = "isolate"     // a cloudcore can't reach kube-apiserver
 	Lag        Fault = "lag"         // the events of a cloudcore's watches arrive late

@@ -50,8 +50,8 @@ func BuildChanged(ctx context.Context, dir string) (map[string]string, error) {
 	return changed, nil
 }
 
-// prepareClock makes in dir what an edgecore with another time of day needs: a program that answers
-// its reads of the clock, and a copy of edgecore that asks.
+// prepareClock makes in dir the files for an edgecore with another time of day: a program that
+// answers its reads of the clock, and a copy of edgecore that asks.
 func prepareClock(ctx context.Context, root, dir string, programs map[string]string) error {
 	programs["wrongclock"], programs["asking"] = filepath.Join(dir, "wrongclock"), filepath.Join(dir, "hollowedge")
 	if err := binary.BuildStatic(ctx, root, programs["wrongclock"], "./tests/cmd/wrongclock"); err != nil {

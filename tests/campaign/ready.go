@@ -11,9 +11,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// Ready brings up edges whose kubelets live, but for the last, whose kubelet is silent once it has
-// registered its node. It returns what each node's Ready has been since all were, in order and each
-// once: for o.Length, and from there until kube-controller-manager has noticed the silent one.
+// Ready brings up edges with live kubelets, but for the last, whose kubelet is silent once it has
+// registered its node. It returns each node's values of Ready since all were True, in order and
+// each once: for o.Length, and from there until kube-controller-manager has noticed the silent one.
 func Ready(ctx context.Context, o Options) (map[string][]corev1.ConditionStatus, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

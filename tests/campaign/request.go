@@ -36,7 +36,7 @@ func (s *system) put(ctx context.Context, r history.Record, write func(context.C
 // refused reports whether an error means that the request had no effect. An internal error of the
 // server does not.
 func refused(err error) bool {
-	if errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, fs.ErrNotExist) { // nothing listens there
+	if errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, fs.ErrNotExist) { // without a listener there
 		return true
 	}
 	status := apierrors.APIStatus(nil)
@@ -54,7 +54,8 @@ func (s *system) draw(name string) *rand.Rand {
 	return rand.New(rand.NewPCG(s.options.Seed, h.Sum64()))
 }
 
-// excuse records what explains what is seen from now until the returned function is called.
+// excuse records a fault that explains the observations from now until the returned function is
+// called.
 func (s *system) excuse(kind history.Kind, who string) (over func()) {
 	s.excuses.Add(1)
 	r := history.Record{Kind: kind, Who: who, At: s.recorder.Now()}

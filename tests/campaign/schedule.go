@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// thing is what a fault breaks: two faults never break one at the same time.
+// thing is the target of a fault: two faults never break one at the same time.
 func (s Step) thing() string {
 	switch s.Fault {
 	case KillCloud, PauseCloud, Late:
@@ -26,7 +26,7 @@ func (s Step) thing() string {
 	return "plane"
 }
 
-// offline says of a shutdown whether the device has no link in the meantime.
+// offline reports for a shutdown whether the device has no link during it.
 func (s Step) offline() bool { return s.At%2 == 0 }
 
 // things are all that a fault breaks.
@@ -67,7 +67,7 @@ func Plan(o Options) []Step {
 		if s.At+s.For > o.Length || slices.ContainsFunc(s.things(), func(thing string) bool { return busy[thing] > s.At }) {
 			continue
 		}
-		// A pause between two, in which what was broken may do something.
+		// A pause between two, in which the broken part may recover.
 		for _, thing := range s.things() {
 			busy[thing] = s.At + s.For + recovery(s.Fault)
 		}

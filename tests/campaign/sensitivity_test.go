@@ -19,11 +19,11 @@ var (
 	within  = flag.Duration("within", 30*time.Minute, "TestSensitivity: how much schedule may pass until a campaign has found what is off")
 )
 
-// each is how long a schedule is where its switch does not say it.
+// each is how long a schedule is where its switch does not set it.
 const each = 90 * time.Second
 
 // TestSensitivity plays campaigns against builds in which a rule is off, one seed after the other,
-// until one finds it. It fails where none does.
+// until one finds it. It fails if the seeds run out.
 func TestSensitivity(t *testing.T) {
 	if *without == "" {
 		t.Skip("make sensitivity WITHOUT=fence,salvage runs it")
@@ -48,7 +48,7 @@ func TestSensitivity(t *testing.T) {
 	}
 }
 
-// find plays campaigns until one finds what is off.
+// find plays campaigns until one finds the rule that is off.
 func find(t *testing.T, s sensitivity.Switch, programs map[string]string) {
 	played := time.Duration(0)
 	for next := max(*seed, 1); played < *within; next++ {

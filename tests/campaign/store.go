@@ -23,7 +23,7 @@ func (s *system) badRecord(ctx context.Context, e *edge, after time.Duration) er
 	over := s.excuse(history.Damage, e.name)
 	e.line.Set(line.State{Cut: true})
 	defer e.line.Set(line.State{})
-	pause(ctx, 500*time.Millisecond) // what had arrived is stored
+	pause(ctx, 500*time.Millisecond) // received data is stored
 	before, err := e.pods(ctx)
 	known := err == nil // it may be in another trouble
 	if err := e.kill(ctx); err != nil {
@@ -74,7 +74,7 @@ func (e *edge) pods(ctx context.Context) ([]corev1.Pod, error) {
 	return list.Items, nil
 }
 
-// flipIn flips one bit in each place of a file that says text.
+// flipIn flips one bit in each place of a file that contains text.
 func flipIn(file, text string) error {
 	raw, err := os.ReadFile(file)
 	if err != nil {

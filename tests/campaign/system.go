@@ -40,7 +40,7 @@ import (
 
 const namespace, operations = "campaign", "nodeoperations"
 
-// system is what runs.
+// system is the running system.
 type system struct {
 	options  Options
 	recorder *history.Recorder
@@ -59,11 +59,11 @@ type system struct {
 	real       world        // nil where all are processes of our own
 }
 
-// world is what a system has whose parts are a trial's.
+// world is the part of a system that a trial replaces.
 type world interface {
 	// fit makes a pod one that runs there.
 	fit(pod *corev1.Pod)
-	// break1 breaks and mends what is a trial's; false leaves it to the system.
+	// break1 breaks and repairs the trial's parts; false leaves it to the system.
 	break1(ctx context.Context, step Step) (done bool, err error)
 }
 
@@ -71,7 +71,7 @@ type world interface {
 type viewed interface {
 	// run views the edge until ctx ends; its applications work until work does.
 	run(ctx, work context.Context)
-	// finals reads what the edge has, of pods that the cloud has.
+	// finals reads the edge's content, of pods that the cloud has.
 	finals(ctx context.Context, cloud []corev1.Pod, add func(who, node, resource string, o metav1.Object, value int64)) error
 }
 
@@ -94,7 +94,7 @@ type edge struct {
 	device viewed               // nil where it has no kubelet
 }
 
-// start brings everything up. What it returns is to be stopped also with an error.
+// start brings everything up. The returned system is to be stopped also with an error.
 func start(ctx context.Context, o Options) (*system, error) {
 	ctx, end := context.WithCancel(ctx)
 	s := &system{options: o, recorder: history.NewRecorder(), end: end}
@@ -223,7 +223,7 @@ func (s *system) addProxy(ctx context.Context) (*faultproxy.Proxy, string, error
 	return proxy, "https://" + l.Addr().String(), nil
 }
 
-// decide replaces what the proxy does to requests; nil lets all pass.
+// decide replaces the proxy's decisions on requests; nil lets all pass.
 func (c *cloudcore) decide(f func(*http.Request) faultproxy.Fault) {
 	c.proxy.Set(func(r *http.Request) faultproxy.Fault {
 		if faultproxy.Watch(r) {
@@ -392,7 +392,7 @@ func (s *system) awaitEdges(ctx context.Context) error {
 	return nil
 }
 
-// sessionOpened is what edgecore logs when it has a link.
+// sessionOpened is edgecore's log message when it has a link.
 const sessionOpened = "Session opened"
 
 // count is how often a text is in the edge's log.

@@ -49,7 +49,7 @@ const (
 	pressurePatience = 2 * time.Minute
 )
 
-// onTrial is what a campaign against a trial has instead of processes of its own.
+// onTrial replaces a campaign's own processes by those of a trial.
 type onTrial struct {
 	s        *system
 	trial    *trial.Trial
@@ -74,7 +74,7 @@ func Real(seed uint64, minutes int) Options {
 }
 
 // OnTrial runs a campaign against a trial that is up, with as many edges and cloudcores as the
-// options say and without the sample application: the edges' kubelets run containers. The trial is
+// options have and without the sample application: the edges' kubelets run containers. The trial is
 // of no use after it.
 func OnTrial(ctx context.Context, o Options, t *trial.Trial) (Result, error) {
 	ctx, cancel := context.WithCancel(ctx)
@@ -198,8 +198,8 @@ func (r *onTrial) addCloud(ctx context.Context, name string) error {
 	})
 }
 
-// fit makes a pod one that runs: the sample application, with a probe that says when its readiness
-// changes, and what it refers to as volumes, which follow the objects.
+// fit makes a pod one that runs: the sample application, with a probe that controls when its
+// readiness changes, and the objects that it refers to as volumes, which follow the objects.
 func (r *onTrial) fit(pod *corev1.Pod) {
 	c := &pod.Spec.Containers[0]
 	pod.Spec.TerminationGracePeriodSeconds = new(int64(1))
@@ -210,7 +210,7 @@ func (r *onTrial) fit(pod *corev1.Pod) {
 	probe.HTTPGet.Port.IntVal = 8080
 	c.ReadinessProbe = &probe
 	if strings.HasPrefix(pod.Name, lost) {
-		return // there is nothing that it could refer to
+		return // there are no objects that it could refer to
 	}
 	config, secret := corev1.Volume{Name: "config"}, corev1.Volume{Name: "secret"}
 	config.ConfigMap = &corev1.ConfigMapVolumeSource{LocalObjectReference: corev1.LocalObjectReference{Name: pod.Name}}
@@ -236,7 +236,7 @@ func (r *onTrial) supervise(ctx context.Context, d *device, thing []string) erro
 	return nil
 }
 
-// claim takes things for a step. It has none of them where one is still being mended, which takes
+// claim takes things for a step. It takes no thing where one is still being repaired, which takes
 // longer than planned on a slow machine.
 func (r *onTrial) claim(things []string) bool {
 	r.mu.Lock()
@@ -258,8 +258,8 @@ func (r *onTrial) release(things []string) {
 	}
 }
 
-// break1 breaks what only a trial has, or has otherwise; false leaves it to the system. A step
-// whose things are still being mended is left out.
+// break1 breaks the parts that only a trial has, or has otherwise; false leaves it to the system. A
+// step whose things are still being repaired is left out.
 func (r *onTrial) break1(ctx context.Context, step Step) (bool, error) {
 	if slices.Contains([]Fault{Refuse, Deny, Down, Isolate, Lag}, step.Fault) {
 		return false, nil
@@ -359,14 +359,14 @@ func (r *onTrial) stand(ctx context.Context, on, program string, length time.Dur
 	return r.do(func() error { return r.trial.Signal(ctx, on, program, syscall.SIGCONT) })
 }
 
-// expect gives what a device runs and was not asked to end, which it will end by itself; offline
-// cuts its link first.
+// expect returns the containers that a device runs without a request to end them, which it will end
+// by itself; offline cuts its link first.
 func (r *onTrial) expect(ctx context.Context, d *device, offline bool) ([]container, error) {
 	if offline {
 		if err := r.do(func() error { return r.trial.Cut(ctx, d.edge.name, lab.Carrier) }); err != nil {
 			return nil, err
 		}
-		pause(ctx, 3*time.Second) // what was on its way has arrived, and what was being ended has
+		pause(ctx, 3*time.Second) // messages in flight have arrived, and containers being ended have ended
 	}
 	before := d.running()
 	d.off.Store(true)
@@ -397,7 +397,7 @@ func (r *onTrial) reboot(ctx context.Context, d *device, length time.Duration, o
 // all its pods. Once the kubelet has found room again they must run again, before there is a link.
 // No file fills the disk: it is the machine's, and others look at it.
 func (r *onTrial) pressure(ctx context.Context, d *device, length time.Duration) error {
-	// Else there is none to end.
+	// Else there is no container to end.
 	if err := within(ctx, pressurePatience, func() (bool, error) { return len(d.running()) > 0, nil }); err != nil {
 		return fmt.Errorf("%s runs no pod: %w", d.edge.name, err)
 	}

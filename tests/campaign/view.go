@@ -21,7 +21,7 @@ import (
 	"github.com/skerry-io/skerry/tests/campaign/history"
 )
 
-// source is what can be listed and watched.
+// source is a list or an object that can be listed and watched.
 type source struct {
 	resource string
 	list     func(context.Context, metav1.ListOptions) (runtime.Object, error)
@@ -105,15 +105,15 @@ func nodeOf(e *edge) source {
 	}.only("metadata.name", e.name)
 }
 
-// refsOf are what a pod refers to, each asked for by its name as the kubelet does.
+// refsOf are the objects that a pod refers to, each requested by its name as the kubelet does.
 func refsOf(e *edge, pod string) []source {
 	if strings.HasPrefix(pod, lost) {
-		return nil // there are none
+		return nil // there are no such objects
 	}
 	return []source{configMapSource(e.client).only("metadata.name", pod), secretSource(e.client).only("metadata.name", pod)}
 }
 
-// watchCloud records what kube-apiserver itself says.
+// watchCloud records the objects at kube-apiserver itself.
 func (s *system) watchCloud(ctx context.Context) {
 	done := make(chan struct{})
 	sources := []source{podSource(s.client, namespace), configMapSource(s.client), secretSource(s.client), eventSource(s.client), operationSource(s.operations)}
@@ -129,7 +129,7 @@ func (s *system) watchCloud(ctx context.Context) {
 	}
 }
 
-// view is what one viewer knows of one source.
+// view is one viewer's copy of one source.
 type view struct {
 	recorder *history.Recorder
 	who      string
@@ -167,7 +167,7 @@ func (v *view) follow(ctx context.Context, s source, see func(history.Record, me
 	}
 }
 
-// replace takes a list: what it lacks is gone.
+// replace takes a list: an object that it lacks is gone.
 func (v *view) replace(resource string, list runtime.Object, see func(history.Record, metav1.Object)) {
 	items, err := meta.ExtractList(list)
 	if err != nil {
@@ -203,7 +203,7 @@ func (v *view) change(resource string, o metav1.Object, deleted, listed bool, se
 	}
 	r := history.Record{
 		Kind: history.Seen, Who: v.who, Resource: resource, Name: namespace + "/" + called(o), UID: string(o.GetUID()), Value: valueOf(o),
-		At: v.recorder.Now(), Unknown: listed, // the order of a list says nothing
+		At: v.recorder.Now(), Unknown: listed, // the order of a list has no meaning
 	}
 	if pod, ok := o.(*corev1.Pod); ok && !counted(pod) {
 		r.Value = v.known[o.GetUID()].Value
@@ -232,8 +232,9 @@ func terminal(p *corev1.Pod) bool {
 }
 
 // counted reports whether a pod's status has a counter of its kubelet's. That of a pod which the
-// device itself is about to run again has none, nor that of one which ran and which the kubelet
-// rejects when it starts: it leaves the condition out. A pod that was never heard of is Pending.
+// device itself is about to run again has no counter, nor that of one which ran and which the
+// kubelet rejects when it starts: it leaves the condition out. A pod that was never reported is
+// Pending.
 func counted(p *corev1.Pod) bool {
 	i := slices.IndexFunc(p.Status.Conditions, func(c corev1.PodCondition) bool { return c.Type == corev1.ContainersReady })
 	if i < 0 {
@@ -242,8 +243,8 @@ func counted(p *corev1.Pod) bool {
 	return p.Status.Conditions[i].Reason != "Restarting"
 }
 
-// called is an object's name, but for what a kubelet reports of a container that starts: it
-// draws those names.
+// called is an object's name, except for a kubelet's events about a container that starts: their
+// names are random.
 func called(o metav1.Object) string {
 	if e, ok := o.(*corev1.Event); ok && slices.Contains(startEvents, e.Reason) {
 		return startEvent(e.InvolvedObject.Name, string(e.InvolvedObject.UID), e.Reason)
@@ -251,13 +252,13 @@ func called(o metav1.Object) string {
 	return o.GetName()
 }
 
-// startEvents are what a kubelet reports of a container, in order.
+// startEvents are a kubelet's events about a container, in order.
 var startEvents = []string{"Created", "Started"}
 
 // startEvent names such an event, whose own name is drawn by the kubelet.
 func startEvent(pod, uid, reason string) string { return pod + "." + uid + "." + reason }
 
-// valueOf is the counter in an object. A kubelet counts nothing in a pod's status: the time of the
+// valueOf is the counter in an object. A kubelet has no counter in a pod's status: the time of the
 // last change that it alone writes is as good, in whole seconds.
 func valueOf(o any) int64 {
 	text := ""
@@ -281,6 +282,6 @@ func valueOf(o any) int64 {
 	case *unstructured.Unstructured:
 		text, _, _ = unstructured.NestedString(o.Object, "status", "output")
 	}
-	n, _ := strconv.ParseInt(text, 10, 64) // none is 0
+	n, _ := strconv.ParseInt(text, 10, 64) // an empty counter is 0
 	return n
 }

@@ -22,14 +22,13 @@ func (h History) Check() (found []Violation) {
 	return found
 }
 
-// SoFar lists what breaks a rule of a campaign that still goes on: nothing that may yet
-// arrive is missed.
+// SoFar lists the violations of a running campaign: an object that may yet arrive is not missed.
 func (h History) SoFar() []Violation {
 	c := newChecker(h)
 	return slices.Concat(c.newest(), c.wanted(), c.dead(), c.order(), answers(h), single(h))
 }
 
-// Unsettled lists what is not the same everywhere by the Final records.
+// Unsettled lists the differences between the Final records.
 func (h History) Unsettled() []Violation {
 	c := newChecker(h)
 	return append(c.kept(), c.exact()...)
@@ -80,7 +79,7 @@ func newChecker(h History) *checker {
 	return c
 }
 
-// lost finds a restore that may have undone what happened in the cloud from at to end.
+// lost finds a restore that may have undone a change in the cloud from at to end.
 func (c *checker) lost(at, end time.Duration) (Record, bool) {
 	for _, r := range c.restores {
 		if end >= r.At && at <= r.End {
@@ -101,7 +100,7 @@ func (c *checker) put(o object, value int64) (Record, bool) {
 }
 
 // newest looks for older values after newer ones. A restored cluster is the only one that may show
-// them, and only what it had lost may be followed by something older.
+// them, and only a value that it had lost may be followed by an older one.
 func (c *checker) newest() (found []Violation) {
 	type view struct {
 		who string
@@ -133,8 +132,8 @@ func (c *checker) undone(newer, older Record) bool {
 		// kube-apiserver itself was asked: it went back in between, or it did not.
 		return slices.ContainsFunc(c.restores, func(r Record) bool { return r.End >= newer.At && r.At <= older.At })
 	}
-	// A pod that the restored cluster has not: what its node still writes to it is refused, and
-	// what was written is not shown any more.
+	// A pod that the restored cluster has not: its node's writes to it are refused, and its earlier
+	// status is not shown any more.
 	if made := c.puts[newer.object()]; newer.Resource == pods && len(made) > 0 && made[0].Who == Cloud {
 		if r, lost := c.lost(made[0].At, max(made[0].At, made[0].End)); lost && r.At <= older.At {
 			return true
@@ -153,8 +152,7 @@ func (c *checker) undone(newer, older Record) bool {
 }
 
 // dropped reports whether a device explains that it shows an older value after a newer one: it has
-// taken back a pod's end, which had the newer one, and shows nothing older than what it showed
-// before that end.
+// taken back a pod's end, which had the newer one, and shows no value older than before that end.
 func (c *checker) dropped(newer, older Record) bool {
 	return slices.ContainsFunc(c.drops, func(d Record) bool {
 		return d.Who == newer.Who && d.object() == newer.object() && d.At >= newer.At && d.At <= older.At &&
@@ -163,16 +161,15 @@ func (c *checker) dropped(newer, older Record) bool {
 }
 
 // takenBack reports whether the device that wrote a status has taken it back since, as a pod's end,
-// and what the cloud has is what the device showed before, or newer.
+// and the cloud has the value from before it, or a newer one.
 func (c *checker) takenBack(status, cloud Record) bool {
 	return slices.ContainsFunc(c.drops, func(d Record) bool {
 		return d.Who == status.Who && d.object() == status.object() && d.At >= status.At && status.Value <= d.Value && cloud.Value >= d.Base
 	})
 }
 
-// arrived is when the cloud was first seen to have what a node had written, else at the
-// latest. Until then the node's store alone had it, and a copy of etcd's data that was made
-// meanwhile has it not.
+// arrived is when the cloud was first seen to have a node's write, else at the latest. Until then
+// the node's store alone had it, and a copy of etcd's data from before lacks it.
 func (c *checker) arrived(written Record, latest time.Duration) time.Duration {
 	for _, r := range c.history {
 		if r.Who == Cloud && (r.Kind == Seen || r.Kind == Going) && r.object() == written.object() && r.Value >= written.Value {
@@ -208,7 +205,7 @@ func (c *checker) wanted() (found []Violation) {
 func first(all []Record) []Record { return all[:min(1, len(all))] }
 
 // dead looks for objects that are there again after they were gone. A restore may bring them back,
-// and what a device held for a pod goes with the pod and comes with the next of its name.
+// and a device's objects for a pod go with the pod and come with the next of its name.
 func (c *checker) dead() (found []Violation) {
 	type view struct {
 		who string
@@ -235,7 +232,7 @@ func (c *checker) dead() (found []Violation) {
 	return found
 }
 
-// moment is how far the records of two viewers of one device may be apart for what it did at once.
+// moment is how far the records of two viewers of one device may be apart for simultaneous changes.
 const moment = 2 * time.Second
 
 // runs reports whether a device has a pod of a name, and keeps it for a moment.
@@ -257,7 +254,7 @@ func (c *checker) runs(who, name string, at time.Duration) (runs bool) {
 	return runs
 }
 
-// removed is when the deletion of what is gone was asked for, else when it was seen to be gone.
+// removed is when the deletion of a gone object was requested, else when it was seen to be gone.
 func (c *checker) removed(gone Record) time.Duration {
 	if asked := c.removes[gone.object()]; len(asked) > 0 {
 		return min(asked[0].At, gone.At)
@@ -265,8 +262,8 @@ func (c *checker) removed(gone Record) time.Duration {
 	return gone.At
 }
 
-// kept compares what all have at the end: the nodes with the cloud, the cloud with what nodes have
-// been acknowledged.
+// kept compares the stores at the end: the nodes with the cloud, the cloud with the nodes'
+// acknowledged writes.
 func (c *checker) kept() (found []Violation) {
 	cloud := c.finals[Cloud]
 	for _, who := range slices.Sorted(maps.Keys(c.finals)) {
@@ -308,7 +305,7 @@ func (c *checker) kept() (found []Violation) {
 }
 
 // revived reports whether the pod of an acknowledged status has ended on its node since, and an
-// older copy may have brought it back: what the node knew of it went with it.
+// older copy may have brought it back: the node's state of it went with it.
 func (c *checker) revived(status Record) bool {
 	return slices.ContainsFunc(c.history, func(g Record) bool {
 		return g.Kind == Gone && g.Who == status.Who && g.object() == status.object() && g.At >= status.At &&
@@ -391,7 +388,7 @@ func (c *checker) order() (found []Violation) {
 			reported[r.Name] = r
 		}
 	}
-	newest := map[string]Record{} // by what it is about: the last reported of those that appeared
+	newest := map[string]Record{} // by the object it is about: the last reported of those that appeared
 	seen := map[string]bool{}
 	for _, r := range c.history {
 		p, ok := reported[r.Name]
@@ -400,7 +397,7 @@ func (c *checker) order() (found []Violation) {
 		}
 		seen[r.Name] = true
 		if r.Unknown {
-			continue // the order of a list says nothing
+			continue // the order of a list has no meaning
 		}
 		before, any := newest[p.About]
 		if _, undone := c.lost(p.At, r.At); any && p.At < before.At && !undone && !c.forgotten(p, r.At) {

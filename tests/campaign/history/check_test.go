@@ -40,7 +40,7 @@ func remove(resource, name string) line {
 	return record(history.Remove, history.Cloud, resource, name, name+"-1", 0)
 }
 
-// final is what a viewer has of an object of edge1.
+// final is a viewer's copy of an object of edge1.
 func final(who, resource, name string, value int64) line {
 	return func(r *history.Record) {
 		record(history.Final, who, resource, name, name+"-1", value)(r)
@@ -99,7 +99,7 @@ const (
 	edge   = "edge1"
 )
 
-// Each rule is shown what it must find, and the nearest thing that is no violation.
+// Each rule is tested with its violation, and the nearest history that is no violation.
 func TestCheck(t *testing.T) {
 	for name, c := range map[string]struct {
 		lines []line
@@ -278,7 +278,7 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-// A violation names what was broken at its time, and not what was broken long before.
+// A violation names the faults at its time, and not those from long before.
 func TestCheck_namesFaults(t *testing.T) {
 	fault := func(who string) line {
 		return func(r *history.Record) { r.Kind, r.Who = history.Fault, who }

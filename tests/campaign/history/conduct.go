@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// answers looks for what a device did not answer for any more. After damage it may have to
-// ask the cloud.
+// answers looks for reads that a device stopped answering. After damage it may have to ask the
+// cloud.
 func answers(h History) (found []Violation) {
 	said := map[object]bool{}
 	for _, r := range h {

@@ -1,8 +1,8 @@
-// Package history is what the clients of a campaign did and saw, and the rules that it
-// must satisfy.
+// Package history holds the actions and observations of a campaign's clients, and the rules that
+// they must satisfy.
 //
-// It owns the records and decides nothing about the system: Check is a pure function of a History.
-// A Recorder may be used by any goroutine; a History does not change any more.
+// It owns the records and does not know the system: Check is a pure function of a History. A
+// Recorder may be used by any goroutine; a History does not change any more.
 package history
 
 import (
@@ -19,12 +19,12 @@ import (
 // the API of its own device.
 const Cloud = "cloud"
 
-// A Kind is what a Record says.
+// A Kind is the kind of a Record.
 type Kind string
 
 const (
-	// Put is a write of Value to an object, or its creation: by the cloud's clients for what comes
-	// down, by the node's for what goes up. A refused write is no record.
+	// Put is a write of Value to an object, or its creation: by the cloud's clients for objects
+	// that come down, by the node's for those that go up. A refused write is no record.
 	Put Kind = "put"
 	// Get is a read of Value through the device's own API.
 	Get Kind = "get"
@@ -32,7 +32,7 @@ const (
 	Seen Kind = "seen"
 	// Going is an object that is seen with a deletion time.
 	Going Kind = "going"
-	// Gone is an object whose deletion a watch says, or that a list has no longer.
+	// Gone is an object that a watch reports as deleted, or that a list has no longer.
 	Gone Kind = "gone"
 	// Remove is a request of the cloud's clients to delete an object.
 	Remove Kind = "remove"
@@ -42,21 +42,20 @@ const (
 	// Damage is a bit of a device's store that was flipped while it was off. Events that had not
 	// gone up may be lost with it, and statuses are written again by the kubelet; no pod may be.
 	Damage Kind = "damage"
-	// Fault is something that was broken, from At to End; Who says what.
+	// Fault is a fault, from At to End; Who names the broken part.
 	Fault Kind = "fault"
 	// Unanswered is an object that a running edgecore did not answer for, though it had
 	// answered before.
 	Unanswered Kind = "unanswered"
-	// Missing is an object that a device had and has no longer, after a restart without a link for
-	// which nothing of it was damaged, or a while after what ended it has passed.
+	// Missing is an object that a device had and has no longer, after a restart without a link and
+	// without damage to it, or a while after such a cause has passed.
 	Missing Kind = "missing"
 	// Dropped is the end of a pod that a device has shown and taken back, to run the pod again. It
-	// had Value; what the device showed before it had Base.
+	// had Value; the device's value before it was Base.
 	Dropped Kind = "dropped"
-	// Ended is a pod that the cloud sees in a terminal phase. The pods of a campaign have none.
+	// Ended is a pod that the cloud sees in a terminal phase. The pods of a campaign never end.
 	Ended Kind = "ended"
-	// Unready is a node of which Ready became another than True, though nothing of its own
-	// was broken.
+	// Unready is a node of which Ready became another than True, without a fault of its own.
 	Unready Kind = "unready"
 	// Load is how many watches a cloudcore opened from At to End: Value.
 	Load Kind = "load"
@@ -68,7 +67,7 @@ const (
 type Record struct {
 	Kind Kind `json:"kind"`
 	// At and End are the times since the campaign began at which a request was sent and answered.
-	// What is seen has one time.
+	// An observation has one time.
 	At  time.Duration `json:"at"`
 	End time.Duration `json:"end,omitempty"`
 	Who string        `json:"who"` // the viewer, or whose client it was
@@ -80,8 +79,8 @@ type Record struct {
 	Node     string `json:"node,omitempty"`  // for whom the object is
 	Value    int64  `json:"value,omitempty"` // a counter that its writer never sets back
 	Base     int64  `json:"base,omitempty"`
-	// Unknown is a request without an answer: it may have been done, also later. Of what is seen,
-	// that it stood in a list, whose order says nothing.
+	// Unknown is a request without an answer: it may have been done, also later. For an
+	// observation: it was in a list, whose order has no meaning.
 	Unknown bool `json:"unknown,omitempty"`
 }
 
@@ -133,7 +132,7 @@ func (r *Recorder) Add(x Record) {
 	r.records = append(r.records, x)
 }
 
-// History is what was recorded so far, in the order of its times.
+// History returns the records so far, in the order of their times.
 func (r *Recorder) History() History {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -153,7 +152,7 @@ func (h History) Write(w io.Writer) error {
 	return nil
 }
 
-// Read reads what Write wrote.
+// Read reads the output of Write.
 func Read(r io.Reader) (h History, err error) {
 	for d := json.NewDecoder(r); ; {
 		var x Record

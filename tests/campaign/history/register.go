@@ -16,10 +16,10 @@ type operation struct {
 	value int64
 }
 
-// anything is the state of a register of which nothing is known yet.
+// anything is the initial state of a register: unknown.
 const anything = math.MinInt64
 
-// model is a register: a read gives what was written last (M. Herlihy, J. Wing, "Linearizability: a
+// model is a register: a read returns the last write (M. Herlihy, J. Wing, "Linearizability: a
 // correctness condition for concurrent objects", 1990).
 func model() porcupine.Model {
 	return porcupine.Model{
@@ -38,8 +38,8 @@ func model() porcupine.Model {
 // linearized bounds the search for one object.
 const linearized = 10 * time.Second
 
-// register looks at the objects that nodes write through their own devices' API, and read there.
-// What a restored cluster shows, or a damaged store, is another history: an object is looked at up
+// register checks the objects that nodes write through their own devices' API, and read there.
+// Values of a restored cluster, or of a damaged store, are another history: an object is checked up
 // to the first of those since it was made.
 func register(h History) (found []Violation) {
 	undone, damaged := h.each(Restore), h.each(Damage)
@@ -77,8 +77,8 @@ func shortest(records []Record) []Record {
 	if linearizable(records) {
 		return nil
 	}
-	// What had been answered by a time is a history too, and once one is not linearizable
-	// no later one is.
+	// The requests answered by a time are a history too, and once one is not linearizable no later
+	// one is.
 	ends := make([]time.Duration, 0, len(records))
 	for _, r := range records {
 		ends = append(ends, cmp.Or(r.End, r.At))
@@ -99,7 +99,7 @@ func shortest(records []Record) []Record {
 	return bad
 }
 
-// answered is what a history was at a time: a write under way then may have been done.
+// answered is a history as of a time: a write under way then may have been done.
 func answered(records []Record, at time.Duration) (then []Record) {
 	for _, r := range records {
 		switch {

@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// A Rule is what every history must satisfy.
+// A Rule must hold for every history.
 type Rule string
 
 const (
@@ -16,26 +16,24 @@ const (
 	Newest Rule = "newest"
 	// Wanted: no pod is ended that the cloud still wants.
 	Wanted Rule = "wanted"
-	// Dead: what was deleted does not come back, and is nowhere at the end.
+	// Dead: a deleted object does not come back, and is in no store at the end.
 	Dead Rule = "dead"
-	// Kept: nothing that was acknowledged is missing at the end, and every node has what
-	// the cloud has.
+	// Kept: no acknowledged write is missing at the end, and every node has the cloud's objects.
 	Kept Rule = "kept"
 	// Exact: an event has been counted as often as it was reported.
 	Exact Rule = "exact"
 	// Order: the events about one object are created in the order in which they were reported.
 	Order Rule = "order"
-	// Answers: a device goes on answering for what it has answered for, whichever cloudcore
-	// it is linked to.
+	// Answers: a device continues to answer every read that it has answered, whichever cloudcore it
+	// is linked to.
 	Answers Rule = "answers"
 	// Whole: a device that lost a record of its store has all others, also without a link.
 	Whole Rule = "whole"
-	// Ready: a node is Ready while nothing of its own is broken, at any keepalive.
+	// Ready: a node is Ready without a fault of its own, at any keepalive.
 	Ready Rule = "ready"
 	// Bounded: no cloudcore opens watches in a busy loop.
 	Bounded Rule = "bounded"
-	// Register: the device's own API is linearizable for what is written through it, also
-	// over restarts.
+	// Register: the device's own API is linearizable for writes through it, also over restarts.
 	Register Rule = "register"
 )
 
@@ -44,7 +42,7 @@ type Violation struct {
 	Rule    Rule
 	Text    string
 	Records []Record
-	// Faults are what was broken at that time.
+	// Faults are those at that time.
 	Faults []Record
 }
 

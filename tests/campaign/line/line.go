@@ -1,9 +1,9 @@
-// Package line is the way between a device and the cloud: one loopback address that leads to one of
-// several servers, and what can happen on such a way.
+// Package line is the network path between a device and the cloud: one loopback address that leads
+// to one of several servers, with its possible faults.
 //
-// It owns a listener and its connections while it serves, and knows nothing of what is said on
-// them. A Line's state may be changed at any time by any goroutine, and counts at once, also for
-// connections that are open.
+// It owns a listener and its connections while it serves, and does not read their content. A Line's
+// state may be changed at any time by any goroutine, and applies at once, also for connections that
+// are open.
 package line
 
 import (
@@ -16,11 +16,11 @@ import (
 	"time"
 )
 
-// State is what a line is like. The zero State is a good line.
+// State is the condition of a line. The zero State is a good line.
 type State struct {
 	// Cut breaks connections and refuses new ones.
 	Cut bool
-	// Silent lets everything vanish: connections stay and nothing arrives.
+	// Silent drops all bytes: connections stay open and no byte arrives.
 	Silent bool
 	// Rate is how many bytes a second pass each way; 0 is no limit.
 	Rate int
@@ -33,7 +33,7 @@ type Line struct {
 
 	mu      sync.Mutex
 	state   State
-	avoided string        // a server that no connection is led to; "" is none
+	avoided string        // a server that gets no connections; "" without one
 	changed chan struct{} // closed and replaced when state is
 	open    map[net.Conn]bool
 }
@@ -57,13 +57,12 @@ func Listen(servers ...string) (*Line, error) {
 // Port is where the line begins.
 func (l *Line) Port() int { return l.listener.Addr().(*net.TCPAddr).Port }
 
-// Set changes what the line is like.
+// Set changes the state of the line.
 func (l *Line) Set(s State) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	// What vanished while the line was silent is missing in the stream: a connection that lived
-	// through it could continue, as TCP would send again, so it simply stands still in the
-	// meantime.
+	// Bytes dropped while the line was silent are missing in the stream: a connection that survives
+	// could continue, as TCP would send again, so it simply pauses in the meantime.
 	l.state = s
 	close(l.changed)
 	l.changed = make(chan struct{})
@@ -74,7 +73,7 @@ func (l *Line) Set(s State) {
 	}
 }
 
-// Avoid leads no new connection to a server; "" is none.
+// Avoid leads no new connection to a server; "" without one.
 func (l *Line) Avoid(server string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

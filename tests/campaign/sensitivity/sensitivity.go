@@ -1,11 +1,11 @@
 // Package sensitivity switches off rules of the protocol, one at a time, in a build that is for the
-// campaign alone: what a campaign can't find when it is broken on purpose, it proves nothing about.
+// campaign alone: a campaign that can't find a deliberate violation is no evidence for the rule.
 //
 // It owns the list of switches. A switch is a few edits of the product's source, which `go build
-// -overlay` compiles in place of the files themselves: nothing of it is in what is shipped. One
-// build has all of them, and its processes have that one off which Env names. It refuses an edit
-// whose text is not in its file exactly once, so that a switch can't stop working unseen.
-// Everything in it is a pure function but Write; all of it may be called by any goroutine.
+// -overlay` compiles in place of the files themselves: no release contains them. One build has all
+// of them, and its processes have that one off which Env names. It refuses an edit whose text is
+// not in its file exactly once, so that a switch can't stop working unseen. Every function except
+// Write is pure; all of it may be called by any goroutine.
 package sensitivity
 
 import (
@@ -34,7 +34,7 @@ func Select(names string) ([]Switch, error) {
 	return selected, nil
 }
 
-// List has a line for each switch: its name, and what is off.
+// List has a line for each switch: its name, and the rule that is off.
 func List() string {
 	var b strings.Builder
 	for _, s := range All() {
@@ -68,7 +68,7 @@ func Apply(root string, switches ...Switch) (map[string]string, error) {
 // variable names the switch that is off, in a build with the overlay.
 const variable = "SKERRY_CAMPAIGN_WITHOUT"
 
-// Env is what a process gets in which the switch is off.
+// Env is the environment of a process in which the switch is off.
 func (s Switch) Env() []string { return []string{variable + "=" + s.Name} }
 
 // helper is added to each package that is changed.

@@ -13,8 +13,7 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/binary"
 )
 
-// Every switch still applies: its text is in its file exactly once, and what it makes of
-// that compiles.
+// Every switch still applies: its text is in its file exactly once, and the edited file compiles.
 func TestSwitchesApply(t *testing.T) {
 	root, err := binary.Root()
 	if err != nil {
@@ -60,7 +59,7 @@ func TestApplyRefuses(t *testing.T) {
 	}
 }
 
-// A switch is found by its name; docs/dev/faults.md has each with what it breaks.
+// A switch is found by its name; docs/dev/faults.md has each with the rule it breaks.
 func TestSelect(t *testing.T) {
 	some, err := sensitivity.Select("salvage,fence")
 	if err != nil || len(some) != 2 || some[0].Name != "salvage" || some[1].Env()[0] != "SKERRY_CAMPAIGN_WITHOUT=fence" {

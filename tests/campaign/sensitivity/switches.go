@@ -2,15 +2,15 @@ package sensitivity
 
 import "github.com/skerry-io/skerry/tests/campaign/history"
 
-// A Switch is what is off in a build.
+// A Switch is a rule that is off in a build.
 type Switch struct {
 	Name  string // a word or two, in small letters with hyphens
-	Off   string // what is off, in words
+	Off   string // the rule that is off, in words
 	Edits []Edit
-	// Plan is what of a campaign finds it soonest.
+	// Plan has the faults that find it soonest.
 	Plan Plan
-	// Shows are the rules of package history that what is off must break. A campaign that finds
-	// others alone has found something else.
+	// Shows are the rules of package history that the switch must break. A campaign that finds only
+	// others has found another defect.
 	Shows []history.Rule
 }
 
@@ -19,15 +19,15 @@ type Plan struct {
 	Faults string // with commas between them; "" is all
 	Edges  int
 	Pods   int
-	// Seconds is the length of a schedule; 0: 90. What is found at the end alone has short ones.
+	// Seconds is the length of a schedule; 0: 90. A rule that is checked at the end alone has short
+	// ones.
 	Seconds int
-	// Calm, where it is set, is the keepalive in seconds of a further edge, at which
-	// nothing is broken.
+	// Calm, where it is set, is the keepalive in seconds of a further edge without faults.
 	Calm int
 }
 
-// An Edit is a replacement in one file. What is new may ask off(name), which Write adds to
-// the package.
+// An Edit is a replacement in one file. The new text may call off(name), which Write adds to the
+// package.
 type Edit struct {
 	File     string // from the root of the repository
 	Old, New string
