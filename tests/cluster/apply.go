@@ -10,7 +10,7 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/manifest"
 )
 
-// Apply applies a kustomize directory of the repository, say "manifests/cloudcore", as the
+// Apply applies a kustomize directory of the repository, such as "manifests/cloudcore", as the
 // administrator. It may be repeated.
 func (c *ControlPlane) Apply(t testing.TB, dir string) {
 	t.Helper()

@@ -9,7 +9,7 @@ import (
 )
 
 // A Request is one line of kube-apiserver's audit log (start the control plane with --audit=FILE):
-// who asked for what, and the answer's code.
+// the user, the request, and the answer's code.
 type Request struct {
 	Verb             string
 	RequestURI       string

@@ -22,9 +22,9 @@ func (c *ControlPlane) Backup(ctx context.Context) (Backup, error) {
 	return b, c.Start(ctx)
 }
 
-// Restore ends the control plane as a crash would, puts a copy of etcd's data in the place of what
-// it has, and starts it again: its resourceVersions go back, and what was written after the copy
-// was made is gone. A Backup may be restored more than once.
+// Restore ends the control plane as a crash would, replaces etcd's data by a copy, and starts it
+// again: its resourceVersions go back, and writes after the copy are lost. A Backup may be restored
+// more than once.
 func (c *ControlPlane) Restore(ctx context.Context, b Backup) error {
 	if err := c.Kill(ctx); err != nil {
 		return err

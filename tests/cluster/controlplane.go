@@ -3,14 +3,14 @@
 // with a directory of its own.
 //
 // There are two kinds. One that is lent (Run for a test, Shared for all tests of a process) comes
-// from a pool and is as new: who gives it back, or ends, leaves it running, and before the next has
-// it everything that was stored is put back, beneath kube-apiserver (kubeplane --owner). The pool
-// belongs to the `go test` that runs the tests, so that packages which it runs one after the other
-// start one between them; to the process that SKERRY_PLANES_OWNER names, where a runner has several
-// `go test`; or to the test's own process, where that was started by hand. A control plane of the
-// pool watches that process, ends when it does, whatever the way, and removes its directory:
-// nothing has to clean up after a Ctrl-C or a crash. One process at a time has it; who comes while
-// all are lent starts a further one.
+// from a pool and is as new: its user gives it back running, or ends, and before the next one gets
+// it all stored objects are reset, beneath kube-apiserver (kubeplane --owner). The pool belongs to
+// the `go test` that runs the tests, so that packages which it runs one after the other start one
+// between them; to the process that SKERRY_PLANES_OWNER names, where a runner has several `go
+// test`; or to the test's own process, where that was started by hand. A control plane of the pool
+// watches that process, ends when it does, in whichever way, and removes its directory: a Ctrl-C or
+// a crash needs no clean-up. One process at a time has it; while all are lent a further one is
+// started.
 //
 // One of a test's own (Own) may have flags, and be stopped, killed and restored; it ends with the
 // test, also when the test process is killed. A lent one refuses that.
@@ -63,8 +63,8 @@ type ControlPlane struct {
 	admin *rest.Config
 }
 
-// New starts a control plane in dir with further flags of kubeplane (say "--quick", "--audit=FILE")
-// and returns when it is ready.
+// New starts a control plane in dir with further flags of kubeplane (such as "--quick",
+// "--audit=FILE") and returns when it is ready.
 func New(ctx context.Context, dir string, flags ...string) (*ControlPlane, error) {
 	c, err := prepare(ctx, dir, flags...)
 	if err != nil {
@@ -164,7 +164,7 @@ func (c *ControlPlane) await(ctx context.Context) error {
 	}
 }
 
-// ready is what the ready file says.
+// ready is the content of the ready file.
 type ready struct {
 	PID                int
 	Server, Kubeconfig string
@@ -203,7 +203,7 @@ func (c *ControlPlane) Stop(ctx context.Context) error {
 	return c.child.Stop(ctx, stopPatience)
 }
 
-// Kill ends the control plane as a crash would. What was written is there again after Start.
+// Kill ends the control plane as a crash would. Stored objects are there again after Start.
 func (c *ControlPlane) Kill(ctx context.Context) error {
 	if c.lock != nil {
 		return errLent
@@ -220,7 +220,8 @@ func (c *ControlPlane) Client() kubernetes.Interface { return kubernetes.NewForC
 // CA is the cluster's CA certificate, PEM.
 func (c *ControlPlane) CA() []byte { return slices.Clone(c.admin.CAData) }
 
-// CAFile and CAKeyFile are where it and its key are: a test may sign what it needs.
+// CAFile and CAKeyFile are the paths of the CA's certificate and its key: a test may sign
+// certificates with it.
 func (c *ControlPlane) CAFile() string    { return filepath.Join(c.Dir, "pki", "ca.crt") }
 func (c *ControlPlane) CAKeyFile() string { return filepath.Join(c.Dir, "pki", "ca.key") }
 

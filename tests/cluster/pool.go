@@ -31,7 +31,7 @@ const (
 	kubeplaneDone   = "reset\n"
 )
 
-// shared is what Shared gives, made at the first call.
+// shared is the control plane of Shared, made at the first call.
 var shared struct {
 	sync.Mutex
 	plane *ControlPlane
@@ -100,10 +100,10 @@ func owner() (process.Identity, error) {
 	return process.Find(pid)
 }
 
-// borrow gives a control plane that nobody else has, as new: the first of the pool that is free,
-// put back to what it was, or a further one. It is the caller's until its lock is closed, or until
-// this process ends: the kernel then drops it. The lock is a part of the control plane, as a file
-// that nothing refers to is closed by the garbage collector.
+// borrow returns a control plane that no other process has, as new: the first of the pool that is
+// free, reset, or a further one. It is the caller's until its lock is closed, or until this process
+// ends: the kernel then drops it. The lock is a field of the control plane, as an unreferenced file
+// is closed by the garbage collector.
 func borrow(ctx context.Context) (*ControlPlane, error) {
 	owner, err := owner()
 	if err != nil {
@@ -188,8 +188,7 @@ func tryLockOnce(dir string) (*os.File, error) {
 	return nil, fmt.Errorf("locking a control plane: %w", err)
 }
 
-// reuse puts the control plane of a directory back to what it was; os.ErrNotExist when none runs
-// there.
+// reuse resets the control plane of a directory; os.ErrNotExist when it does not run.
 func reuse(ctx context.Context, dir string, lock *os.File) (*ControlPlane, error) {
 	c := &ControlPlane{Dir: dir, lock: lock}
 	ready, err := c.ready()

@@ -24,7 +24,7 @@ import (
 // helper makes this program the part of TestPoolEndsWithItsOwner that borrows.
 const helper = "SKERRY_POOL_HELPER"
 
-// Who has a control plane after another finds nothing of that one's, and all that a new one has.
+// The next user of a control plane finds none of the earlier objects, and all that a new one has.
 func TestLentControlPlaneIsAsNew(t *testing.T) {
 	var server string
 	t.Run("the first", func(t *testing.T) {

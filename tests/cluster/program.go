@@ -18,7 +18,7 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/process"
 )
 
-// StartProgram runs a program beside this control plane until the test ends. Its log is shown when
+// StartProgram runs a program with this control plane until the test ends. Its log is shown when
 // the test has failed; it is an error when it does not stop within patience.
 func StartProgram(t testing.TB, name string, spec process.Spec, patience time.Duration) {
 	t.Helper()
@@ -39,7 +39,7 @@ func StartProgram(t testing.TB, name string, spec process.Spec, patience time.Du
 	})
 }
 
-// WriteKubeconfig writes what a program needs to reach a server with a token.
+// WriteKubeconfig writes a kubeconfig for a server with a token.
 func WriteKubeconfig(cfg *rest.Config, file string) error {
 	c := clientcmdapi.NewConfig()
 	c.Clusters["c"] = &clientcmdapi.Cluster{Server: cfg.Host, CertificateAuthorityData: cfg.CAData}
@@ -60,7 +60,7 @@ func (c *ControlPlane) AccountKubeconfig(t testing.TB, name, file string) {
 	}
 }
 
-// FreeAddresses are loopback addresses at which nothing listens now, one for each of the networks.
+// FreeAddresses are loopback addresses without a listener now, one for each of the networks.
 func FreeAddresses(networks ...string) (found []string, err error) {
 	for _, network := range networks {
 		if network == "udp" {

@@ -23,7 +23,7 @@ import (
 )
 
 // User is a client configuration with a certificate for any user and groups, signed by the
-// cluster's CA: what that user really may do.
+// cluster's CA: with exactly that user's rights.
 func (c *ControlPlane) User(t testing.TB, name string, groups ...string) *rest.Config {
 	t.Helper()
 	cert, key, err := c.Sign(pkix.Name{CommonName: name, Organization: groups})
@@ -131,8 +131,7 @@ func Eventually(t testing.TB, what string, try func(context.Context) error) {
 	}
 }
 
-// WaitReady waits until a component that serves /readyz at that address, over plain HTTP, says
-// that it is ready.
+// WaitReady waits until a component is ready by its /readyz at that address, over plain HTTP.
 func WaitReady(t testing.TB, what, address string) {
 	t.Helper()
 	Eventually(t, what+" is ready", func(ctx context.Context) error {

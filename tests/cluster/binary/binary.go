@@ -1,10 +1,10 @@
 // Package binary finds the repository and keeps the programs in its bin directory up to date.
 //
 // It owns bin/. It builds one program at a time, since linking Kubernetes takes up to 3 GB of
-// memory, and holds a lock that other processes of ours honour, so tests of several packages
-// may ask at once. A program that is up to date costs what `go build` needs to see that, about a
-// second, or some seconds and a place in the queue while other tests use both processors: `make
-// test`, which has built them, names in SKERRY_BUILT those that need not be looked at again.
+// memory, and holds a lock that other processes of ours honour, so tests of several packages may
+// ask at once. A program that is up to date costs the check of `go build`, about a second, or some
+// seconds and a place in the queue while other tests use both processors: `make test`, which has
+// built them, names in SKERRY_BUILT those that need not be looked at again.
 package binary
 
 import (
@@ -39,8 +39,8 @@ func Root() (string, error) {
 	}
 }
 
-// Build brings the named programs up to date and returns the path of each, in order. The Makefile
-// says how: flags that differ would compile Kubernetes twice.
+// Build brings the named programs up to date and returns the path of each, in order. It uses the
+// Makefile: flags that differ would compile Kubernetes twice.
 func Build(ctx context.Context, root string, names ...string) ([]string, error) {
 	built := strings.Fields(os.Getenv("SKERRY_BUILT"))
 	var paths, stale []string

@@ -9,7 +9,7 @@ import (
 )
 
 // Libraries are the files that the dynamic loader takes for a program of this machine (ldd(1)), the
-// loader among them; none for a static one.
+// loader among them; empty for a static one.
 func Libraries(ctx context.Context, program string) (all []string, err error) {
 	out, err := exec.CommandContext(ctx, "ldd", program).CombinedOutput()
 	if err != nil {

@@ -1,6 +1,6 @@
 // Package ca signs certificates with the CA of a control plane whose files are at hand.
 //
-// It owns nothing and remembers nothing; its functions may be called from any goroutine.
+// It is stateless; its functions may be called from any goroutine.
 package ca
 
 import (

@@ -1,8 +1,8 @@
-// Package edges makes nodes devices that have not joined: what its approver does for a
-// device that joins.
+// Package edges makes nodes devices that have not joined, as its approver does for a device that
+// joins.
 //
-// It owns nothing: the list is a ClusterRole that the manifests of cloudcore make. It refuses
-// nothing. Its functions may be called from any goroutine.
+// It is stateless: the list is a ClusterRole that the manifests of cloudcore make. Its functions
+// may be called from any goroutine.
 package edges
 
 import (
@@ -49,8 +49,8 @@ func Allow(ctx context.Context, client kubernetes.Interface, names ...string) er
 	return nil
 }
 
-// Rights gives nodes what devices may do beyond a kubelet's rights, and waits for the cluster to
-// have brought that role together.
+// Rights gives nodes the rights of devices beyond a kubelet's, and waits for the cluster to have
+// aggregated that role.
 func Rights(ctx context.Context, client kubernetes.Interface, names ...string) error {
 	bindings := client.RbacV1().ClusterRoleBindings()
 	err := retry.RetryOnConflict(retry.DefaultBackoff, func() error {

@@ -2,8 +2,8 @@
 // way to it, were in trouble.
 //
 // It owns one listener while it serves, and decides about each request by the function it was
-// given; what passes is passed on unchanged. Events of watches may arrive late (see Lag), in their
-// order. It refuses nothing by itself and keeps no state. The functions may be called by many
+// given; requests that pass are unchanged. Events of watches may arrive late (see Lag), in their
+// order. It is stateless, and passes everything by default. The functions may be called by many
 // goroutines at once, and may be replaced at any time.
 package faultproxy
 
@@ -26,7 +26,7 @@ import (
 	"time"
 )
 
-// A Fault is what happens to one request. The zero Fault is none.
+// A Fault is the treatment of one request. The zero Fault passes it.
 type Fault struct {
 	// Code, when set, is answered instead of asking the server, with RetryAfter seconds
 	// when that is set.
@@ -41,7 +41,7 @@ type Fault struct {
 	Until <-chan struct{}
 	// Break closes the connection without an answer.
 	Break bool
-	// Lose asks the server, so that what is asked is done, and then breaks the connection.
+	// Lose sends the request, so that it is carried out, and then breaks the connection.
 	Lose bool
 }
 
@@ -84,9 +84,9 @@ func (p *Proxy) Set(decide func(*http.Request) Fault) {
 	p.decide.Store(&decide)
 }
 
-// SetLag replaces the function that says how late the events of a watch arrive; nil lets none be
-// late. It counts at once, also for watches that are open and for events that wait already. The
-// answer's header is never late, and an end of the watch comes after its last event.
+// SetLag replaces the function that delays the events of a watch; nil removes the delay. It applies
+// at once, also for watches that are open and for events that wait already. The answer's header is
+// never late, and an end of the watch comes after its last event.
 func (p *Proxy) SetLag(lag func(watch *http.Request) Lag) {
 	if lag == nil {
 		lag = func(*http.Request) Lag { return Lag{} }
@@ -113,7 +113,7 @@ func (p *Proxy) Serve(ctx context.Context, l net.Listener, certificate tls.Certi
 	server := &http.Server{
 		Handler: p, ReadHeaderTimeout: 10 * time.Second,
 		TLSConfig: &tls.Config{Certificates: []tls.Certificate{certificate}, MinVersion: tls.VersionTLS12},
-		ErrorLog:  log.New(discard{}, "", 0), // broken connections are what it is for
+		ErrorLog:  log.New(discard{}, "", 0), // broken connections are intended
 	}
 	stop := context.AfterFunc(ctx, func() { server.Close() })
 	defer stop()

@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// A Lag is how late the events of a watch arrive, as from an API server whose watch cache is
-// behind. The zero Lag is none.
+// A Lag is the delay of the events of a watch, as from an API server whose watch cache is behind.
+// The zero Lag is no delay.
 type Lag struct {
 	// By is how old an event is when it arrives.
 	By time.Duration
@@ -24,10 +24,10 @@ func Watch(r *http.Request) bool {
 	return r.Method == http.MethodGet && (w == "true" || w == "1")
 }
 
-// late lets what next answers arrive as late as lag says; lag also gives a channel that is closed
-// when its answer may be another.
+// late delays next's answer by lag; lag also returns a channel that is closed when its answer may
+// be another.
 func late(w http.ResponseWriter, r *http.Request, next http.Handler, lag func() (Lag, <-chan struct{})) {
-	// Not r's own context: when the server ends the watch, what waits is still delivered.
+	// Not r's own context: when the server ends the watch, waiting events are still delivered.
 	q := &queue{w: w, more: make(chan struct{}, 1), room: make(chan struct{}, 1), gone: r.Context().Done()}
 	delivered := make(chan struct{})
 	go func() {
@@ -148,7 +148,7 @@ func (q *queue) deliver(ctx context.Context, lag func() (Lag, <-chan struct{})) 
 	}
 }
 
-// await waits until what came at that time is due; false means that the client is gone.
+// await waits until an event that came at that time is due; false means that the client is gone.
 func await(ctx context.Context, at time.Time, lag func() (Lag, <-chan struct{})) bool {
 	for {
 		l, changed := lag()

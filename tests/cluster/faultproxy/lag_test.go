@@ -16,7 +16,7 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/faultproxy"
 )
 
-// A feed is a server whose watches say what send is given, until it is closed.
+// A feed is a server whose watches send the events that send is given, until it is closed.
 type feed struct {
 	proxy   *faultproxy.Proxy
 	client  *http.Client
@@ -106,7 +106,7 @@ func want(t *testing.T, events <-chan string, all ...string) {
 
 func hold(*http.Request) faultproxy.Lag { return faultproxy.Lag{Hold: true} }
 
-// A watch that is open is held and released; what is no watch is answered in the meantime.
+// A watch that is open is held and released; other requests are answered in the meantime.
 func TestLag_holdsAnOpenWatch(t *testing.T) {
 	f := newFeed(t)
 	events := f.watch(t, "/pods")
@@ -166,7 +166,7 @@ func TestLag_isATime(t *testing.T) {
 	}
 }
 
-// A client that goes away while its events are held leaves nothing behind: Serve ends.
+// A client that goes away while its events are held leaves no goroutine behind: Serve ends.
 func TestLag_ofAClientThatIsGone(t *testing.T) {
 	f := newFeed(t)
 	f.proxy.SetLag(hold)

@@ -21,7 +21,7 @@ func v1Controllers() []string {
 }
 
 // MakeCgroup makes the cgroup /name for a kubelet to build its own below. Hierarchies are used as
-// they are mounted, of either version; none is ever mounted or unmounted.
+// they are mounted, of either version; no hierarchy is ever mounted or unmounted.
 func MakeCgroup(name string) error {
 	unified, err := isUnified()
 	if err != nil {

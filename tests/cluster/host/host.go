@@ -2,11 +2,11 @@
 // and, where asked for, its own /etc, /run, /var/lib and /var/log, so that programs on it use the
 // paths they would use on a real device.
 //
-// It owns the first process of each host, which does nothing but keep the namespaces and reap
-// orphans. When that one ends, the kernel ends every other process of the host, and with the last
-// of them go all its mounts and interfaces: a reboot is just that, and so is the cleaning after a
-// crash. Nothing of a host is visible on the machine's own file system except the directories that
-// were given to it. The functions may be called from any goroutine.
+// It owns the first process of each host, which only keeps the namespaces and reaps orphans. When
+// that one ends, the kernel ends every other process of the host, and with the last of them go all
+// its mounts and interfaces: a reboot is just that, and so is the cleaning after a crash. The
+// machine's own file system shows of a host only the directories that were given to it. The
+// functions may be called from any goroutine.
 package host
 
 import (
@@ -29,15 +29,15 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/process"
 )
 
-// Spec says how a host is to be.
+// Spec describes a host.
 type Spec struct {
-	// Hostname is what the host calls itself.
+	// Hostname is the host's own name.
 	Hostname string
 	// Init is the program that keeps the namespaces, and Mark an argument of it that names this
 	// host among all processes of the machine.
 	Init, Mark string
-	// Dir, when set, is where the host's own files are kept over reboots: etc (what differs from
-	// the machine's), lib (/var/lib), log (/var/log).
+	// Dir, when set, is where the host's own files are kept over reboots: etc (the files that
+	// differ from the machine's), lib (/var/lib), log (/var/log).
 	Dir string
 }
 
@@ -165,7 +165,7 @@ func furnish(spec Spec) error {
 const bootFile = "/proc/sys/kernel/random/boot_id"
 
 // newBoot gives this boot of the host an identifier of its own: the kernel has one for all of them.
-// What it is kept in vanishes with the host.
+// Its file vanishes with the host.
 func newBoot() error {
 	id, err := os.ReadFile("/proc/sys/kernel/random/uuid")
 	if err != nil {
@@ -301,8 +301,8 @@ func Marked(init, prefix string) ([]Host, error) {
 	return hosts, nil
 }
 
-// RemoveTree removes a directory and everything in it, after unmounting what the machine itself
-// has mounted there.
+// RemoveTree removes a directory and everything in it, after unmounting the machine's own mounts
+// there.
 func RemoveTree(dir string) error {
 	if _, err := os.Lstat(dir); errors.Is(err, fs.ErrNotExist) {
 		return nil

@@ -10,7 +10,7 @@ import (
 
 // mountsBelow lists the machine's mount points at or below dir, in the order they were made.
 func mountsBelow(dir string) ([]string, error) {
-	// Not /proc/self, which shows what the process' first thread sees: that one may have run Do,
+	// Not /proc/self, which shows the view of the process' first thread: that one may have run Do,
 	// and stays in the host's namespaces for good, since a process can't end its first thread.
 	f, err := os.Open("/proc/thread-self/mountinfo")
 	if err != nil {

@@ -11,8 +11,8 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/host"
 )
 
-// Lease is what an edge has of the network of its uplink, as a DHCP server gives it. The zero Lease
-// is that of ConnectEdge.
+// Lease is an edge's address and routes in the network of its uplink, as a DHCP server gives them.
+// The zero Lease is that of ConnectEdge.
 type Lease struct {
 	// Last is the last byte of its address; 0: that of Uplink.
 	Last byte `json:"last,omitempty"`
@@ -22,8 +22,8 @@ type Lease struct {
 	None bool `json:"none,omitempty"`
 }
 
-// SetLease gives edge n's uplink its IPv4 address and its default route, in the place of what it
-// has.
+// SetLease gives edge n's uplink its IPv4 address and its default route, replacing the previous
+// ones.
 func SetLease(edge host.Host, n int, lease Lease) error {
 	links, err := edge.Netlink()
 	if err != nil {

@@ -121,7 +121,7 @@ func setLoss(t *iptables.IPTables, name string, loss float64) error {
 	return errors.Join(errs...)
 }
 
-// setRate puts a token bucket on what leaves the interface, or takes it off.
+// setRate puts a token bucket on the interface's outgoing packets, or removes it.
 func setRate(h host.Host, name string, rate uint64) error {
 	links, err := h.Netlink()
 	if err != nil {
@@ -149,7 +149,7 @@ func setRate(h host.Host, name string, rate uint64) error {
 	}
 	const (
 		burst = 16 << 10 // bytes; a bucket must hold at least one packet, and tbf(8) wants rate / HZ
-		// queue is what a cheap modem holds: more would be delay, less would be loss.
+		// queue is the buffer of a cheap modem: more would be delay, less would be loss.
 		queue = 64 << 10
 	)
 	bytes := rate / 8

@@ -20,9 +20,10 @@ func gateway6(n int) netip.Prefix {
 	return netip.MustParsePrefix(fmt.Sprintf("2001:db8:10:%d::1/64", n))
 }
 
-// LinkIPv6 gives edge n's uplink IPv6 beside IPv4, up to the cloud: the same ports are offered by
-// the same rules, and SetCut and SetShape are for both from then on. The edge's address is hidden
-// from the cloud, as its IPv4 address is. Nothing is balanced: an address is that of one replica.
+// LinkIPv6 gives edge n's uplink IPv6 in addition to IPv4, up to the cloud: the same ports are
+// offered by the same rules, and SetCut and SetShape are for both from then on. The edge's address
+// is hidden from the cloud, as its IPv4 address is. There is no balancing: an address is that of
+// one replica.
 func LinkIPv6(router, edge host.Host, ports []Port, n int) error {
 	if err := filter6(router, ports); err != nil {
 		return err
@@ -33,7 +34,7 @@ func LinkIPv6(router, edge host.Host, ports []Port, n int) error {
 	)
 }
 
-// filter6 is what Router sets for IPv4.
+// filter6 sets the rules that Router sets for IPv4.
 func filter6(router host.Host, ports []Port) error {
 	return router.Do(func() error {
 		if err := os.WriteFile("/proc/sys/net/ipv6/conf/all/forwarding", []byte("1"), 0o644); err != nil {

@@ -13,11 +13,11 @@
 //
 // LinkIPv6 adds IPv6 to the way from wan0 to eth0: 2001:db8:10:1::2 and 2001:db8:51::10.
 //
-// Edges can dial the cloud on the ports it offers to them, and nothing else; an edge can't be
-// dialled through the router. Everything lives in the hosts' network namespaces, so that the
-// addresses may be the same in every trial of a machine, and it goes with them. Only the link to
-// the machine itself needs a free network there. The functions may be repeated; callers do not call
-// them at the same time for one router.
+// Edges can dial the cloud on the ports it offers to them, and no other address; an edge can't be
+// dialled through the router. Everything is in the hosts' network namespaces, so that the addresses
+// may be the same in every trial of a machine, and it goes with them. Only the link to the machine
+// itself needs a free network there. The functions may be repeated; callers do not call them at the
+// same time for one router.
 package lab
 
 import (
@@ -144,7 +144,7 @@ func Router(router host.Host, ports []Port) error {
 	})
 }
 
-// filter lets edges dial the cloud's ports, and nothing else pass. A refusal is answered, as a
+// filter lets edges dial the cloud's ports, and rejects all else. A refusal is answered, as a
 // company's firewall would, so that no client waits for a time-out.
 func filter(t *iptables.IPTables, ports []Port) error {
 	var errs []error
@@ -171,8 +171,8 @@ func ConnectCloud(router, cloud host.Host, n int) error {
 	return plug(router, cloudIface, "dc"+strconv.Itoa(n), cloud, "eth0", netip.PrefixFrom(Replica(n), 24), netip.PrefixFrom(Replica6(n), 64))
 }
 
-// Balance spreads what edges send to the cloud's address over its first replicas hosts, at random
-// for each connection. It doesn't check for a listener, as a balancer that has not noticed yet.
+// Balance spreads the edges' connections to the cloud's address over its first replicas hosts, at
+// random. It doesn't check for a listener, as a balancer that has not noticed yet.
 func Balance(router host.Host, ports []Port, replicas int) error {
 	return router.Do(func() error {
 		t, err := iptables.New()
@@ -183,8 +183,8 @@ func Balance(router host.Host, ports []Port, replicas int) error {
 	})
 }
 
-// BalanceMachine is Balance for what the machine itself sends to the cloud's first host by
-// MachineLink: that host passes it on to the other ones.
+// BalanceMachine is Balance for the machine's own connections to the cloud's first host by
+// MachineLink: that host passes them on to the other ones.
 func BalanceMachine(cloud host.Host, network netip.Prefix, ports []Port, replicas int) error {
 	_, far := MachineLink(network)
 	return cloud.Do(func() error {
@@ -202,7 +202,7 @@ func BalanceMachine(cloud host.Host, network netip.Prefix, ports []Port, replica
 	})
 }
 
-// balance spreads what comes by an interface and goes to an address.
+// balance spreads the connections that come by an interface to an address.
 func balance(t *iptables.IPTables, by string, to netip.Addr, ports []Port, replicas int) error {
 	// Makes the chain, or empties it.
 	errs := []error{t.ClearChain("nat", chainBalance), t.AppendUnique("nat", "PREROUTING", "-i", by, "-d", to.String(), "-j", chainBalance)}
@@ -392,7 +392,7 @@ func ipNet(p netip.Prefix) *net.IPNet {
 }
 
 // ConnectMachine makes a cable between the machine itself and the cloud, so that programs outside
-// of the trial reach it. name is the interface on the machine; network is what FreeNetwork gave.
+// of the trial reach it. name is the interface on the machine; network is that of FreeNetwork.
 func ConnectMachine(cloud host.Host, name string, network netip.Prefix) error {
 	machine, err := netlink.NewHandle()
 	if err != nil {
@@ -442,8 +442,8 @@ func MachineLink(network netip.Prefix) (machine, cloud netip.Prefix) {
 	return netip.PrefixFrom(first, network.Bits()), netip.PrefixFrom(first.Next(), network.Bits())
 }
 
-// FreeNetwork picks a /30 that nothing on the machine uses, from the range for tests between
-// networks (RFC 2544); key decides where to look first.
+// FreeNetwork picks an unused /30 of the machine, from the range for tests between networks (RFC
+// 2544); key decides where to look first.
 func FreeNetwork(key string) (netip.Prefix, error) {
 	routes, err := netlink.RouteList(nil, netlink.FAMILY_V4)
 	if err != nil {

@@ -11,15 +11,15 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/host"
 )
 
-// chainLB is what the stand-in for a load balancer fills (package loadbalancer).
+// chainLB is the chain of the stand-in for a load balancer (package loadbalancer).
 const chainLB = "TRIAL-LB"
 
 // LoadBalancer is the address by which edges reach the cloud where it runs on the
 // cluster's own nodes.
 func LoadBalancer() netip.Addr { return netip.AddrFrom4([4]byte{198, 51, 100, 100}) }
 
-// services is the range of kubeplane's Services. kube-proxy translates what goes there, but only
-// what has a route is sent at all.
+// services is the range of kubeplane's Services. kube-proxy translates packets to it, but only a
+// packet with a route is sent at all.
 func services() netip.Prefix { return netip.MustParsePrefix("10.96.0.0/16") }
 
 // OfferLoadBalancer gives the router the load balancer's address. A port that leads

@@ -1,6 +1,6 @@
 // Package loadbalancer stands in for a provider's load balancer, on a host that routes to the
-// cluster's nodes: it gives every Service of type LoadBalancer one address, and leads what comes
-// there to the nodes that say by their health check that they have a ready pod of the Service.
+// cluster's nodes: it gives every Service of type LoadBalancer one address, and forwards
+// connections to the nodes that have a ready pod of the Service by their health check.
 //
 // It owns one chain of the host's nat table, which it replaces whole, and the Services'
 // status.loadBalancer. It refuses to guess: a node that does not answer gets no new connection.
@@ -33,18 +33,18 @@ const (
 	// Chain is the chain of the nat table.
 	Chain = "TRIAL-LB"
 	// period is between two health checks of a node, and failures how many of them in a row take it
-	// out: what providers let one choose at the quickest.
+	// out: the shortest that providers let one choose.
 	period   = time.Second
 	failures = 2
-	// proxyHealth is kube-proxy's own health check, which says whether a node serves
-	// Services at all.
+	// proxyHealth is kube-proxy's own health check, which reports whether a node serves Services at
+	// all.
 	proxyHealth = 10256
 )
 
-// Config says what is balanced.
+// Config configures a LoadBalancer.
 type Config struct {
 	Client  kubernetes.Interface
-	Address netip.Addr   // what the Services get
+	Address netip.Addr   // the Services' address
 	Nodes   []netip.Addr // the machines that the provider knows
 }
 
@@ -59,7 +59,7 @@ type LoadBalancer struct {
 	cfg    Config
 	client *http.Client
 	failed map[target]int // owned by Run; a target that was never healthy has at least `failures`
-	rules  string         // what the chain is known to have
+	rules  string         // the chain's last known rules
 }
 
 // New makes a balancer.
@@ -70,8 +70,8 @@ func New(cfg Config) *LoadBalancer {
 	}
 }
 
-// Run balances until ctx ends. What fails is tried again in the next round; the chain stays as
-// it is in the meantime.
+// Run balances until ctx ends. A failed round is repeated in the next one; the chain stays as it is
+// in the meantime.
 func (b *LoadBalancer) Run(ctx context.Context) error {
 	tick := time.NewTicker(period)
 	defer tick.Stop()
@@ -124,8 +124,8 @@ func (b *LoadBalancer) announce(ctx context.Context, s *corev1.Service) error {
 	return nil
 }
 
-// healthPort is where a node says whether it has a ready pod of the Service; where any node will
-// do, whether it serves Services.
+// healthPort is the port where a node reports whether it has a ready pod of the Service; where any
+// node will do, whether it serves Services.
 func healthPort(s *corev1.Service) int32 {
 	if s.Spec.HealthCheckNodePort != 0 {
 		return s.Spec.HealthCheckNodePort

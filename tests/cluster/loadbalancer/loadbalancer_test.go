@@ -10,7 +10,7 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/loadbalancer"
 )
 
-// Each port leads to the healthy nodes alone, and nowhere while there is none.
+// Each port leads to the healthy nodes alone, and is dropped while there are none of them.
 func TestRules(t *testing.T) {
 	one, two := netip.MustParseAddr("10.10.51.2"), netip.MustParseAddr("10.10.52.2")
 	var s corev1.Service

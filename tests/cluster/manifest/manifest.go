@@ -1,7 +1,7 @@
 // Package manifest builds kustomize directories and applies objects to a cluster, as `kubectl apply
 // --server-side -k` does.
 //
-// It owns nothing. Its functions may be called from any goroutine.
+// It is stateless. Its functions may be called from any goroutine.
 package manifest
 
 import (
@@ -31,8 +31,8 @@ import (
 	"sigs.k8s.io/kustomize/kyaml/filesys"
 )
 
-// patience is how long an object waits for what it depends on: its CRD to be served, its
-// namespace to be seen.
+// patience is how long an object waits for its dependencies: its CRD to be served, its namespace to
+// be seen.
 const patience = 10 * time.Second
 
 // Build builds a kustomize directory's objects, namespaces and CRDs first.
@@ -88,8 +88,7 @@ func Read(raw []byte) ([]*unstructured.Unstructured, error) {
 	}
 }
 
-// Apply applies the objects in order. Objects that others own fields of keep those, unless they say
-// otherwise than we do.
+// Apply applies the objects in order. Fields that others own stay theirs, unless our value differs.
 func Apply(ctx context.Context, cfg *rest.Config, objects ...*unstructured.Unstructured) error {
 	client, err := dynamic.NewForConfig(cfg)
 	if err != nil {

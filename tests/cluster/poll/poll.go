@@ -20,13 +20,13 @@ const (
 	first = 10 * time.Millisecond
 	// share bounds the part of the time that is spent on questions: a fifth.
 	share = 4
-	// longest bounds a pause after a question that hung, so that what it waits for isn't missed.
+	// longest bounds a pause after a question that hung, so that the condition isn't missed.
 	longest = 2 * time.Second
 )
 
-// Until repeats try, with pauses that grow to most, or to four times what try took, until it
-// returns nil. When ctx ends first it returns the last error of a try that ended before; that
-// of one that was cut off explains less.
+// Until repeats try, with pauses that grow to most, or to four times the duration of try, until it
+// returns nil. When ctx ends first it returns the last error of a try that ended before; that of
+// one that was cut off explains less.
 func Until(ctx context.Context, most time.Duration, try func(context.Context) error) error {
 	var last error
 	for pause := first; ; pause = min(2*pause, most) {

@@ -81,8 +81,8 @@ func (f *failed) Fatalf(format string, args ...any) {
 	runtime.Goexit()
 }
 
-// What never comes about fails the test after the patience, with what it waited for; what does,
-// lets it go on.
+// A condition that never becomes true fails the test after the patience, with its name; one that
+// does lets it continue.
 func TestFails(t *testing.T) {
 	for name, wait := range map[string]func(testing.TB, bool){
 		"True": func(t testing.TB, is bool) { poll.True(t, "the lamp to be on", func() bool { return is }) },

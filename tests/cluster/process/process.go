@@ -1,6 +1,6 @@
 // Package process starts, finds and ends processes of this machine by pid and start time.
 //
-// It owns nothing between calls: an Identity can be written to a file and used by another process
+// It is stateless between calls: an Identity can be written to a file and used by another process
 // later. It never signals by name, and never a pid that the kernel has reused in the meantime. Its
 // functions may be called from any goroutine.
 package process
@@ -31,7 +31,7 @@ type Identity struct {
 	Start uint64 `json:"start"`
 }
 
-// Spec says what to start.
+// Spec describes the process to start.
 type Spec struct {
 	Path string
 	Args []string
@@ -39,8 +39,8 @@ type Spec struct {
 	// Files are the child's from file descriptor 3 on.
 	Files []*os.File
 	Dir   string
-	// Enter, when set, runs on the thread that forks and may change what a child inherits:
-	// namespaces, for one. The thread is never used again.
+	// Enter, when set, runs on the thread that forks and may change the attributes that a child
+	// inherits, such as namespaces. The thread is never used again.
 	Enter func() error
 	// Flags are those of clone(2) that make new namespaces (CLONE_NEWNET and so on).
 	Flags uintptr
@@ -157,8 +157,8 @@ func stat(pid int) ([]string, error) {
 	return fields, nil
 }
 
-// Alive reports whether the process still runs, or still holds what it had: a killed process of
-// many threads shows as a zombie before the last of them has let go of its files and locks. A whole
+// Alive reports whether the process still runs, or still holds its files: a killed process of many
+// threads shows as a zombie before the last of them has released its files and locks. A whole
 // zombie that was not waited for is not alive.
 func (id Identity) Alive() bool {
 	fd, err := id.open()
@@ -197,7 +197,7 @@ func (id Identity) open() (int, error) {
 	return fd, nil
 }
 
-// Signal sends sig to the process if it is there, else does nothing.
+// Signal sends sig to the process if it is there; otherwise it has no effect.
 func (id Identity) Signal(sig syscall.Signal) error {
 	fd, err := id.open()
 	if err != nil || fd < 0 {

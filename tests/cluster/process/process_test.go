@@ -161,7 +161,7 @@ func TestSelect(t *testing.T) {
 	// Not a shell: its child has the same arguments until it has become sleep.
 	mark := "0.000" + strconv.Itoa(os.Getpid()) // seconds more
 	s := start(t, process.Spec{Path: "sleep", Args: []string{"100", mark}})
-	for len(process.Cmdline(s.PID)) == 0 { // execve(2) closes what Start waits for before it has set these
+	for len(process.Cmdline(s.PID)) == 0 { // execve(2) closes the file that Start waits for before it has set these
 		time.Sleep(time.Millisecond)
 	}
 	found, err := process.Select(func(pid int) bool {

@@ -1,7 +1,7 @@
 // Package sample knows the sample application of a trial (manifests/examples/sample): on each edge
 // a pod that serves machines on the LAN, and a store, which that pod finds by name on any edge.
 //
-// It owns nothing. Its functions may be called from any goroutine.
+// It is stateless. Its functions may be called from any goroutine.
 package sample
 
 import (
@@ -23,13 +23,13 @@ const Namespace = "sample"
 // port is the NodePort at which each edge serves its own pod.
 const port = "30080"
 
-// Missing returns "" or what of the application is not as it should be on a node, from all its pods
-// as the cloud knows them. runs reports whether the node has a container that runs: what the cloud
-// knows of a node that has just booted may be older than that.
+// Missing returns "" or the part of the application that is not ready on a node, from all its pods
+// as the cloud knows them. runs reports whether the node has a container that runs: the cloud's
+// state of a node that has just booted may be older than that.
 func Missing(pods []corev1.Pod, node string, edge bool, runs func(id string) bool) string {
 	apps := map[string]string{"sample": "is not scheduled yet"}
 	if edge {
-		apps["store"] = "is not scheduled yet" // ordinary nodes have none
+		apps["store"] = "is not scheduled yet" // ordinary nodes don't have it
 	}
 	for _, p := range pods {
 		if app := p.Labels["app"]; p.Spec.NodeName == node && apps[app] != "" {
@@ -70,8 +70,8 @@ func Ready(p *corev1.Pod) bool {
 	return false
 }
 
-// Store is what the application on the edge with that address says of its store when a host asks;
-// "no answer" where it says nothing.
+// Store returns the answer of the application on the edge with that address when a host asks for
+// its store; "no answer" without an answer.
 func Store(ctx context.Context, from host.Host, edge netip.Addr) string {
 	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: from.Dial}}
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+net.JoinHostPort(edge.String(), port)+"/", http.NoBody)

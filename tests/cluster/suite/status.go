@@ -13,12 +13,12 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/trial"
 )
 
-// socket is where edgecore answers what its commands ask (modules.edgeAPI.socket).
+// socket is where edgecore answers its commands (modules.edgeAPI.socket).
 const socket = "/run/skerry/edge.sock"
 
-// EdgeStatus reads into what `edgecore status -o json` prints on a device. Of a running edgecore it
-// is asked as that command does, without the half second of CPU that all of Kubernetes takes to
-// start; waits ask often.
+// EdgeStatus reads the output of `edgecore status -o json` on a device into a value. A running
+// edgecore is asked as that command does, without the half second of CPU that all of Kubernetes
+// takes to start; waits ask often.
 func (s *System) EdgeStatus(ctx context.Context, node string, into any) error {
 	if s.AskSocket(ctx, node, into) == nil {
 		return nil

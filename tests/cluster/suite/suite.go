@@ -42,12 +42,12 @@ type Suite struct {
 	// Name is the trial folder's, .trial-NAME, and that of the logs which a failed run
 	// leaves in build/out.
 	Name string
-	// Options are the trial's. Every test begins with a trial that is as they say.
+	// Options are the trial's. Every test begins with such a trial.
 	Options trial.Options
 }
 
 // Main runs the tests, with a trial where there may be one: as root and without -short. It returns
-// what the process exits with; TestMain calls it.
+// the process's exit code; TestMain calls it.
 func (s Suite) Main(m *testing.M) int {
 	if os.Getenv(inner) != "" || short() || os.Getuid() != 0 {
 		return m.Run()
@@ -181,7 +181,7 @@ func (s Suite) outer() (code int, err error) {
 	if err != nil && t == nil {
 		return 1, err
 	}
-	// What a killed run left behind goes first.
+	// Leftovers of a killed run go first.
 	if err := t.Down(ctx); err != nil {
 		return 1, err
 	}
@@ -198,7 +198,7 @@ func (s Suite) outer() (code int, err error) {
 	tests := exec.CommandContext(ctx, os.Args[0], args...)
 	tests.Env = append(os.Environ(), inner+"="+dir)
 	tests.Stdin, tests.Stdout, tests.Stderr = nil, os.Stdout, os.Stderr
-	tests.Cancel = func() error { return tests.Process.Signal(syscall.SIGQUIT) } // shows what hangs
+	tests.Cancel = func() error { return tests.Process.Signal(syscall.SIGQUIT) } // prints the stacks of a hang
 	tests.WaitDelay = 10 * time.Second
 	err = tests.Run()
 	if exit, ok := errors.AsType[*exec.ExitError](err); ok {

@@ -34,7 +34,7 @@ const long = 3 * time.Second
 // FloodReason is the reason of events that a test makes by the thousand: State leaves them out.
 const FloodReason = "Flood"
 
-// A System is the trial as a test uses it. What a test breaks is mended when the next one begins.
+// A System is the trial as a test uses it. A test's faults are repaired when the next one begins.
 type System struct {
 	Trial    *trial.Trial
 	T        *testing.T
@@ -62,7 +62,7 @@ func (u Suite) Use(t *testing.T) *System {
 }
 
 // UseOther gives a test a trial of its own, in the folder .trial-NAME, which goes with the test. It
-// is for what the suite's trial can't be.
+// is for options that the suite's trial can't have.
 func UseOther(t *testing.T, name string, o trial.Options) *System {
 	t.Helper()
 	if os.Getenv(inner) == "" {
@@ -79,7 +79,7 @@ func Make(t *testing.T, name string, o trial.Options) *System {
 		t.Fatal(err)
 	}
 	s := open(t, filepath.Join(root, ".trial-"+name), o)
-	s.Check(s.Trial.Down(t.Context())) // what a killed run left behind
+	s.Check(s.Trial.Down(t.Context())) // leftovers of a killed run
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Log(s.Progress.String(), s.State())
@@ -138,7 +138,7 @@ func (s *System) Mend(ctx context.Context) {
 	}
 }
 
-// State is what a person would look at first.
+// State is the text that a person would look at first.
 func (s *System) State() string {
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
@@ -284,7 +284,7 @@ func (s *System) Namespace() string {
 	s.Check(err)
 	s.T.Cleanup(func() {
 		ctx := context.Background()
-		s.Mend(ctx) // what the test broke may hold the pods
+		s.Mend(ctx) // the test's faults may hold the pods
 		// Pods first: the namespace controller would wait for them by the clock.
 		if err := s.Client.CoreV1().Pods(ns.Name).DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil {
 			s.T.Error(err)
@@ -355,7 +355,7 @@ func PodReady(p corev1.Pod) bool {
 	return false
 }
 
-// Containers are the containers that run on a node, by id: what must be the same after a fault that
+// Containers are the containers that run on a node, by id: they must be the same after a fault that
 // no pod may notice. The runtime is asked, not Kubernetes.
 func (s *System) Containers(node string) []string {
 	s.T.Helper()

@@ -1,13 +1,13 @@
-// Package tally notes what tests start that is dear, for the table of costs that make test writes
-// (build/testrun).
+// Package tally counts the expensive things that tests start, for the table of costs that make test
+// writes (build/testrun).
 //
-// It owns a line in a file for each start. It refuses nothing: without the file it does nothing.
-// Add may be called from any goroutine and any process.
+// It owns a line in a file for each start. Without the file it is disabled. Add may be called from
+// any goroutine and any process.
 package tally
 
 import "golang.org/x/sys/unix"
 
-// What is counted.
+// The counted kinds.
 const (
 	ControlPlane = "control planes"
 	Trial        = "trials"

@@ -19,7 +19,7 @@ import (
 
 const (
 	systemNamespace = "skerry-system"
-	// accountLifetime is how long cloudcore's token is good; nothing renews it, as a trial does not
+	// accountLifetime is the lifetime of cloudcore's token; it is not renewed, as a trial does not
 	// live that long.
 	accountLifetime = 30 * 24 * time.Hour
 )
@@ -47,7 +47,7 @@ func kubeconfig(server string, ca []byte, user *clientcmdapi.AuthInfo) ([]byte, 
 	return raw, nil
 }
 
-// accountKubeconfig is a kubeconfig of a ServiceAccount, with a token that nothing renews.
+// accountKubeconfig is a kubeconfig of a ServiceAccount, with a token that is not renewed.
 func accountKubeconfig(ctx context.Context, client kubernetes.Interface, admin *rest.Config, account string) ([]byte, error) {
 	seconds := int64(accountLifetime / time.Second)
 	token, err := client.CoreV1().ServiceAccounts(systemNamespace).CreateToken(ctx, account,

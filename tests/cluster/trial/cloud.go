@@ -107,8 +107,8 @@ func (t *Trial) apply(ctx context.Context, cfg *rest.Config, dirs ...string) err
 	return nil
 }
 
-// configurePlane writes what kube-apiserver must find when it starts: the way to nodes, and the CA
-// by which it knows cloudcore, which is not there yet.
+// configurePlane writes kube-apiserver's files for its start: the way to nodes, and the CA by which
+// it verifies cloudcore, which is not there yet.
 func (t *Trial) configurePlane() error {
 	if _, err := t.readHost(Cloud, egressCA); errors.Is(err, os.ErrNotExist) {
 		cert, key, err := ca.New("skerry serving CA")
@@ -228,7 +228,7 @@ func (t *Trial) writeKubeconfig() error {
 	return nil
 }
 
-// token makes a token for the nodes that have not joined yet; "" when there is none.
+// token makes a token for the nodes that have not joined yet; "" when all have.
 func (t *Trial) token(ctx context.Context, nodes []Node) (string, error) {
 	uses := 0
 	for _, n := range nodes {
@@ -315,9 +315,9 @@ func (t *Trial) startPlain(ctx context.Context, n Node) error {
 	return t.startProxy(ctx, n.Name)
 }
 
-// serveKubelet gives an ordinary kubelet what exec and logs need: a certificate by which
-// kube-apiserver knows it, the CA by which it knows kube-apiserver, and a way from the
-// cloud to its port.
+// serveKubelet gives an ordinary kubelet the means for exec and logs: a certificate by which
+// kube-apiserver verifies it, the CA by which it verifies kube-apiserver, and a way from the cloud
+// to its port.
 func (t *Trial) serveKubelet(n Node) error {
 	pki := filepath.Join(t.machine(Cloud).Root(), planeDir, "pki")
 	authority, err := os.ReadFile(filepath.Join(pki, "ca.crt"))
@@ -403,7 +403,7 @@ func (t *Trial) awaitNodes(ctx context.Context, nodes []Node) error {
 	return nil
 }
 
-// lookAtNodes takes off waiting what is as it should be, and returns why for the rest.
+// lookAtNodes removes the ready nodes from waiting, and returns the reasons of the others.
 func (t *Trial) lookAtNodes(ctx context.Context, client kubernetes.Interface, waiting map[string]string, ready map[string]bool) error {
 	nodes, err := client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -472,8 +472,8 @@ func (t *Trial) containerRuns(name, id string) bool {
 	return err == nil
 }
 
-// nodeReady returns "" or why the node is not Ready. What the cloud knows from a boot before this
-// one is not believed.
+// nodeReady returns "" or why the node is not Ready. A status from a boot before this one is not
+// believed.
 func nodeReady(n *corev1.Node, boot string) string {
 	for _, c := range n.Status.Conditions {
 		if c.Type == corev1.NodeReady {

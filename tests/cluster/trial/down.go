@@ -10,9 +10,9 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/lab"
 )
 
-// Down ends the trial and leaves nothing: no process, namespace, mount, interface, cgroup or file.
-// It needs no state for that: hosts are found by what their first process is called, and everything
-// else of a host goes with it. So it also cleans after a crash, and it may be repeated.
+// Down ends the trial and removes everything: processes, namespaces, mounts, interfaces, cgroups
+// and files. It needs no state for that: hosts are found by the name of their first process, and
+// everything else of a host goes with it. So it also cleans after a crash, and it may be repeated.
 func (t *Trial) Down(ctx context.Context) error {
 	unlock, err := t.lock(ctx)
 	switch {
@@ -21,7 +21,7 @@ func (t *Trial) Down(ctx context.Context) error {
 	case ctx.Err() != nil:
 		return err
 	default:
-		// A state that can't be read must not keep alive what it describes.
+		// A state that can't be read must not keep its hosts alive.
 		t.say("cleaning without the state: " + err.Error())
 	}
 	hosts, err := host.Marked(t.initPath(), t.markPrefix())

@@ -58,7 +58,7 @@ type Variable struct {
 	Value string `json:"value"`
 }
 
-// Env is what other programs on the machine need to find the trial.
+// Env is the environment by which other programs on the machine find the trial.
 func (t *Trial) Env() ([]Variable, error) {
 	if err := t.exists(); err != nil {
 		return nil, err

@@ -17,12 +17,12 @@ func (t *Trial) Cut(ctx context.Context, name string, how lab.Cut) error {
 	return t.setCut(ctx, name, how)
 }
 
-// Heal mends what Cut broke.
+// Heal undoes Cut.
 func (t *Trial) Heal(ctx context.Context, name string) error { return t.setCut(ctx, name, lab.Whole) }
 
 func (t *Trial) setCut(ctx context.Context, name string, how lab.Cut) error {
 	return t.withNode(ctx, name, func(n Node) error {
-		// Written first: what the state says holds over a crash in between, and for a reboot.
+		// Written first: the state holds over a crash in between, and for a reboot.
 		if err := t.change(func(s *State) { s.Hosts[name].Cut = how }); err != nil {
 			return err
 		}
@@ -60,7 +60,7 @@ func (t *Trial) Lease(ctx context.Context, name string, lease lab.Lease) error {
 	})
 }
 
-// LinkIPv6 gives a node's link IPv6 beside IPv4, for as long as the trial is there.
+// LinkIPv6 gives a node's link IPv6 in addition to IPv4, for as long as the trial is there.
 func (t *Trial) LinkIPv6(ctx context.Context, name string) error {
 	return t.withNode(ctx, name, func(n Node) error {
 		if err := t.change(func(s *State) { s.Hosts[name].IPv6 = true }); err != nil {
@@ -80,13 +80,13 @@ func (t *Trial) PowerOff(ctx context.Context, name string) error {
 }
 
 // Reboot ends a node and everything on it, as a power cut would, and boots it again: processes,
-// mounts, interfaces, cgroups and everything in /run are gone; what was written to its disk is
-// there. Offline cuts its uplink before it boots. Reboot returns when its programs are started.
+// mounts, interfaces, cgroups and everything in /run are gone; files on its disk are there. Offline
+// cuts its uplink before it boots. Reboot returns when its programs are started.
 func (t *Trial) Reboot(ctx context.Context, name string, offline bool) error {
 	return t.withNode(ctx, name, func(n Node) error { return t.reboot(ctx, n, offline) })
 }
 
-// shutdownPatience is for an orderly end of a host: logind's delay, and what comes after it.
+// shutdownPatience is for an orderly end of a host: logind's delay, and the stop of the programs.
 const shutdownPatience = 3 * time.Minute
 
 // RebootOrderly is Reboot as a person asks for it: logind announces it and waits for the locks, all

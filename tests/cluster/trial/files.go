@@ -45,8 +45,8 @@ const (
 	egressCAKey      = "/etc/skerry/egress-ca.key"
 	proxyKube        = "/etc/kubernetes/kube-proxy.kubeconfig"
 
-	// tunnelPort is where cloudcore leads kube-apiserver to kubelets. It is asked through a
-	// balancer beside kube-apiserver.
+	// tunnelPort is where cloudcore connects kube-apiserver to kubelets. It is dialled through a
+	// balancer next to kube-apiserver.
 	tunnelPort    = "10004"
 	tunnelName    = "cloudcore-tunnel" // the Service, where there is one
 	egressAddress = "127.0.0.1:10014"
@@ -149,7 +149,7 @@ func (t *Trial) kubelet(n Node) doc {
 		"volumePluginDir":        "/var/lib/kubelet/volumeplugins",
 		"enforceNodeAllocatable": []string{"pods"},
 		"evictionHard":           doc{"memory.available": "100Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
-		// Images come from here and from nowhere else: none is ever collected.
+		// Images come only from here: they are never collected.
 		"imageGCHighThresholdPercent": 100,
 		"makeIPTablesUtilChains":      false,
 	}
@@ -182,7 +182,7 @@ func (t *Trial) edgecoreFile(n Node) ([]byte, error) {
 	return yaml.Marshal(config)
 }
 
-// kubeletAlone is an edgecore.yaml that says nothing but how the kubelet is on this machine.
+// kubeletAlone is an edgecore.yaml with the kubelet's settings for this machine alone.
 func (t *Trial) kubeletAlone(n Node) ([]byte, error) {
 	return yaml.Marshal(doc{
 		"apiVersion": "config.skerry.io/v1alpha1", "kind": "EdgeCore", "modules": doc{"edged": doc{"kubelet": t.kubelet(n)}},
@@ -254,8 +254,8 @@ func (t *Trial) cloudcoreFile() ([]byte, error) {
 
 func (t *Trial) balancerKube() string { return filepath.Join(t.hostDir(router), "kubeconfig") }
 
-// egress is how kube-apiserver reaches nodes: through cloudcore, which dials directly what
-// is no edge.
+// egress is how kube-apiserver reaches nodes: through cloudcore, which dials ordinary nodes
+// directly.
 func (t *Trial) egress() ([]byte, error) {
 	identity := planeDir + "/pki/apiserver-kubelet-client"
 	return yaml.Marshal(doc{

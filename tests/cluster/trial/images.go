@@ -17,7 +17,7 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/binary"
 )
 
-// cloudcoreImage is what a release without a registry calls it, but for the tag.
+// cloudcoreImage is the name of the image in a release without a registry, without the tag.
 const cloudcoreImage = "skerry.local/cloudcore:trial"
 
 // images builds the programs that run in containers, and packs them.
@@ -114,10 +114,10 @@ func digestOf(archive string) (string, error) {
 	}
 }
 
-// loadImages imports what containerd does not have yet.
+// loadImages imports the images that containerd lacks.
 func (t *Trial) loadImages(n Node) error {
 	if t.state.Options.Bare && !n.Plain {
-		return nil // what a device needs comes from what is installed on it
+		return nil // a device's images come from the programs installed on it
 	}
 	name := n.Name
 	have, err := t.run(name, "ctr", "--namespace=k8s.io", "images", "list", "-q")

@@ -63,7 +63,7 @@ func (t *Trial) startInCluster(ctx context.Context, cfg *rest.Config) error {
 	return t.awaitLoadBalancer(ctx)
 }
 
-// install applies what `cloudcore install` prints.
+// install applies the output of `cloudcore install`.
 func (t *Trial) install(ctx context.Context, cfg *rest.Config) error {
 	reference, err := t.packCloudcore()
 	if err != nil {
@@ -135,7 +135,8 @@ func (t *Trial) awaitLoadBalancer(ctx context.Context) error {
 	return nil
 }
 
-// startLoadBalancer starts what leads the load balancer's address to nodes, on the router.
+// startLoadBalancer starts the program that forwards the load balancer's address to nodes, on the
+// router.
 func (t *Trial) startLoadBalancer(ctx context.Context) error {
 	admin, err := t.Admin()
 	if err != nil {

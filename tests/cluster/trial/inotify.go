@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What programs take of the machine's inotify instances (inotify(7)), counted in /proc/PID/fd as
+// The programs' use of the machine's inotify instances (inotify(7)), counted in /proc/PID/fd as
 // anon_inode:inotify, with one or two to spare.
 const (
 	inotifyPlane = 12 // kubeplane: 11
@@ -37,14 +37,14 @@ func (t *Trial) inotifyNeed(o Options) int {
 	return need
 }
 
-// inotifyRoom says so when the kernel would refuse one of so many instances: a kubelet would end at
-// its start with "inotify_init: too many open files". They are made and given back; what else
-// runs on the machine may take them in between.
+// inotifyRoom returns an error when the kernel would refuse one of so many instances: a kubelet
+// would end at its start with "inotify_init: too many open files". They are made and given back;
+// other programs on the machine may take them in between.
 func inotifyRoom(need int) error {
 	files := make([]int, 0, need)
 	defer func() {
 		for _, fd := range files {
-			_ = unix.Close(fd) // nothing is in it
+			_ = unix.Close(fd) // it is empty
 		}
 	}()
 	for range need {

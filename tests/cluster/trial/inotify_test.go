@@ -17,7 +17,7 @@ func TestInotifyRoom(t *testing.T) {
 		if err := os.WriteFile("/proc/sys/user/max_inotify_instances", []byte("10"), 0); err != nil {
 			t.Fatal(err)
 		}
-		for range 2 { // what was asked for is given back
+		for range 2 { // the instances are given back
 			if err := inotifyRoom(8); err != nil {
 				t.Error(err)
 			}
@@ -43,7 +43,7 @@ func TestInotifyRoom(t *testing.T) {
 	}
 }
 
-// What runs already needs nothing.
+// Programs that run already need no more instances.
 func TestInotifyNeed(t *testing.T) {
 	tr := open(t, t.TempDir())
 	o := DefaultOptions()

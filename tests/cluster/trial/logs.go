@@ -17,8 +17,8 @@ import (
 // followInterval is how soon a new line shows.
 const followInterval = 200 * time.Millisecond
 
-// Logs writes the log of a host's program, the last one that it starts if none is named, and goes
-// on until ctx ends if follow is set.
+// Logs writes the log of a host's program, the last one that it starts without a name, and
+// continues until ctx ends if follow is set.
 func (t *Trial) Logs(ctx context.Context, out io.Writer, host, name string, follow bool) error {
 	if err := t.exists(); err != nil {
 		return err

@@ -15,7 +15,7 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/trial"
 )
 
-// TestTraps_29_PlainNodesHaveLogsAndExec: what an ordinary kubelet can do is there to compare
+// TestTraps_29_PlainNodesHaveLogsAndExec: an ordinary kubelet's features are there to compare
 // edgecore with.
 func TestTraps_29_PlainNodesHaveLogsAndExec(t *testing.T) {
 	if testing.Short() || os.Getuid() != 0 {

@@ -27,7 +27,7 @@ const (
 	readyTimeout = time.Minute
 	stopPatience = 15 * time.Second
 	// pollFirst and pollMost are the pauses between two questions: the first, and those after it
-	// have doubled. What is asked may list all of kube-apiserver's pods.
+	// have doubled. A question may list all of kube-apiserver's pods.
 	pollFirst, pollMost = 20 * time.Millisecond, 250 * time.Millisecond
 	// systemBus is where login1 is (D-Bus specification, "System message bus").
 	systemBus = "/run/dbus/system_bus_socket"
@@ -341,7 +341,7 @@ func (t *Trial) Start(ctx context.Context, host, name string) error {
 	})
 }
 
-// Signal sends a signal to a program, say SIGSTOP for one that hangs.
+// Signal sends a signal to a program, such as SIGSTOP for one that hangs.
 func (t *Trial) Signal(ctx context.Context, host, name string, sig syscall.Signal) error {
 	return t.withProgram(ctx, host, name, func(p program) error {
 		id, err := t.running(host, p)

@@ -34,7 +34,7 @@ type CloudStatus struct {
 	Error      string          `json:"error,omitempty"` // why kube-apiserver does not answer
 }
 
-// NodeStatus is what the cloud says of a node, what was done to it, and what it says of itself.
+// NodeStatus is the cloud's state of a node, its faults, and its own state.
 type NodeStatus struct {
 	Name     string          `json:"name"`
 	Running  bool            `json:"running"`
@@ -45,12 +45,12 @@ type NodeStatus struct {
 	Version  string          `json:"version"` // of the kubelet
 	Pods     int             `json:"pods"`    // bound to the node, as the cloud sees it
 	PodsUp   int             `json:"podsReady"`
-	// Sample is what the device's pod of the sample application says of its store when the LAN's
-	// client asks; "" without the application.
+	// Sample is the answer of the device's pod of the sample application when the LAN's client asks
+	// for its store; "" without the application.
 	Sample string `json:"sample,omitempty"`
 	// Edge is the answer of `edgecore status -o json` on the device.
 	Edge json.RawMessage `json:"edge,omitempty"`
-	// EdgeError is why there is none.
+	// EdgeError is why Edge is empty.
 	EdgeError string `json:"edgeError,omitempty"`
 }
 
@@ -245,8 +245,8 @@ func programs(alive map[string]bool) string {
 	return strings.Join(parts, ", ")
 }
 
-// edge is what the device says of itself: its link, what waits for the cloud, and how old
-// its knowledge is.
+// edge summarizes the device's own state: its link, the backlog for the cloud, and the age of its
+// data.
 func (n NodeStatus) edge() (link, backlog, age string) {
 	var e edgeSummary
 	link, backlog, age = "-", "-", "-"

@@ -5,9 +5,9 @@
 // It is above 2,500 lines because a trial is one thing with one state, which each of its
 // verbs changes.
 //
-// It owns a directory and what the file state.json in it names: the hosts (see package host), their
-// cgroups and the cable to the machine. The state is written before anything is made, so that Down
-// also cleans after a crash. Each changing method holds a lock on the directory, across processes;
+// It owns a directory and the things in its file state.json: the hosts (see package host), their
+// cgroups and the cable to the machine. The state is written before each change, so that Down also
+// cleans after a crash. Each changing method holds a lock on the directory, across processes;
 // methods of one Trial are called one at a time.
 package trial
 
@@ -53,7 +53,7 @@ const (
 // its podSubnets.
 const Pool = "plant"
 
-// Options are what a trial is brought up with.
+// Options configure a trial.
 type Options struct {
 	// Edges is the number of edge nodes with edgecore.
 	Edges int `json:"edges"`
@@ -67,8 +67,8 @@ type Options struct {
 	Link string `json:"link"`
 	// Set are changes to every edgecore.yaml, each path=value.
 	Set []string `json:"set,omitempty"`
-	// Logs is the OTLP/HTTP receiver of what applications write, as cloudcore reaches it;
-	// "" for none.
+	// Logs is the OTLP/HTTP receiver of the applications' logs, as cloudcore reaches it; ""
+	// disables it.
 	Logs string `json:"logs,omitempty"`
 	// Quick makes the cloud notice a lost node within 12 s and evict after 10 s more.
 	Quick bool `json:"quick,omitempty"`
@@ -86,10 +86,10 @@ type Options struct {
 	// Bare, with InCluster, leaves Skerry out: there are the cluster, the load balancer and, for
 	// edges, hosts with containerd that have not joined.
 	Bare bool `json:"bare,omitempty"`
-	// IPv6 gives the edges' links to the cloud IPv6 beside IPv4. edgecore is configured with the
-	// cloud's IPv4 address all the same.
+	// IPv6 gives the edges' links to the cloud IPv6 in addition to IPv4. edgecore is configured
+	// with the cloud's IPv4 address all the same.
 	IPv6 bool `json:"ipv6,omitempty"`
-	// Paths are programs in place of those of bin/, by name: of another release, say.
+	// Paths are programs in place of those of bin/, by name, such as those of another release.
 	Paths map[string]string `json:"paths,omitempty"`
 	// Sample runs the sample application on every edge.
 	Sample bool `json:"sample"`
@@ -192,7 +192,7 @@ func (o Options) Nodes() []Node {
 	return all
 }
 
-// State is what is kept in state.json.
+// State is the content of state.json.
 type State struct {
 	// ID identifies a trial on its machine.
 	ID      string              `json:"id"`
@@ -201,7 +201,7 @@ type State struct {
 	Hosts   map[string]*Machine `json:"hosts"`
 }
 
-// A Machine is a host with what was done to it.
+// A Machine is a host with the changes made to it.
 type Machine struct {
 	host.Host
 	Processes map[string]process.Identity `json:"processes,omitempty"`
@@ -228,8 +228,8 @@ type Trial struct {
 	state *State     // nil when there is no trial
 }
 
-// Open finds the trial whose things are in dir; there may be none. root is the repository that its
-// programs come from. Progress goes to out, a line for each step.
+// Open finds the trial in dir; there may be none. root is the repository that its programs come
+// from. Progress goes to out, a line for each step.
 func Open(root, dir string, out io.Writer) (*Trial, error) {
 	t := &Trial{root: root, dir: dir, began: time.Now()}
 	var outMu sync.Mutex
@@ -282,7 +282,7 @@ func (t *Trial) change(f func(*State)) error {
 	return t.save()
 }
 
-// machine is a copy of what the state says of a host.
+// machine is a copy of a host's entry in the state.
 func (t *Trial) machine(name string) Machine {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -351,14 +351,14 @@ func (t *Trial) lock(ctx context.Context) (unlock func(), err error) {
 		}
 		var held, there unix.Stat_t
 		if unix.Fstat(int(f.Fd()), &held) == nil && unix.Stat(path, &there) == nil && held.Ino == there.Ino {
-			// What another command did meanwhile counts.
+			// Changes by another command in the meantime count.
 			if err := t.load(); err != nil {
 				f.Close()
 				return nil, err
 			}
 			return func() {
 				if t.state == nil {
-					// Nothing but the lock is left, or never was anything else.
+					// The directory is empty except for the lock.
 					os.Remove(path)
 					os.Remove(t.dir)
 				}

@@ -22,7 +22,7 @@ import (
 func TestOptions(t *testing.T) {
 	for name, c := range map[string]struct {
 		change func(*Options)
-		want   []string // parts of the error; none means that they are good
+		want   []string // parts of the error; empty for a valid one
 	}{
 		"the default":    {func(*Options) {}, nil},
 		"no node at all": {func(o *Options) { o.Edges = 0 }, []string{"at least one node"}},
@@ -96,7 +96,7 @@ func TestMerge(t *testing.T) {
 	}
 }
 
-// TestState: what one command wrote is what the next one reads.
+// TestState: a command reads the state that an earlier one wrote.
 func TestState(t *testing.T) {
 	dir := t.TempDir()
 	a := open(t, dir)
@@ -191,8 +191,8 @@ func TestEdgecoreFile(t *testing.T) {
 	}
 }
 
-// TestDown cleans what a crash at any moment may have left: hosts whose start was not written down,
-// a state that can't be read, cgroups, half made directories.
+// TestDown cleans the possible leftovers of a crash at any moment: hosts whose start was not
+// written down, a state that can't be read, cgroups, half made directories.
 func TestDown(t *testing.T) {
 	if testing.Short() || os.Getuid() != 0 {
 		t.Skip("namespaces are made only as root and without -short")

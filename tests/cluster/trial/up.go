@@ -21,15 +21,16 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/tally"
 )
 
-// ports are what cloudcore offers to edges: the one for all, and the older ones for websocket,
-// QUIC, join. Nothing else of the cloud can be dialled by them, kube-apiserver least of all.
+// ports are those that cloudcore offers to edges: the one for all, and the older ones for
+// websocket, QUIC, join. Edges can't dial any other port of the cloud, kube-apiserver's least of
+// all.
 func ports() []lab.Port {
 	return []lab.Port{{Protocol: "tcp", Number: 443}, {Protocol: "udp", Number: 443}, {Protocol: "tcp", Number: 10000}, {Protocol: "udp", Number: 10001}, {Protocol: "tcp", Number: 10002}}
 }
 
-// Up makes the trial be as the options say, from whatever there is: it boots hosts, starts programs
-// and joins nodes that are missing, and returns when every node is Ready and the sample application
-// runs. What was cut stays cut.
+// Up brings the trial to the state of the options, from whatever there is: it boots hosts, starts
+// programs and joins nodes that are missing, and returns when every node is Ready and the sample
+// application runs. A cut link stays cut.
 func (t *Trial) Up(ctx context.Context, o Options) error {
 	if err := o.Validate(); err != nil {
 		return cli.Bad(err)
@@ -155,7 +156,7 @@ func describe(o Options) string {
 	return strings.Join(parts, ", ")
 }
 
-// check looks for what is missing before anything is made.
+// check looks for missing prerequisites before the first change.
 func (t *Trial) check(o Options) error {
 	if os.Getuid() != 0 {
 		return errors.New("a trial makes network namespaces and containers: run it as root (sudo)")
@@ -185,7 +186,7 @@ func (t *Trial) check(o Options) error {
 	return nil
 }
 
-// begin writes down what is going to be made.
+// begin records the planned changes.
 func (t *Trial) begin(o Options) error {
 	id := identify(t.dir)
 	network, err := lab.FreeNetwork(id)
@@ -243,7 +244,7 @@ func (t *Trial) bootAll(ctx context.Context) error {
 	return nil
 }
 
-// offered is what edges may dial at the cloud.
+// offered are the ports of the cloud that edges may dial.
 func (t *Trial) offered() []lab.Port {
 	switch {
 	case t.state.Options.InCluster:
@@ -262,7 +263,7 @@ func nodeNames(nodes []Node) []string {
 	return names
 }
 
-// boot starts a host with nothing on it.
+// boot starts an empty host.
 func (t *Trial) boot(ctx context.Context, name string) error {
 	spec := host.Spec{Hostname: name, Init: t.initPath(), Mark: t.mark(name)}
 	if name != router && name != Client {
@@ -327,9 +328,9 @@ func (t *Trial) wire(name string) error {
 	return lab.SetCut(r, n.Number, m.Cut)
 }
 
-// writeNames lets a host resolve what it may know: itself and the cloud. The machine's own name
-// servers are out of its reach, and a kubelet that asks them for its node's name at each report
-// would wait for the time-out.
+// writeNames lets a host resolve its own name and the cloud's. The machine's own name servers are
+// out of its reach, and a kubelet that asks them for its node's name at each report would wait for
+// the time-out.
 func (t *Trial) writeNames(name string) error {
 	if name == router || name == Client {
 		return nil // the machine's own files
@@ -345,7 +346,7 @@ func (t *Trial) writeNames(name string) error {
 	case name != Cloud:
 		hosts += fmt.Sprintf("%s %s\n", own, name)
 	case t.state.Options.Streams == StreamsEndpoint:
-		// What a wildcard record in the DNS is elsewhere: nodes' names lead to cloudcore.
+		// Like a wildcard record in the DNS elsewhere: nodes' names lead to cloudcore.
 		for _, n := range t.state.Options.Nodes() {
 			hosts += fmt.Sprintf("%s %s\n", lab.Cloud(), n.Name)
 		}
@@ -396,7 +397,8 @@ func (t *Trial) prepare(ctx context.Context, n Node) error {
 		}
 	}
 	if t.state.Options.Bare && !n.Plain {
-		// What this machine's kubelets need, as its owner would set it; all else is edgecore's own.
+		// The settings that this machine's kubelets need, as its owner would set them; all else is
+		// edgecore's own.
 		if files[edgecoreConfig], err = t.kubeletAlone(n); err != nil {
 			return err
 		}

@@ -47,9 +47,9 @@ func Copy(to, from string) error {
 	return nil
 }
 
-// Install puts the filter on the calling process, hence on what it executes, and returns the
-// descriptor on which the reads arrive. The calling thread must execute the program: threads that
-// are there already keep their clock.
+// Install puts the filter on the calling process, hence on the program that it executes, and
+// returns the descriptor on which the reads arrive. The calling thread must execute the program:
+// threads that are there already keep their clock.
 func Install() (*os.File, error) {
 	// Its offset in struct seccomp_data is 0 for the number of the call and 16 for the first
 	// argument (little endian).
@@ -94,7 +94,7 @@ type (
 // Not in golang.org/x/sys under a name of its own: _IOW('!', 2, __u64).
 const stillThere = 0x40082102
 
-// Serve answers the reads that arrive on the descriptor with what clock says, until no process with
+// Serve answers the reads that arrive on the descriptor with clock's time, until no process with
 // the filter is left.
 func Serve(listener *os.File, clock func() time.Time) error {
 	fd := listener.Fd()
@@ -152,7 +152,7 @@ func put(fd uintptr, n *notification, at time.Time) error {
 // childMark is the first argument of the process that becomes the program.
 const childMark = "--become"
 
-// reread is how often a file is read that says how far the clock is ahead.
+// reread is how often the file with the clock's offset is read.
 const reread = 300 * time.Millisecond
 
 // ahead is how far the clock is ahead: a number of seconds, or @FILE with one, for a clock that is
