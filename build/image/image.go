@@ -1,10 +1,10 @@
-// Package image packs static programs into OCI image archives, with nothing but the standard
-// library and no registry.
+// Package image packs static programs into OCI image archives, with the standard library alone and
+// no registry.
 //
-// It owns the form of the archive: one layer with the program, /etc and /tmp, and further names
-// of the program in /bin; an index over the platforms where there is more than one. The same
-// input gives the same bytes. It pushes nothing and runs nothing; its functions may be called
-// from any goroutine.
+// It owns the form of the archive: one layer with the program, /etc and /tmp, and further names of
+// the program in /bin; an index over the platforms where there is more than one. The same input
+// gives the same bytes. It never pushes or runs an image; its functions may be called from any
+// goroutine.
 package image
 
 import (
@@ -33,14 +33,14 @@ const (
 	layoutVersion = `{"imageLayoutVersion":"1.0.0"}`
 )
 
-// Image is what an archive holds.
+// Image is the content of an archive.
 type Image struct {
 	Names     []string // each with a tag or digest: an import makes one image of each
 	Platforms []Platform
 	Path      string   // of the program in the image, "/cloudcore"; the image runs it
 	Links     []string // further names of the program, in /bin
 	Files     []File   // more than the program
-	Cmd       []string // its arguments where a container has none
+	Cmd       []string // its arguments where a container sets no others
 	User      string   // "65532:65532"; "" is root
 	Version   string   // annotated; may be empty
 	Created   time.Time
@@ -55,7 +55,7 @@ type File struct {
 	Path    string // "/usr/bin/dig"
 	Mode    int64
 	Content []byte
-	Link    string // what it is a symbolic link to; "" for a file
+	Link    string // the target of a symbolic link; "" for a file
 }
 
 // Platform is the program of one architecture, in Go's name of it ("amd64").

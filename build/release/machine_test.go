@@ -16,8 +16,8 @@ import (
 )
 
 // machine is a copy of this machine's file system (an overlay) without its package managers: $1 is
-// a folder for it, $2 the release, $3 what runs there. /log is what the machine's programs were
-// asked for; the machine and all that was installed there go with the process.
+// a folder for it, $2 the release, $3 the script to run there. /log lists the requests to the
+// machine's programs; the machine and all that was installed there go with the process.
 const machine = `set -eu
 mount --make-rprivate /
 mount -t tmpfs tmpfs "$1"
@@ -33,8 +33,8 @@ mv release root/
 exec chroot root /bin/sh -eu -c "$3"
 `
 
-// bare takes what this machine has of package managers and of Skerry, and puts a systemd in their
-// place that writes down what it is asked.
+// bare removes this machine's package managers and Skerry, and puts a systemd in their place that
+// logs its requests.
 const bare = `export LC_ALL=C PATH=/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin
 for dir in /usr/local/bin /usr/bin /bin /usr/sbin /sbin; do
 	for name in dpkg dpkg-query apt-get rpm ctr systemctl systemd-sysusers edgecore cloudcore; do rm -f "$dir/$name"; done
@@ -50,8 +50,8 @@ fake systemctl 'echo "systemctl $*" >>/log'
 fake systemd-sysusers 'grep -q "^u skerry " "$1" && echo "systemd-sysusers $1" >>/log'
 `
 
-// onMachine runs a script of shell there, below bare, and gives its exit code, what it printed and
-// the log.
+// onMachine runs a script of shell there, below bare, and returns its exit code, its output and the
+// log.
 func onMachine(t *testing.T, release, script string) (code int, said, log string) {
 	t.Helper()
 	if os.Getuid() != 0 {
@@ -148,7 +148,7 @@ esac'
 		script string
 		code   int
 		said   string // a part of it
-		log    string // without what systemd was asked
+		log    string // without the requests to systemd
 	}{
 		"deb, none there":            {deb("") + none + "install /release", 0, "installed edgecore v1.0.0\n", aptGet + "skerry-edgecore_1.0.0_" + arch + ".deb\n"},
 		"deb, the release's own":     {deb("0.9.0") + "install /release", 0, "installed edgecore v1.0.0\n", aptGet + "skerry-edgecore_1.0.0_" + arch + ".deb\n"},
@@ -184,8 +184,9 @@ esac'
 	}
 }
 
-// Where a tarball is unpacked install.sh does what the scripts of packages do elsewhere: a running
-// program is the new one, cloudcore has its user. A device that has joined is not sent to join.
+// Where a tarball is unpacked install.sh does the work that the scripts of packages do elsewhere: a
+// running program is the new one, cloudcore has its user. A device that has joined is not told to
+// join.
 func TestInstallTarballSettles(t *testing.T) {
 	dir := twoKubernetes(t)
 	const next = "next: edgecore check, then edgecore join --token-file FILE HOST\n"
@@ -221,7 +222,7 @@ func TestInstallTarballSettles(t *testing.T) {
 	}
 }
 
-// What the scripts of edgecore's package do when it goes.
+// The scripts of edgecore's package at its removal.
 func TestPackageGoes(t *testing.T) {
 	const state = `mkdir -p /var/lib/skerry/identity /run/skerry/cni/skerry /etc/skerry /etc/cni/net.d /var/lib/kubelet/pki /var/lib/kubelet/pods
 cd /var/lib/kubelet

@@ -52,8 +52,8 @@ func TestSocketTriggersAreBounded(t *testing.T) {
 	}
 }
 
-// A release's tarballs hold what its packages do: install.sh takes them where there is no package
-// manager. tests/release compares those of a real release.
+// A release's tarballs hold the files of its packages: install.sh takes them where there is no
+// package manager. tests/release compares those of a real release.
 func TestTarballsHoldWhatPackagesDo(t *testing.T) {
 	script, err := os.ReadFile("../release.sh")
 	if err != nil {

@@ -104,7 +104,7 @@ func plan(what string, packages []string, shards int, lengths lengths) []job {
 	return slices.DeleteFunc(jobs, func(j job) bool { return len(j.phases) == 0 })
 }
 
-// of is the expected length of a job. What is not known begins first: it may be long.
+// of is the expected length of a job. An unknown one begins first: it may be long.
 func (l lengths) of(j job, shards int) int {
 	if p := j.phases; len(p) > 0 && p[0].shard != "" && len(p[0].packages) == 1 {
 		sum := 0
@@ -130,7 +130,7 @@ func selection(what string) []string {
 	return nil
 }
 
-// environment is what a phase's tests have in theirs.
+// environment is the environment of a phase's tests.
 func environment(what string, p phase) []string {
 	env := []string{"SKERRY_E2E_SHARD=" + p.shard}
 	if what == "long" {

@@ -47,7 +47,7 @@ const (
 	long = 10 * time.Second
 )
 
-// A summary reads what `go test -json` writes, prints the parts that matter to a person, and
+// A summary reads the output of `go test -json`, prints the parts that matter to a person, and
 // counts.
 type summary struct {
 	out    io.Writer
@@ -178,8 +178,8 @@ func (r retry) String() string {
 }
 
 // secondTries takes failures out of the counts and returns them: packages which came to their end
-// with the tests that failed, others whole. With more than most packages something is broken, and
-// none is tried again.
+// with the tests that failed, others whole. With more than most packages the cause is not chance,
+// and no package is tried again.
 func (s *summary) secondTries(most int) []retry {
 	var again []retry
 	for pkg, c := range s.by {

@@ -18,8 +18,9 @@ import (
 )
 
 // cyclic are the packages whose files still refer to each other in circles, each with the least
-// number of arrows that would have to go. A number only goes down; a package without a line has
-// none. Lines have a gap between them so that changes of two neighbours merge without a conflict.
+// number of arrows that would have to go. A number only goes down; a package without a line has no
+// circles. Lines have a gap between them so that changes of two neighbours merge without a
+// conflict.
 var cyclic = map[string]int{
 	"cloud/app": 1,
 
@@ -110,8 +111,8 @@ func TestPackagesStaySmall(t *testing.T) {
 	}
 }
 
-// size counts the hand-written lines of the product, and reports whether the package comment says
-// why they are so many.
+// size counts the hand-written lines of the product, and reports whether the package comment
+// explains why they are so many.
 func (p *sourcePack) size() (lines int, why bool) {
 	for _, f := range p.files {
 		if f.test || f.generated {
@@ -258,7 +259,7 @@ func describe(circles []arrows) string {
 }
 
 // A checker resolves names. It reads the standard library and this module from their sources and
-// takes every other import for an empty package: what those declare is of no interest here, and
+// takes every other import for an empty package: their declarations are not needed here, and
 // Kubernetes need not be compiled. A reference is missed only where the type of a value comes out
 // of a generic function of such a package.
 type checker struct {
@@ -304,7 +305,7 @@ func (c *checker) Import(name string) (*types.Package, error) {
 		c.done[name] = empty
 		return empty, nil
 	}
-	// What can't be resolved is an error of no interest.
+	// Unresolved names are expected errors.
 	checked, _ := c.config(true).Check(name, c.fset, files, nil)
 	c.done[name] = checked
 	return checked, nil

@@ -25,8 +25,9 @@ type mutation struct {
 	noticed   string // the package
 }
 
-// mutations has one at least for each invariant. Invariant 7 is broken by a call that is nowhere
-// yet: TestClaims_23_ObjectsThatTheCloudMakes notices it, and TestMadeObjects what that must find.
+// mutations has one at least for each invariant. Invariant 7 is broken by a call that does not
+// exist yet: TestClaims_23_ObjectsThatTheCloudMakes notices it, and TestMadeObjects lists the calls
+// that it must find.
 var mutations = []mutation{
 	{
 		"1", "a certificate of any group is a node's", "common/pki/pki.go",
@@ -120,7 +121,7 @@ func TestClaims_23_EachInvariantHasAMutation(t *testing.T) {
 }
 
 // madeObjects are the objects that the cloud makes in kube-apiserver, by the file that makes them
-// (invariant 7). What comes here is no bookkeeping, or one of those that the invariant names.
+// (invariant 7). An object here is no bookkeeping, or one of those that the invariant names.
 var madeObjects = map[string][]string{
 	"cloud/internal/controllers/app/controller.go": {"volumes of applications", "ReplicaSets of applications"},
 	"cloud/internal/controllers/vip/controller.go": {"VirtualIPs"},
@@ -132,7 +133,7 @@ var madeObjects = map[string][]string{
 	"cloud/internal/trust/join/tokens.go":          {"a token", "its Secret"},
 }
 
-// makes counts the calls that make an object; reviews are answers, and leave none.
+// makes counts the calls that make an object; reviews are answers, and are not stored.
 func makes(f *sourceFile) (n int) {
 	ast.Inspect(f.syntax, func(node ast.Node) bool {
 		call, ok := node.(*ast.CallExpr)

@@ -13,11 +13,11 @@ import (
 var ladder = [][]string{
 	// L0: values
 	{"common/api", "common/version", "common/protocol", "manifests"},
-	// L1: what is said (standard library only)
+	// L1: messages (standard library only)
 	{"beehive/message"},
-	// L2: how modules of a process say it
+	// L2: the bus between modules of a process
 	{"beehive"},
-	// L3: what both sides share
+	// L3: packages that both sides share
 	{"common/applog", "common/claim", "common/topic", "common/pki", "common/config", "common/httpserver", "common/recovery", "common/rerun", "common/notifytest", "common/login1test", "common/dependency", "common/selectable", "common/podstream"},
 	{"common/link", "common/nodemetrics"},
 	{"common/cli", "common/gctuner", "common/programpages", "common/health", "common/tunnel"},
@@ -69,7 +69,8 @@ var ladder = [][]string{
 	{"cloud/cmd", "edge/cmd"},
 }
 
-// exclusive says who alone may import what, beside tests and the tools that build.
+// exclusive lists imports and the only packages that may have them, apart from tests and the tools
+// that build.
 var exclusive = []struct {
 	imports []string // a path, and all below it
 	only    []string // directories, and all below them
@@ -196,7 +197,7 @@ func TestExclusiveImports(t *testing.T) {
 	}
 }
 
-// trespasses returns what a package imports that is for others alone.
+// trespasses returns a package's imports that are for others alone.
 func trespasses(p *sourcePack) (bad []string) {
 	if !p.product() {
 		return nil

@@ -21,10 +21,10 @@ func TestPackageComments(t *testing.T) {
 	}
 }
 
-// comments returns what is wrong with a package's comment.
+// comments returns the mistakes of a package's comment.
 func (p *sourcePack) comments() (bad []string) {
 	if p.name == "" {
-		return nil // nothing but tests
+		return nil // only tests
 	}
 	start := "Package " + p.name + " "
 	if p.name == "main" {
@@ -69,7 +69,7 @@ var constantCalls = []string{
 }
 
 // Two edges and two clouds must fit in one process, so no package keeps state: no init, and
-// variables only for what never changes.
+// variables only for constant values.
 func TestNoGlobalState(t *testing.T) {
 	for _, p := range source(t).packs {
 		for _, bad := range p.state() {
@@ -78,7 +78,7 @@ func TestNoGlobalState(t *testing.T) {
 	}
 }
 
-// state returns what of a package is state.
+// state returns the parts of a package that are state.
 func (p *sourcePack) state() (bad []string) {
 	if !p.product() {
 		return nil
@@ -111,7 +111,7 @@ func (p *sourcePack) state() (bad []string) {
 	return bad
 }
 
-// globals returns what is wrong with the variables of one declaration.
+// globals returns the mistakes in the variables of one declaration.
 func (p *sourcePack) globals(s *ast.ValueSpec, d *ast.GenDecl, written map[string]bool) []string {
 	var bad []string
 	for i, name := range s.Names {
@@ -133,8 +133,8 @@ func embeds(doc *ast.CommentGroup) bool {
 	return doc != nil && slices.ContainsFunc(doc.List, func(c *ast.Comment) bool { return strings.HasPrefix(c.Text, "//go:embed ") })
 }
 
-// constant reports whether a value is fit to stay as it is: a table, or a call that makes what
-// never changes, such as a struct by value.
+// constant reports whether a value is fit to stay as it is: a table, or a call whose result never
+// changes, such as a struct by value.
 func (p *sourcePack) constant(e ast.Expr) bool {
 	switch e := e.(type) {
 	case *ast.CompositeLit:
@@ -187,8 +187,8 @@ func isLiteral(e ast.Expr) bool {
 }
 
 // written lists the names that the package's code assigns to, takes the address of, or has builtins
-// change. It knows no scopes: a local variable that bears the name of a package's one counts too,
-// and is better called something else.
+// change. It ignores scopes: a local variable with the name of a package's one counts too, and
+// should get another name.
 func (p *sourcePack) written() map[string]bool {
 	all := map[string]bool{}
 	add := func(e ast.Expr) {
@@ -293,8 +293,8 @@ func TestGeneratedFilesSaySo(t *testing.T) {
 	}
 }
 
-// foreign is what no file may contain, by what it is. The patterns are put together so that this
-// file does not contain them either.
+// foreign are the patterns that no file may contain, by their meaning. The patterns are put
+// together so that this file does not contain them either.
 var foreign = map[string]*regexp.Regexp{
 	"a path of a developer's machine": regexp.MustCompile(`(^|[\s"'(=:])/(wor` + `k/|home/[a-z]|Users/[A-Za-z]|root/(go|\.cache)/|tmp/bri` + `ef)`),
 	"a host that serves modules or images": regexp.MustCompile(`\b(proxy\.go` + `lang\.org|registry(-1)?\.(do` + `cker\.io|k8s\.io|npmjs\.org)|do` +
@@ -321,8 +321,8 @@ func TestNoForeignNames(t *testing.T) {
 	}
 }
 
-// The linker leaves out the methods that nothing can call. Where a program looks methods up by
-// reflection, it keeps every exported one of every type: a third of edgecore
+// The linker leaves out unused methods. Where a program looks methods up by reflection, it keeps
+// every exported one of every type: a third of edgecore
 // (docs/dev/decisions/0071-what-the-binaries-hold.md).
 func TestNoMethodsByReflection(t *testing.T) {
 	for _, p := range source(t).packs {

@@ -21,7 +21,7 @@ const scenarioPages = "docs/dev/scenarios"
 var (
 	// numbered finds an area and its numbers in the name of a test. A name may have several.
 	numbered = regexp.MustCompile(`(?:^Test|_)([A-Z][A-Za-z]*)((?:_\d\d)+)(?:_|$)`)
-	// quoted finds what stands in backquotes.
+	// quoted finds text in backquotes.
 	quoted = regexp.MustCompile("`([^`]+)`")
 )
 

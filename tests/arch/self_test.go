@@ -19,7 +19,7 @@ func pack(t *testing.T, file, text string) *sourcePack {
 	return &sourcePack{dir: path.Dir(file), name: f.syntax.Name.Name, files: []*sourceFile{f}}
 }
 
-// A rule that finds nothing is worth nothing: each is shown what it must find.
+// A rule that never fails is worthless: each is shown its violation.
 func TestRules_findWhatTheyMust(t *testing.T) {
 	imports := func(paths ...string) string {
 		return "package x\nimport (\n_ \"" + strings.Join(paths, "\"\n_ \"") + "\"\n)\n"

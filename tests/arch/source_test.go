@@ -19,7 +19,7 @@ import (
 
 const module = "github.com/skerry-io/skerry"
 
-// tree is the repository as it is on disk: what git tracks, and what is new and not ignored.
+// tree is the repository as it is on disk: tracked files, and new ones that are not ignored.
 type tree struct {
 	root  string
 	files []string       // slashed, relative to root
@@ -122,7 +122,7 @@ func source(t *testing.T) *tree {
 // product is the code that ships: not tests, not the tools that build.
 func (p *sourcePack) product() bool { return !within(p.dir, "tests") && !within(p.dir, "build") }
 
-// within reports whether dir is parent or lies below it.
+// within reports whether dir is parent or below it.
 func within(dir, parent string) bool { return dir == parent || strings.HasPrefix(dir, parent+"/") }
 
 // text reads a file; ok is false where it is no text.

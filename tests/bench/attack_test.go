@@ -53,7 +53,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// An attack is what an attacker needs to know.
+// An attack configures an attacker.
 type attack struct {
 	Handshakes          bool     // else links
 	Host                string   // of cloudcore
@@ -72,7 +72,7 @@ const (
 )
 
 // runAttack attacks until its standard input ends. It writes a line when it has begun, and one with
-// what it did at the end.
+// its counts at the end.
 func runAttack(raw string) error {
 	var a attack
 	if err := json.Unmarshal([]byte(raw), &a); err != nil {
@@ -105,7 +105,7 @@ func runAttack(raw string) error {
 	return a.links(ctx, secure)
 }
 
-// tally counts what an attacker did, by name.
+// tally counts an attacker's actions, by name.
 type tally struct {
 	mu    sync.Mutex
 	names []string
@@ -194,7 +194,7 @@ func wait(ctx context.Context, d time.Duration) {
 	}
 }
 
-// stall asks for as many megabytes as may be on the way, and reads none.
+// stall asks for as many megabytes as may be in flight, and never reads.
 func stall(ctx context.Context, d *hostile.Device, _, ns string, done *tally) error {
 	q := &topicpb.APIRequest{Method: http.MethodGet, Path: "/api/v1/namespaces/" + ns + "/secrets/" + attackedSecret, Accept: "application/json"}
 	r, err := d.Ask(ctx, q)
@@ -292,8 +292,8 @@ const (
 )
 
 // handshakes holds connections open whose handshakes don't end, and opens one again when it is
-// closed: a third says nothing, a third one byte a second of a hello, a third has done all of TLS
-// and never asks for a websocket. Over QUIC it says hello and hears nothing.
+// closed: a third sends no bytes, a third one byte a second of a hello, a third completes TLS and
+// never asks for a websocket. Over QUIC it sends its hello and receives no answer.
 func (a attack) handshakes(ctx context.Context, secure func(context.Context, int) (*tls.Config, error)) error {
 	config, err := secure(ctx, 0)
 	if err != nil {
@@ -360,7 +360,7 @@ func halfOpen(ctx context.Context, c net.Conn, kind int, config *tls.Config) {
 	_, _ = io.Copy(io.Discard, c)
 }
 
-// deafConn is a UDP socket that gets nothing.
+// deafConn is a UDP socket that never receives.
 type deafConn struct {
 	net.PacketConn
 	closed chan struct{}

@@ -1,7 +1,7 @@
-// Package bench_test measures every figure that the specification names, each beside its floor, in
-// one run on one machine: an edge with edgecore, a node with the plain upstream kubelet that talks
-// to kube-apiserver directly, and many edges without kubelets. Where it can a figure is a ratio of
-// medians; absolute times belong to the machine. Nothing here passes or fails by a figure.
+// Package bench_test measures every figure that the specification names, each with its floor, in
+// one run on one machine: an edge with edgecore, a node with the plain upstream kubelet that
+// connects to kube-apiserver directly, and many edges without kubelets. Where it can a figure is a
+// ratio of medians; absolute times belong to the machine. No test passes or fails by a figure.
 //
 // All rows take more than an hour: `make bench`. One row alone: `go test ./tests/bench -run '^$'
 // -bench 'Row/Cut$' -benchtime 1x -timeout 2h`. With -write FILE the table of a file is brought up
@@ -39,7 +39,7 @@ var (
 
 const upTimeout = 5 * time.Minute
 
-// A bench is the trial and what was measured on it so far.
+// A bench is the trial and the results so far.
 type bench struct {
 	*trial.Trial
 	client    kubernetes.Interface
@@ -119,7 +119,7 @@ func (s *bench) upWith(b *testing.B, clouds int) {
 	s.Trial = t
 	options := trial.DefaultOptions()
 	options.Clouds, options.Edges, options.Plain, options.Audit, options.Sample = clouds, 1, 1, true, false
-	options.Set = []string{"modules.services.enable=false", "modules.names.enable=false"} // what edgecore has by itself
+	options.Set = []string{"modules.services.enable=false", "modules.names.enable=false"} // edgecore's modules that the plain node has as programs of its own
 	ctx, cancel := context.WithTimeout(b.Context(), upTimeout)
 	defer cancel()
 	check(b, t.Up(ctx, options))

@@ -16,11 +16,11 @@ import (
 	"time"
 )
 
-// burnEnv makes the benchmark's program a busy loop: what it says is how many cores it takes.
+// burnEnv makes the benchmark's program a busy loop: its value is the number of cores to use.
 const burnEnv = "BENCH_BURN"
 
 // runBurn computes until its standard input ends, on so many cores on average, in turns of 10 ms:
-// what a neighbour on the machine takes that has nothing to do with us.
+// like an unrelated neighbour on the machine.
 func runBurn(raw string) error {
 	share, err := strconv.ParseFloat(raw, 64)
 	if err != nil {
@@ -37,7 +37,7 @@ func runBurn(raw string) error {
 			for {
 				if owed := time.Duration(each*float64(time.Since(begin))) - (threadTime() - used); owed <= 0 {
 					time.Sleep(turn)
-				} else if owed > time.Second { // the machine has not as much: what is owed is not saved up
+				} else if owed > time.Second { // the machine has less: the debt is not saved up
 					begin, used = time.Now(), threadTime()
 				}
 			}
@@ -58,7 +58,7 @@ func threadTime() time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// beside is another process of the benchmark's program that works while something is measured.
+// beside is another process of the benchmark's program that works during a measurement.
 type beside struct {
 	pid   int
 	stdin io.Closer
@@ -66,11 +66,11 @@ type beside struct {
 	wait  func() error
 }
 
-// aside starts one, with a variable of the environment that says what it does, and returns when
-// it has begun. nice is its share of the processors beside all others. Where the kernel groups
-// processes by session (sched(7), the autogroup feature), niceness counts within a session
-// alone: the trial's programs have sessions of their own, so this one gets its own too, and that
-// is made as nice.
+// aside starts one, with a variable of the environment that selects its work, and returns when it
+// has begun. nice is its share of the processors relative to all others. Where the kernel groups
+// processes by session (sched(7), the autogroup feature), niceness counts within a session alone:
+// the trial's programs have sessions of their own, so this one gets its own too, and that is made
+// as nice.
 func aside(b *testing.B, nice int, env, value string) *beside {
 	b.Helper()
 	exe, err := os.Executable()
@@ -100,7 +100,7 @@ func (p *beside) proc(file string) string {
 	return filepath.Join("/proc", strconv.Itoa(p.pid), file)
 }
 
-// end stops it, and returns what it did.
+// end stops it, and returns its output.
 func (p *beside) end(b *testing.B) string {
 	b.Helper()
 	check(b, p.stdin.Close())

@@ -99,8 +99,8 @@ func (s *bench) storm(b *testing.B) {
 	s.rows = append(s.rows, linked, inStep, spent)
 }
 
-// steady counts what many nodes have kube-apiserver do while nothing happens, for so long that each
-// of their rights is looked at again.
+// steady counts the requests of many idle nodes at kube-apiserver, for so long that each of their
+// rights is reviewed again.
 func (s *bench) steady(b *testing.B) {
 	s.up(b)
 	if s.fleet == nil {
@@ -148,13 +148,13 @@ const (
 	settleFor  = 3 * time.Minute // the Go runtime collects garbage every two minutes at least (runtime.forcegcperiod)
 )
 
-// use is what cloudcore takes, in kB, a few times over.
+// use is cloudcore's memory, in kB, a few times over.
 type use struct{ resident, live, stacks, pages, goroutines []float64 }
 
 func (s *bench) use(b *testing.B) (u use) {
 	b.Helper()
 	for range *rounds {
-		least := math.Inf(1) // just after a collection there is the least garbage among what is alive
+		least := math.Inf(1) // just after a collection the heap has the least garbage
 		var m map[string]float64
 		for range 8 {
 			pause(b, time.Second)
@@ -183,7 +183,7 @@ func (s *bench) settled(b *testing.B) use {
 	return s.use(b)
 }
 
-// restarted restarts cloudcore and returns what it uses for one edge.
+// restarted restarts cloudcore and returns its memory for one edge.
 func (s *bench) restarted(b *testing.B) use {
 	b.Helper()
 	check(b, s.Stop(b.Context(), trial.Cloud, "cloudcore"))
@@ -295,7 +295,7 @@ func (s *bench) queue(b *testing.B) {
 	}
 }
 
-// measured reads what a benchmark with so many writers ("": any) has reported, by unit.
+// measured reads a benchmark's results with so many writers ("": any), by unit.
 func measured(b *testing.B, out, writers string) map[string][]float64 {
 	b.Helper()
 	found := map[string][]float64{}

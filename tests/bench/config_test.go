@@ -64,8 +64,7 @@ func (s *bench) dropMaps(ctx context.Context, b *testing.B) {
 	check(b, s.client.CoreV1().ConfigMaps(namespace).DeleteCollection(context.WithoutCancel(ctx), metav1.DeleteOptions{}, metav1.ListOptions{LabelSelector: manyLabel}))
 }
 
-// mapWatches is how many watches of ConfigMaps are open at kube-apiserver, by what it says of
-// itself.
+// mapWatches is how many watches of ConfigMaps are open at kube-apiserver, by its metrics.
 func (s *bench) mapWatches(ctx context.Context) (n int, err error) {
 	text, err := s.client.CoreV1().RESTClient().Get().AbsPath("/metrics").SetHeader("Accept", "text/plain").DoRaw(ctx)
 	if err != nil {
@@ -90,7 +89,7 @@ func (s *bench) mapWatches(ctx context.Context) (n int, err error) {
 
 // awaitMapWatches waits until at most so many watches of ConfigMaps are open, and returns how many
 // there are. A kubelet keeps those of a pod for some 2 s after the pod is gone: one that is given
-// the same ConfigMaps in that time finds them watched, and asks kube-apiserver for nothing.
+// the same ConfigMaps in that time finds them watched, and sends no request to kube-apiserver.
 func (s *bench) awaitMapWatches(b *testing.B, most int) (n int) {
 	b.Helper()
 	eventually(b, "watches of ConfigMaps to end", 500*time.Millisecond, func(ctx context.Context) (err error) {
@@ -144,7 +143,7 @@ func (s *bench) configMaps(b *testing.B) {
 }
 
 // mapUpdates: how soon many updates of ConfigMaps reach the edge's own API, where the kubelet
-// watches them, and what they cost.
+// watches them, and their cost.
 func (s *bench) mapUpdates(b *testing.B) {
 	s.up(b)
 	ctx, cancel := context.WithTimeout(b.Context(), 20*upTimeout)
@@ -173,8 +172,8 @@ func (s *bench) mapUpdates(b *testing.B) {
 		rate.ours, rate.floor = append(rate.ours, manyMaps/ours.Seconds()), append(rate.floor, manyMaps/floor.Seconds())
 		more := 0.0
 		for _, w := range place.since(b) {
-			// What goes on all the time is no answer to the updates: Leases, and the status that a
-			// kubelet reports in any case.
+			// Periodic writes are no answer to the updates: Leases, and the status that a kubelet
+			// reports in any case.
 			own := by(w) == "system:node:"+edge || strings.HasPrefix(by(w), "system:serviceaccount:skerry-system:")
 			if own && w.ObjectRef.Resource != "leases" && w.ObjectRef.Resource != "nodes" {
 				more++
@@ -202,11 +201,11 @@ func (s *bench) mapUpdates(b *testing.B) {
 	s.rows = append(s.rows, rate, extra, cost)
 }
 
-// watched are watches of the ConfigMaps. They stay open until close, so that what they cost to open
-// and to close is not in what the updates cost.
+// watched are watches of the ConfigMaps. They stay open until close, so that the cost of opening
+// and closing them is not in that of the updates.
 type watched struct {
 	ctx   context.Context
-	value string // what they wait for
+	value string // the value that they wait for
 	seen  errgroup.Group
 
 	mu   sync.Mutex
@@ -250,8 +249,8 @@ func (s *bench) watchAll(b *testing.B, w *watched) {
 }
 
 // updates changes every ConfigMap and returns how long it took until the edge's API, and a watch at
-// kube-apiserver, had delivered the last, and what each update cost each program of CPU, in ms.
-// Without atEdge nothing is watched at the edge.
+// kube-apiserver, had delivered the last, and each program's CPU for each update, in ms. Without
+// atEdge there is no watch at the edge.
 func (s *bench) updates(ctx context.Context, b *testing.B, value string, atEdge func(*testing.B, *watched)) (ours, floor time.Duration, used map[string]float64) {
 	b.Helper()
 	ctx, closeAll := context.WithCancel(ctx)

@@ -22,9 +22,9 @@ import (
 // own network.
 const coreServer = "127.0.0.1:53"
 
-// corefile is what kubeadm gives CoreDNS (kubernetes/kubernetes,
-// cmd/kubeadm/app/phases/addons/dns/manifests.go), but for the upstream: hosts of a trial
-// have none.
+// corefile is kubeadm's for CoreDNS (kubernetes/kubernetes,
+// cmd/kubeadm/app/phases/addons/dns/manifests.go), but for the upstream: hosts of a trial have no
+// upstream.
 const corefile = `.:53 {
     bind 127.0.0.1
     errors

@@ -64,7 +64,7 @@ func (s *bench) asPlain(b *testing.B) kubernetes.Interface {
 	return client
 }
 
-// status is the part of what `edgecore status` shows that is looked at here.
+// status has the fields of `edgecore status` that are read here.
 type status struct {
 	Kubelet string `json:"kubelet"`
 	Link    struct {
@@ -137,7 +137,7 @@ func (s *bench) status(ctx context.Context, b *testing.B) (d status, err error) 
 	return d, err
 }
 
-// awaitLinked waits until the edge has its link, everything that it wants, and nothing to tell.
+// awaitLinked waits until the edge has its link, is synced, and has no backlog.
 func (s *bench) awaitLinked(b *testing.B) {
 	b.Helper()
 	eventually(b, "the link", 50*time.Millisecond, func(ctx context.Context) error {
@@ -208,7 +208,7 @@ func (s *bench) metrics(b *testing.B) map[string]float64 {
 	return sums([]byte(s.metricsText(b)))
 }
 
-// metricsText is what cloudcore says of itself, in Prometheus' text format.
+// metricsText is cloudcore's metrics, in Prometheus' text format.
 func (s *bench) metricsText(b *testing.B) string {
 	b.Helper()
 	body, err := s.get(b.Context(), b, trial.Cloud, "tcp", "127.0.0.1:10003", "http://127.0.0.1:10003/metrics")
@@ -328,7 +328,7 @@ func (s *bench) audit(b *testing.B) audit {
 }
 
 // since returns the writes of objects that were answered after the place: reviews of rights and of
-// tokens change nothing, and are no writes.
+// tokens change no object, and are no writes.
 func (a audit) since(b *testing.B) []cluster.Request {
 	b.Helper()
 	return a.find(b, func(r cluster.Request) bool {
@@ -336,7 +336,7 @@ func (a audit) since(b *testing.B) []cluster.Request {
 	})
 }
 
-// reviews is how often cloudcore has asked since the place what an account may.
+// reviews is how often cloudcore has reviewed an account's rights since the place.
 func (a audit) reviews(b *testing.B) float64 {
 	b.Helper()
 	return float64(len(a.find(b, func(r cluster.Request) bool {
@@ -344,7 +344,7 @@ func (a audit) reviews(b *testing.B) float64 {
 	})))
 }
 
-// find returns the requests that were answered after the place, those of which is says so.
+// find returns the requests that were answered after the place for which is returns true.
 func (a audit) find(b *testing.B, is func(cluster.Request) bool) (found []cluster.Request) {
 	b.Helper()
 	f, err := os.Open(a.file)
@@ -367,7 +367,7 @@ func (a audit) find(b *testing.B, is func(cluster.Request) bool) (found []cluste
 	return found
 }
 
-// by is as whom a request was made.
+// by is the user of a request.
 func by(r cluster.Request) string {
 	if r.ImpersonatedUser.Username != "" {
 		return r.ImpersonatedUser.Username

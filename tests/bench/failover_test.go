@@ -31,8 +31,8 @@ const (
 )
 
 // failovers switches a device off that runs an application of one copy and a Deployment of one
-// replica, says that it is dead, and looks when each runs on the other device. It has a trial of
-// its own, of two edges.
+// replica, declares it dead, and looks when each runs on the other device. It has a trial of its
+// own, of two edges.
 func (s *bench) failovers(b *testing.B) {
 	root, err := binary.Root()
 	check(b, err)
@@ -180,7 +180,7 @@ func (f *failover) remove() {
 	check(f.b, f.client.AppsV1().Deployments(appNamespace).Delete(f.b.Context(), plainName, metav1.DeleteOptions{}))
 }
 
-// declare says that the device is dead, or takes that back.
+// declare declares the device dead, or takes that back.
 func (f *failover) declare(dead bool) {
 	taint := corev1.Taint{Key: corev1.TaintNodeOutOfService, Value: "nodeshutdown", Effect: corev1.TaintEffectNoExecute}
 	eventually(f.b, "the taint", 10*time.Millisecond, func(ctx context.Context) error {

@@ -44,13 +44,13 @@ const (
 	whatHostileBusy = "change of a pod in the cloud to a watch at the edge, 99th percentile, under 50 hostile links, beside busy loops of the same CPU"
 
 	hostileLinks     = 50
-	hostileLinkBytes = 16 << 20 // what one link may have cloudcore hold
+	hostileLinkBytes = 16 << 20 // the bound of one link's memory in cloudcore
 	reconnects       = 20       // in a round
 	honest           = "honest"
 )
 
 // hostile attacks cloudcore by links of nodes with certificates, and then by handshakes; each
-// figure stands beside the same without an attack, in turns.
+// figure is shown with the same without an attack, in turns.
 func (s *bench) hostile(b *testing.B) {
 	s.up(b)
 	before := loadAverage() // of other work on the machine
@@ -188,7 +188,7 @@ func (s *bench) hostileLinks(b *testing.B, before float64) {
 	s.rows = append(s.rows, memory, change, busy)
 }
 
-// A window is what was seen while changes were made, of each round.
+// A window is the measurements during changes, of each round.
 type window struct {
 	half, rawHalf, raw []float64 // ms: the median, and client-go's median and 99th percentile
 	cores              map[string][]float64
@@ -235,7 +235,7 @@ func (w *window) String() string {
 	return strings.Join(all, ", ")
 }
 
-// calm waits until cloudcore has nothing left to do of an attack.
+// calm waits until cloudcore has finished the work of an attack.
 func (s *bench) calm(b *testing.B) {
 	b.Helper()
 	eventually(b, "cloudcore to be idle", time.Second, func(context.Context) error {
@@ -248,7 +248,7 @@ func (s *bench) calm(b *testing.B) {
 	})
 }
 
-// memoryLimit is what cloudcore's container may have, in MB.
+// memoryLimit is the memory limit of cloudcore's container, in MB.
 func (s *bench) memoryLimit(b *testing.B) float64 {
 	b.Helper()
 	root, err := binary.Root()

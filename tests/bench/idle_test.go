@@ -31,7 +31,7 @@ const (
 	parts          = 5                // of the time, for the spread
 )
 
-// idle watches two nodes with ten pods each, and beside them a bare TLS connection that says one
+// idle watches two nodes with ten pods each, and in addition a bare TLS connection that sends one
 // byte each interval.
 func (s *bench) idle(b *testing.B) {
 	s.up(b)
@@ -135,7 +135,7 @@ func (s *bench) sampleBytes(b *testing.B) (sum float64) {
 const (
 	syncsOfCommit = 2 // bbolt: the pages, then the page that names them
 	keptTokens    = "answers"
-	// A kubelet says a second time, within 90 s, that a pod runs.
+	// A kubelet reports a second time, within 90 s, that a pod runs.
 	settled = 2 * time.Minute
 )
 
@@ -156,7 +156,7 @@ func (s *bench) settle(b *testing.B) {
 	})
 }
 
-// grown is what was counted between.
+// grown is the increase of the counts.
 func grown(before, after map[string]uint64) map[string]uint64 {
 	more := map[string]uint64{}
 	for k, n := range after {
@@ -191,8 +191,8 @@ func (s *bench) newest(b *testing.B) (at time.Time) {
 	return at
 }
 
-// keepalives has the plain node say one byte each interval over TLS 1.3 to the client on the LAN,
-// which says nothing.
+// keepalives has the plain node send one byte each interval over TLS 1.3 to the client on the LAN,
+// which sends no bytes.
 func (s *bench) keepalives(b *testing.B) (stop func()) {
 	b.Helper()
 	dir := filepath.Join(s.host(b, trial.Cloud).Root(), "var/lib/kubeplane/pki")
@@ -215,7 +215,7 @@ func (s *bench) keepalives(b *testing.B) (stop func()) {
 	raw, err := s.host(b, plain).Dial(b.Context(), "tcp4", "192.168.100.200:"+port)
 	check(b, err)
 	check(b, raw.(*net.TCPConn).SetKeepAlive(false))
-	c := tls.Client(raw, &tls.Config{ServerName: "floor", InsecureSkipVerify: true, VerifyPeerCertificate: func([][]byte, [][]*x509.Certificate) error { return nil }}) // counted, and trusted with nothing
+	c := tls.Client(raw, &tls.Config{ServerName: "floor", InsecureSkipVerify: true, VerifyPeerCertificate: func([][]byte, [][]*x509.Certificate) error { return nil }}) // counted, and not trusted
 	check(b, c.HandshakeContext(b.Context()))
 	done := make(chan struct{})
 	go func() {

@@ -47,7 +47,7 @@ func names(prefix string, n int) []string {
 	return all
 }
 
-// shared makes what the pods refer to, and waits for the account that they run as.
+// shared makes the objects that the pods refer to, and waits for the account that they run as.
 func (s *bench) shared(b *testing.B) {
 	b.Helper()
 	meta := metav1.ObjectMeta{Name: "shared"}
@@ -153,7 +153,7 @@ const (
 	whatReboot = "reboot with 10 pods, each with ConfigMap, Secret and token, without a link: from the start of edgecore to all containers running"
 )
 
-// clearsAway is how long a node is busy with what its pods have left when kube-apiserver has them
+// clearsAway is how long a node is busy with the leftovers of its pods when kube-apiserver has them
 // no more: containerd's tasks, cgroups, volumes. Ten pods take seconds of CPU for that, on the
 // cores that the other kubelet's pods are measured on, and without a pause they are charged to it.
 const clearsAway = 6 * time.Second
@@ -175,7 +175,7 @@ func (s *bench) podRunning(b *testing.B) {
 	s.rows = append(s.rows, r)
 }
 
-// tenPods: as podRunning, with a pause after each sample, and what each costs.
+// tenPods: as podRunning, with a pause after each sample, and the cost of each.
 func (s *bench) tenPods(b *testing.B) {
 	s.up(b)
 	r := row{what: whatTen, unit: "ms", beside: "plain kubelet", goal: "at most 1.1 x", judge: ratio(1.1)}
@@ -211,7 +211,7 @@ func (s *bench) memory(b *testing.B) {
 	s.start(b, ours...)
 	s.start(b, theirs...)
 	r := row{what: whatMemory, unit: "MB", beside: "plain kubelet of the same version", goal: "at most 6 MB more", judge: above(6, "MB")}
-	pause(b, time.Minute) // edgecore has given back by then what only its start needed (docs/dev/decisions/0073)
+	pause(b, time.Minute) // edgecore has given back by then the pages that only its start needed (docs/dev/decisions/0073)
 	for range *rounds {
 		pause(b, 20*time.Second)
 		r.ours = append(r.ours, s.memoryOf(b, edge, "edgecore", "VmRSS:"))
@@ -226,7 +226,7 @@ func (s *bench) memory(b *testing.B) {
 	s.rows = append(s.rows, r)
 }
 
-// memoryRise: what a long day of pods leaves behind, the same on both.
+// memoryRise: the memory that a long day of pods leaves behind, the same on both.
 func (s *bench) memoryRise(b *testing.B) {
 	s.up(b)
 	const settle = 30 * time.Second
@@ -269,8 +269,8 @@ func pause(b *testing.B, d time.Duration) {
 	}
 }
 
-// reboot: the processes of the containers are counted, the same on both: what the nodes
-// report comes later.
+// reboot: the processes of the containers are counted, the same on both: the nodes' reports come
+// later.
 func (s *bench) reboot(b *testing.B) {
 	s.up(b)
 	ours, theirs := podsOf("reboot", edge, 10), podsOf("reboot", plain, 10)

@@ -286,7 +286,7 @@ func (s *bench) events(b *testing.B) {
 	s.rows = append(s.rows, rate, spent, one, queued)
 }
 
-// total is the sum of what the programs spent, by their medians.
+// total is the sum of the programs' CPU, by their medians.
 func total(cpu map[string][]float64) (sum float64) {
 	for _, v := range cpu {
 		sum += median(v)
@@ -294,7 +294,7 @@ func total(cpu map[string][]float64) (sum float64) {
 	return sum
 }
 
-// shares names what each program spent, the most first.
+// shares lists the programs by their CPU, the largest first.
 func shares(cpu map[string][]float64) string {
 	programs := slices.SortedFunc(maps.Keys(cpu), func(a, b string) int { return cmp.Or(cmp.Compare(median(cpu[b]), median(cpu[a])), cmp.Compare(a, b)) })
 	var parts []string
@@ -307,9 +307,9 @@ func shares(cpu map[string][]float64) string {
 }
 
 // resync: the messages of a session are counted at cloudcore, after the handshake; everything on
-// the wire is reported next to it. What changes take is counted without class urgent: neither the
-// greeting nor a heartbeat is sent for them, and whether a heartbeat falls into the time that is
-// counted is chance.
+// the wire is reported next to it. The bytes of changes are counted without class urgent: neither
+// the greeting nor a heartbeat is sent for them, and whether a heartbeat falls into the time that
+// is counted is chance.
 func (s *bench) resync(b *testing.B) {
 	s.up(b)
 	ctx, cancel := context.WithTimeout(b.Context(), 20*upTimeout)
@@ -416,7 +416,7 @@ func compressed(b *testing.B, all []byte) float64 {
 	return float64(len(encoder.EncodeAll(all, nil)))
 }
 
-// crossed is how many bytes crossed the link, both ways, or what carries it.
+// crossed is how many bytes crossed the link, both ways, by layer.
 type crossed struct {
 	messages float64 // at cloudcore, after the handshake
 	content  float64 // of these, all but those of class urgent: greetings and heartbeats
@@ -427,7 +427,7 @@ func (c crossed) since(before crossed) crossed {
 	return crossed{messages: c.messages - before.messages, content: c.content - before.content, wire: c.wire - before.wire}
 }
 
-// crossed counts what has crossed the edge's link until now.
+// crossed counts the bytes on the edge's link until now.
 func (s *bench) crossed(b *testing.B) (c crossed) {
 	b.Helper()
 	for line := range strings.Lines(s.metricsText(b)) {
@@ -447,9 +447,9 @@ func (s *bench) crossed(b *testing.B) (c crossed) {
 }
 
 // reconnect cuts the uplink, calls in the meantime, and kills cloudcore and starts it if asked to;
-// it heals the uplink and returns what crosses it in the new session until all is quiet. A session
-// in which the kubelet reported something is measured again: its report is no part of being in
-// step, and the pod that it changes comes down again.
+// it heals the uplink and returns the bytes of the new session until all is quiet. A session in
+// which the kubelet sent a report is measured again: its report is no part of the resync, and the
+// pod that it changes comes down again.
 func (s *bench) reconnect(b *testing.B, kill bool, meanwhile func()) crossed {
 	b.Helper()
 	for range 5 {
@@ -475,9 +475,9 @@ func (s *bench) reconnect(b *testing.B, kill bool, meanwhile func()) crossed {
 	return crossed{}
 }
 
-// untilSent waits until cloudcore has sent what has changed to the link that was cut: it takes that
-// for whole until it has heard nothing for 30 s, and changes of ConfigMaps wait for each other for
-// 20 ms. What it sends there is no part of the next session.
+// untilSent waits until cloudcore has sent pending changes to the link that was cut: it takes that
+// for whole until it has been silent for 30 s, and changes of ConfigMaps wait for each other for 20
+// ms. Messages sent there are no part of the next session.
 func (s *bench) untilSent(b *testing.B) {
 	b.Helper()
 	last := -1.0
@@ -510,7 +510,7 @@ func (s *bench) reports(b *testing.B) (n float64) {
 	return n
 }
 
-// quiet waits until the link has said nothing but heartbeats for three seconds.
+// quiet waits until the link has carried only heartbeats for three seconds.
 func (s *bench) quiet(b *testing.B) {
 	b.Helper()
 	s.awaitReady(b, edge)
@@ -564,7 +564,8 @@ func (s *bench) cuts(b *testing.B) {
 }
 
 // seen is how long after the heal, in seconds, the cloud saw a node Ready, with a Lease that was
-// renewed since, the pod that was made meanwhile Running, and the pod that ran all along Ready.
+// renewed since, the pod that was made during the cut Running, and the pod that ran all along
+// Ready.
 type seen struct{ ready, running, again float64 }
 
 func (s *bench) cutOnce(b *testing.B, how lab.Cut, round int) (linked float64, ours, floor seen) {
@@ -603,8 +604,8 @@ func (s *bench) cutOnce(b *testing.B, how lab.Cut, round int) (linked float64, o
 		g.Go(func() error {
 			defer nodes.Stop()
 			defer leases.Stop()
-			// A node that was not found missing in that time is Ready all along: what it is to be
-			// is Ready, and known to be there.
+			// A node that was not found missing in that time is Ready all along: the condition is
+			// to be Ready, and known to be there.
 			known, err := first(ctx, leases, func(o any) bool {
 				l, ok := o.(*coordinationv1.Lease)
 				return ok && l.Spec.RenewTime.After(healed[i])
@@ -664,8 +665,8 @@ func first(ctx context.Context, w watch.Interface, is func(any) bool) (time.Time
 	}
 }
 
-// manyEvents has cloudcore take as many events of a node at once as come, until restore is called:
-// the rows are about what an event costs, and each round sends more than a device's burst.
+// manyEvents lifts cloudcore's rate of a node's events, until restore is called: the rows are about
+// the cost of an event, and each round sends more than a device's burst.
 func (s *bench) manyEvents(b *testing.B) (restore func()) {
 	b.Helper()
 	file := filepath.Join(s.host(b, trial.Cloud).Root(), "etc/skerry/cloudcore.yaml")

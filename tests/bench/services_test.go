@@ -31,16 +31,16 @@ const (
 	whatCore50       = "a cluster name, beside CoreDNS on a plain node, median"
 	whatCore99       = "a cluster name, beside CoreDNS on a plain node, 99th percentile"
 	servicesLabel    = "bench=services"
-	servicesStart    = time.Minute      // after that edgecore gives back what only its start needed
-	servicesSettle   = 75 * time.Second // from when it has given back pages, until what is needed at rest is there again: a figure sooner would have less
+	servicesStart    = time.Minute      // after that edgecore gives back the pages that only its start needed
+	servicesSettle   = 75 * time.Second // from when it has given back pages, until those needed at rest are there again: a figure sooner would be too small
 	names1000        = 1000
 	queries          = 5000
 	nameServer       = "169.254.20.20:53"
 )
 
-// services: what edgecore grows by when it serves Services and names itself, beside kube-proxy and
-// CoreDNS as processes of their own on a plain node; and how long a name takes, beside the echo of
-// a datagram and beside CoreDNS.
+// services: edgecore's growth when it serves Services and names itself, compared with kube-proxy
+// and CoreDNS as processes of their own on a plain node; and how long a name takes, compared with
+// the echo of a datagram and with CoreDNS.
 func (s *bench) services(b *testing.B) {
 	s.up(b)
 	defer s.dropServices(b)

@@ -28,7 +28,7 @@ const (
 	slowChanges = 10
 )
 
-// slowLink changes a pod over a thin uplink, with nothing else on it and while kubectl copies a
+// slowLink changes a pod over a thin uplink, with no other traffic on it and while kubectl copies a
 // large file to the device.
 func (s *bench) slowLink(b *testing.B) {
 	s.up(b)

@@ -16,22 +16,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A row is one figure beside its floor, each as its samples.
+// A row is one figure and its floor, each as its samples.
 type row struct {
 	what   string
 	unit   string
 	ours   []float64
 	floor  []float64 // may be empty, where the goal is a number
-	beside string    // what the floor is
+	beside string    // name of the floor
 	goal   string
 	judge  judgement
 	// tail has the longest sample judged instead of the median: the goal is a 99th percentile, and
 	// there are fewer samples than a hundred.
 	tail bool
-	note string // what bounds it, or what is to be known of it
+	note string // its bound, or a remark
 }
 
-// A judgement makes the figure of a row, and says whether it reaches the goal.
+// A judgement makes the figure of a row, and reports whether it reaches the goal.
 type judgement func(ours, floor float64) (figure string, met bool)
 
 func ratio(most float64) judgement {
@@ -160,7 +160,7 @@ both columns.
 	return out.Bytes()
 }
 
-// standing is what is to be known of a row whatever was measured.
+// standing are the remarks on a row that don't depend on the measurement.
 var standing = map[string]string{
 	whatResyncTen: "the difference of two reconnects: the changed objects, compressed together, with the envelope of a message and its acknowledgement. cloudcore has seen the changes, so no inventory " +
 		"is asked for. Counted at cloudcore, both ways, are the messages of every class but urgent: the hello, its welcome and heartbeats are not sent for a change, and one heartbeat more in one of the " +
@@ -175,7 +175,7 @@ var standing = map[string]string{
 		"The plain kubelet opens the same 500 watches.",
 }
 
-// machine says what was measured on, in general terms.
+// machine describes the machine of the measurement, in general terms.
 func machine() string {
 	var u unix.Utsname
 	release := "an unknown kernel"

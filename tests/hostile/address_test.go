@@ -45,8 +45,8 @@ const kubeletPort = "10250"
 // TestHostile_06_ClaimedAddressesAttractNoTraffic: kube-apiserver goes to webhooks and kubelets
 // through cloudcore. A device writes into its Node, by its link, that it has the address of a
 // webhook's Service, of an ordinary node, of another edge, and of the control plane's load
-// balancer, and that its kubelet listens at their port. What kube-apiserver sends there arrives
-// there, and opens no stream to the device.
+// balancer, and that its kubelet listens at their port. kube-apiserver's connections arrive at
+// their targets, and open no stream to the device.
 func TestHostile_06_ClaimedAddressesAttractNoTraffic(t *testing.T) {
 	s := newSystem(t, withTunnel())
 	ns := things(t)
@@ -173,7 +173,7 @@ func statusOf(name, address string) []byte {
 	return raw
 }
 
-// claim is what a kubelet says of itself.
+// claim writes a kubelet's claim into its Node.
 func claim(t *testing.T, node kubernetes.Interface, name, address string) {
 	t.Helper()
 	made(t)(node.CoreV1().Nodes().Patch(t.Context(), name, types.MergePatchType, statusOf(name, address), metav1.PatchOptions{}, "status"))
@@ -206,8 +206,8 @@ func claimByLink(t *testing.T, d *hostile.Device, address string) {
 	}
 }
 
-// settled returns when cloudcore has seen what the device claims: an address that is no one
-// else's leads to it. One dial at a time, so that none is on its way when the device forgets its
+// settled returns when cloudcore has seen the device's claim: an address that no other host has
+// leads to it. One dial at a time, so that no dial is under way when the device forgets its
 // streams: until cloudcore knows the address each is refused at once, and the first that it lets
 // through is the last.
 func settled(t *testing.T, d *hostile.Device) {
@@ -278,7 +278,7 @@ func dialTunnel(ctx context.Context, t *testing.T, target string) (net.Conn, err
 	return conn, nil
 }
 
-// connect is what answers at a target behind the tunnel.
+// connect returns the answer of a target behind the tunnel.
 func connect(t *testing.T, target, name string) string {
 	t.Helper()
 	conn, err := dialTunnel(t.Context(), t, target)
@@ -298,8 +298,8 @@ func connect(t *testing.T, target, name string) string {
 	return string(raw[strings.LastIndex(string(raw), "\n")+1:])
 }
 
-// certificates: a device wants serving certificates for what it claims. Only one for its
-// name is approved.
+// certificates: a device requests serving certificates for the addresses that it claims. Only one
+// for its name is approved.
 func certificates(t *testing.T, clusterIP string) {
 	t.Helper()
 	node := kubernetes.NewForConfigOrDie(plane.Node(t, own))
@@ -356,10 +356,9 @@ func servingRequest(t *testing.T, key crypto.Signer, address string) []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der})
 }
 
-// TestHostile_06_ForgedLeaseIsNotDialled: a device writes into its own Lease where cloudcore is to
-// look for its link: an address of its choice, another node's announcement, one with a changed
-// address. Then it has no link, and kube-apiserver asks for its kubelet. cloudcore dials none of
-// them.
+// TestHostile_06_ForgedLeaseIsNotDialled: a device writes a false place of its link into its own
+// Lease: an address of its choice, another node's announcement, one with a changed address. Then it
+// has no link, and kube-apiserver asks for its kubelet. cloudcore dials none of them.
 func TestHostile_06_ForgedLeaseIsNotDialled(t *testing.T) {
 	s := newSystem(t, withTunnel())
 	ns := things(t)

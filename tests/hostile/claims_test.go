@@ -134,7 +134,7 @@ func TestClaims_20_OlderCopyTakesNoCountBack(t *testing.T) {
 	}
 }
 
-// TestClaims_04_LiarMovesNoAddress: of two devices that could hold a virtual IP one says by its
+// TestClaims_04_LiarMovesNoAddress: of two devices that could hold a virtual IP one reports by its
 // link, again and again, that another router has the address's number. The number stays, the other
 // device stays the holder, and no number of the pool is used up.
 func TestClaims_04_LiarMovesNoAddress(t *testing.T) {

@@ -1,9 +1,9 @@
-// Package hostile is a device that speaks the protocol of the link itself, with a valid certificate
-// of its node, and does what edgecore never does: it sends whatever a test says, and reads only
-// while the test lets it.
+// Package hostile is a device that implements the protocol of the link itself, with a valid
+// certificate of its node, and violates it as edgecore never does: it sends any message of a test,
+// and reads only while the test lets it.
 //
-// It owns the link that it dialled. It refuses nothing: it keeps to no bound of edgecore's. Its
-// methods may be called from any goroutine.
+// It owns the link that it dialled. It keeps to no bound of edgecore's. Its methods may be called
+// from any goroutine.
 package hostile
 
 import (
@@ -25,16 +25,16 @@ import (
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 )
 
-// Config says as what a device dials, and where.
+// Config sets the device's identity and the address to dial.
 type Config struct {
 	Transport link.Transport
 	Address   string      // HOST:PORT of cloudcore's listener of that transport
-	TLS       *tls.Config // with the certificate of the node, and whom the device trusts
-	Epoch     uint64      // of the session, as its Hello says
+	TLS       *tls.Config // with the certificate of the node, and the device's trusted CAs
+	Epoch     uint64      // of the session, as in its Hello
 	Dialer    link.Dialer // if set, dials Address in place of Transport's own
 }
 
-// Device is an open session of a node. It keeps what came, without a bound: a test ends
+// Device is an open session of a node. It keeps all received messages, without a bound: a test ends
 // before that matters.
 type Device struct {
 	conn   link.Conn
@@ -49,7 +49,7 @@ type Device struct {
 	refused map[uint64]*topicpb.Refusal // interests
 	synced  map[uint64]bool
 	acked   uint64
-	paused  chan struct{} // not nil: nothing is read until it is closed
+	paused  chan struct{} // not nil: reading pauses until it is closed
 }
 
 // Dial opens a link and a session on it. ctx bounds the session too.
@@ -93,7 +93,7 @@ func NewDialer(transport link.Transport, secure *tls.Config) (link.Dialer, error
 	return wslink.NewDialer(wslink.DialConfig{Link: bounds, TLS: secure, Table: topic.NewTable(), Wrap: small})
 }
 
-// begin says Hello, and waits for Welcome.
+// begin sends Hello, and waits for Welcome.
 func (d *Device) begin(ctx context.Context, epoch uint64) error {
 	// It sends no heartbeats, and on a busy machine a test takes minutes: cloudcore allows four
 	// times this silence.
@@ -170,8 +170,7 @@ func (d *Device) take(m message.Message) {
 	d.changed = make(chan struct{})
 }
 
-// Pause has the device read nothing until resume is called, so that all windows of its
-// link fill up.
+// Pause stops the device's reads until resume is called, so that all windows of its link fill up.
 func (d *Device) Pause() (resume func()) {
 	paused := make(chan struct{})
 	d.mu.Lock()
@@ -254,12 +253,12 @@ func (d *Device) Err() error { return d.conn.Err() }
 // Close ends the link.
 func (d *Device) Close() { _ = d.conn.Close(link.CloseShutdown, "enough") }
 
-// Forget drops what is known of streams.
+// Forget drops the state of all streams.
 func (d *Device) Forget() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.streams, d.closed = nil, nil
 }
 
-// Transport is what the link runs over.
+// Transport is the link's transport.
 func (d *Device) Transport() link.Transport { return d.conn.Info().Transport }

@@ -26,9 +26,9 @@ import (
 	"github.com/skerry-io/skerry/tests/hostile"
 )
 
-// TestHostile_14_NodeMayDoNoMoreThanItsKubelet is one cloudcore, and what the devices of one node
-// try there to get or do more than that node's kubelet may at kube-apiserver itself. Nothing of
-// another node's is changed by any of it.
+// TestHostile_14_NodeMayDoNoMoreThanItsKubelet is one cloudcore, and attempts by one node's devices
+// to get or do more there than that node's kubelet may at kube-apiserver itself. No object of
+// another node is changed by any of it.
 func TestHostile_14_NodeMayDoNoMoreThanItsKubelet(t *testing.T) {
 	s := newSystem(t, withTunnel())
 	ns := things(t)
@@ -79,10 +79,10 @@ func (p post) fits() bool {
 
 // outbox: every topic of the outbox x every verb x kinds that it is for and that it is not for x a
 // thing of the device's own node, one of another's and one that is not there. A write is accepted
-// only where kube-apiserver lets the node itself do it, as a dry run shows, and where it is what
-// its topic is for. Of events, which kube-apiserver lets every node write about everything, none
-// about another's pods is accepted. The answers come once wait is called: a refusal by the Node
-// authorizer is believed after half a minute.
+// only where kube-apiserver lets the node itself do it, as a dry run shows, and where it matches
+// its topic. Of events, which kube-apiserver lets every node write about everything, no event about
+// another's pods is accepted. The answers come once wait is called: a refusal by the Node
+// authorizer is final after half a minute.
 func outbox(t *testing.T, device *hostile.Device, ns string) (wait func(*testing.T)) {
 	t.Helper()
 	all := posts()
@@ -127,7 +127,7 @@ func outbox(t *testing.T, device *hostile.Device, ns string) (wait func(*testing
 	}
 }
 
-// posts puts first what is answered last.
+// posts puts the writes that are answered last first.
 func posts() (all []post) {
 	topics := []message.Topic[*topicpb.Write]{topic.EventWrite, topic.PodStatusWrite, topic.NodeStatusWrite, topic.PodWrite, topic.ReportWrite}
 	verbs := []topicpb.Verb{topicpb.Verb_CREATE, topicpb.Verb_PATCH, topicpb.Verb_DELETE, topicpb.Verb_VERB_UNSPECIFIED, 99}
@@ -210,7 +210,7 @@ func directly(t *testing.T, node kubernetes.Interface, ns string, p post) bool {
 		Body(w.GetBody()).Do(t.Context()).Error() == nil
 }
 
-// snapshot is the versions of what is another node's.
+// snapshot is the versions of another node's objects.
 func snapshot(t *testing.T, ns string) map[string]string {
 	t.Helper()
 	admin, get := plane.Client(), metav1.GetOptions{}
@@ -270,7 +270,7 @@ func pathAndBody(t *testing.T, s *system, ns string) {
 			Verb: topicpb.Verb_PATCH, Resource: nodes, Name: own + "/../" + another, PatchType: strategic, Body: []byte(`{"metadata":{"annotations":{"x":"y"}}}`)}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			device := s.dial(t, link.QUIC, own) // a session that has written nothing before
+			device := s.dial(t, link.QUIC, own) // a session without earlier writes
 			r, err := device.Write(t.Context(), c.topic, c.write)
 			if err != nil {
 				t.Fatal(err)
@@ -282,9 +282,9 @@ func pathAndBody(t *testing.T, s *system, ns string) {
 	}
 }
 
-// forgedRequester: a device makes an operation that an administrator is said to have asked for,
-// makes one for another node, and reports of operations with another requester. Who asked is what
-// admission wrote.
+// forgedRequester: a device makes an operation with an administrator as the forged requester, makes
+// one for another node, and reports of operations with another requester. The requester is the one
+// that admission wrote.
 func forgedRequester(t *testing.T, s *system, ns string) {
 	device := s.dial(t, link.WebSocket, own)
 	create := func(name, node, requester string) *topicpb.APIResponse {
@@ -336,7 +336,7 @@ func forgedRequester(t *testing.T, s *system, ns string) {
 }
 
 // streams: the tunnel knows one verb for a device, the end of a stream that cloudcore opened. A
-// device opens streams itself, and speaks on streams that were never opened: nothing is dialled,
+// device opens streams itself, and writes on streams that were never opened: no target is dialled,
 // and each is closed or the link is.
 func streams(t *testing.T, s *system, _ string) {
 	victim := serve(t, "127.0.0.1:0", "victim", nil, "victim")

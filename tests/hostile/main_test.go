@@ -206,7 +206,8 @@ func (s *system) metric(t *testing.T, series string) int {
 // epochs grow over all sessions of this process.
 var epochs atomic.Uint64
 
-// tls is what a device of that node dials with: a certificate that the cluster's CA signed.
+// tls is the client configuration of that node's device: with a certificate that the cluster's CA
+// signed.
 func (s *system) tls(t *testing.T, node string) *tls.Config {
 	t.Helper()
 	cert, key, err := plane.Sign(pkix.Name{CommonName: pki.NodeUserPrefix + node, Organization: []string{pki.NodesGroup}})

@@ -44,7 +44,8 @@ type less struct {
 	holds func(call) bool
 }
 
-// narrower are all such reasons. What is in no line of this is allowed by both or refused by both.
+// narrower are all such reasons. A call without a matching line is allowed by both or refused by
+// both.
 func narrower() []less {
 	return []less{
 		{"watches are interests: the edge API serves them from the store", func(c call) bool { return c.verb == "watch" }},
@@ -76,8 +77,8 @@ func (c call) String() string {
 
 // requests: every verb x every kind that kube-apiserver serves x a thing of the device's own node,
 // one of another's and one that is not there. Each call is made twice: by the link, and directly at
-// kube-apiserver with the certificate of the node. What is allowed there is allowed here, and
-// nothing else is. The writes are dry runs, which kube-apiserver authorises and admits like others.
+// kube-apiserver with the certificate of the node. Exactly the calls allowed there are allowed
+// here. The writes are dry runs, which kube-apiserver authorises and admits like others.
 func requests(t *testing.T, device *hostile.Device, ns string) {
 	verdicts := judge(t, device, matrix(t, ns))
 	kinds, allowed, refused := map[string]bool{}, 0, 0
@@ -151,8 +152,8 @@ func judge(t *testing.T, device *hostile.Device, calls []call) []verdict {
 	return verdicts
 }
 
-// permitted reports whether an answer is other than a refusal: by who may what, by the method, or
-// by the form that all such calls have.
+// permitted reports whether an answer is other than a refusal: by rights, by the method, or by the
+// form that all such calls have.
 func permitted(code int) bool {
 	switch code {
 	case http.StatusUnauthorized, http.StatusForbidden, http.StatusMethodNotAllowed, http.StatusBadRequest:
@@ -179,12 +180,13 @@ func ask(ctx context.Context, client *http.Client, c call) (int, error) {
 	return a.StatusCode, err
 }
 
-// things makes what the matrix is about: two nodes, and of each what a node has or refers to.
+// things makes the objects of the matrix: two nodes, and of each the objects that a node has or
+// refers to.
 func things(t *testing.T) (namespace string) {
 	t.Helper()
 	admin := plane.Client()
 	ns := plane.Namespace(t)
-	sweep := func() { // what other tests have left too
+	sweep := func() { // leftovers of other tests too
 		for _, node := range []string{own, another} {
 			for _, err := range []error{
 				admin.StorageV1().CSINodes().Delete(context.Background(), node, metav1.DeleteOptions{}),
@@ -276,7 +278,7 @@ func requestOf(t *testing.T, node, name string) *certificatesv1.CertificateSigni
 	}
 }
 
-// matrix is all calls, by what kube-apiserver says that it serves.
+// matrix is all calls, by kube-apiserver's discovery.
 func matrix(t *testing.T, ns string) (calls []call) {
 	t.Helper()
 	_, lists, err := plane.Client().Discovery().ServerGroupsAndResources()
@@ -360,7 +362,7 @@ func callsFor(t *testing.T, admin dynamic.Interface, ns, groupVersion string, r 
 	return calls
 }
 
-// nameOf is what the thing of a node is called.
+// nameOf is the name of a node's thing.
 func nameOf(resource, ns, whose string, namespaced bool) string {
 	switch {
 	case whose == "none":
@@ -377,8 +379,8 @@ func nameOf(resource, ns, whose string, namespaced bool) string {
 	return ns + "-theirs"
 }
 
-// bodyFor is what a create or update of a thing says: the thing itself where it is there,
-// or the least.
+// bodyFor is the body of a create or update of a thing: the thing itself where it is there, or the
+// minimum.
 func bodyFor(t *testing.T, admin dynamic.Interface, groupVersion string, r metav1.APIResource, resource, ns, whose, name string) any {
 	t.Helper()
 	gv := groupVersion
@@ -440,7 +442,7 @@ func gvr(group, version, resource string) schema.GroupVersionResource {
 	return schema.GroupVersionResource{Group: group, Version: version, Resource: resource}
 }
 
-// uidOf is the uid of a pod, or one of none.
+// uidOf is the uid of a pod, or an unused one without such a pod.
 func uidOf(t *testing.T, admin dynamic.Interface, ns, pod string) string {
 	t.Helper()
 	p, err := admin.Resource(gvr("", "v1", "pods")).Namespace(ns).Get(t.Context(), pod, metav1.GetOptions{})

@@ -29,7 +29,7 @@ import (
 )
 
 // middle stands between a device and cloudcore: it passes on all bytes of both transports,
-// remembers what the device sent, and changes or drops what a test says.
+// remembers the device's, and changes or drops those that a test selects.
 type middle struct {
 	websocket, quic string // its own addresses
 
@@ -140,7 +140,7 @@ func (m *middle) passUDP(ctx context.Context, running *sync.WaitGroup, l net.Pac
 	}
 }
 
-// heard is what the device has sent so far.
+// heard returns the device's bytes so far.
 func (m *middle) heard() (streams, datagrams [][]byte) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -389,7 +389,7 @@ func impostor(t *testing.T, certificate tls.Certificate) (quic, websocket string
 					return
 				}
 				// A QUIC server may think that the handshake is complete before the client has
-				// refused it: what counts is a message.
+				// refused it: only a message counts.
 				if _, err := c.Receive(context.Background()); err == nil {
 					n.Add(1)
 				}

@@ -33,10 +33,10 @@ import (
 // TestHostile_05_QuotasAnswer429WithRetryAfter: one device declares 4,096 new interests again and
 // again, selectors of a megabyte, events for a minute, requests and reports as fast as it can.
 // Above its quotas it is answered 429 with a Retry-After and the name of the quota, which a metric
-// counts. Another node is served in the meantime; and what the device was refused it gets when it
-// comes again after that time, as an honest edge does.
+// counts. Another node is served in the meantime; and a refused request succeeds when the device
+// repeats it after that time, as an honest edge does.
 func TestHostile_05_QuotasAnswer429WithRetryAfter(t *testing.T) {
-	// Quotas smaller than those of the defaults: what is above them is what this is about.
+	// Quotas smaller than the defaults: this test is about requests above them.
 	s := newSystem(t, "tunnel: {listen: \"\"}\nrelay: {quotas: {eventBurst: 1000, eventsPerSecond: 50, requestBurst: 1000, requestsPerSecond: 20, "+
 		"reportBurst: 500, reportsPerSecond: 20, statusBurst: 1000, statusesPerSecond: 20, statusByteBurst: 8388608, statusBytesPerSecond: 131072}}\n")
 	ns := things(t)
@@ -191,7 +191,7 @@ func floodOfStatuses(t *testing.T, s *system, device, other *hostile.Device) {
 				t.Fatal(err)
 			}
 			for _, r := range results {
-				// kube-apiserver bounds annotations: what was passed on it may refuse itself.
+				// kube-apiserver bounds annotations: it may refuse a write that was passed on.
 				if err := f.note(r.GetStatus()); r.GetAccepted() || err != nil {
 					f.taken++
 				}
@@ -376,8 +376,8 @@ func floodOfInterests(t *testing.T, s *system, device, other *hostile.Device) {
 	}
 }
 
-// longSelectors: one of a megabyte ends the link, and many of what a name may have are above the
-// quota of bytes.
+// longSelectors: one of a megabyte ends the link, and many of the longest allowed names are above
+// the quota of bytes.
 func longSelectors(t *testing.T, s *system, other *hostile.Device) {
 	long := func(n, length int) *topicpb.Interests {
 		all := make([]*topicpb.Interest, n)

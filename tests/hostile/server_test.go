@@ -13,7 +13,7 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/ca"
 )
 
-// server says its name to each request over TLS, at one address, and counts the connections.
+// server answers each request over TLS with its name, at one address, and counts the connections.
 type server struct {
 	http        *http.Server
 	connections atomic.Int64

@@ -28,10 +28,10 @@ func heartbeat() message.Message {
 }
 
 // TestHostile_04_StalledReaderHoldsUpNoOther: devices on real links stop reading, with answers of
-// megabytes on their way so that nothing more fits, and report: of their operations, and of names
-// that they make up. There are more of them than the aggregation of reports has workers. Another
-// device's reports are written and answered, and its Lease is renewed, while not one report of the
-// others is.
+// megabytes on their way so that the windows are full, and report: of their operations, and of
+// names that they make up. There are more of them than the aggregation of reports has workers.
+// Another device's reports are written and answered, and its Lease is renewed, while no report of
+// the others is.
 func TestHostile_04_StalledReaderHoldsUpNoOther(t *testing.T) {
 	for _, transport := range []link.Transport{link.WebSocket, link.QUIC} {
 		t.Run(string(transport), func(t *testing.T) {
@@ -66,14 +66,14 @@ func TestHostile_04_StalledReaderHoldsUpNoOther(t *testing.T) {
 			}
 			const taken, replied = `skerry_hub_messages_total{direction="received",topic="report.update"}`, `skerry_hub_messages_total{direction="sent",topic="report.response"}`
 			const asked, answered = `skerry_hub_messages_total{direction="received",topic="api.query"}`, `skerry_hub_messages_total{direction="sent",topic="api.response"}`
-			const waiting, reports = 30, 20 // of each that reads nothing; of the one that does
+			const waiting, reports = 30, 20 // of each that never reads; of the one that does
 			good := s.dial(t, transport, names[0])
 			// Of answers as large as these a few may be on the way at once, and a transport takes
 			// some of them off: it takes rounds until the links take no more.
 			cluster.Eventually(t, "the devices report and take no answer, and another does", func(ctx context.Context) error {
-				// No more of them than may be on the way: cloudcore reads nothing from a device
-				// that takes no answer and asks for more, and a test whose machine is slow would
-				// wait for its own requests to go out.
+				// No more of them than may be in flight: cloudcore stops reading from a device that
+				// takes no answer and asks for more, and a test whose machine is slow would wait
+				// for its own requests to go out.
 				more := s.metric(t, asked)-s.metric(t, answered) < stalled*(filling-1)
 				for i, d := range bad {
 					if more {
@@ -148,7 +148,7 @@ func reportOf(name string, i int) *topicpb.Write {
 	}
 }
 
-// bigRequest asks for what big made.
+// bigRequest asks for the object of big.
 func bigRequest(ns string) *topicpb.APIRequest {
 	return &topicpb.APIRequest{Method: "GET", Path: "/api/v1/namespaces/" + ns + "/secrets/big", Accept: "application/json"}
 }

@@ -50,12 +50,12 @@ func (e emulator) must(in, name string, args ...string) string {
 	return out
 }
 
-// TestShip_02_ReleaseRunsOnARM64: what a release has for arm64 runs on arm64, by qemu-user:
-// install.sh takes it where uname says aarch64; each program says its version; cloudcore works at a
-// real kube-apiserver; a device joins it and has its link; kubectl-skerry asks kube-apiserver; and
-// the image says what it is for. The release is compiled as a real one is. PROGRAMS of the
-// environment says of what it consists: where it has no edgecore, the device is of this machine's
-// architecture.
+// TestShip_02_ReleaseRunsOnARM64: a release's files for arm64 run on arm64, by qemu-user:
+// install.sh takes them where uname prints aarch64; each program prints its version; cloudcore
+// works at a real kube-apiserver; a device joins it and has its link; kubectl-skerry asks
+// kube-apiserver; and the image names its platform. The release is compiled as a real one is.
+// PROGRAMS of the environment lists its programs: where it has no edgecore, the device is of this
+// machine's architecture.
 func TestShip_02_ReleaseRunsOnARM64(t *testing.T) {
 	qemu, err := exec.LookPath("qemu-aarch64-static")
 	if err != nil {
@@ -103,7 +103,7 @@ func TestShip_02_ReleaseRunsOnARM64(t *testing.T) {
 	e.links(root)
 }
 
-// architectures are what the configurations of an archive's images say.
+// architectures are those of the configurations of an archive's images.
 func architectures(t *testing.T, archive string) (all []string) {
 	t.Helper()
 	f, err := os.Open(archive)

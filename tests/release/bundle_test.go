@@ -10,8 +10,8 @@ import (
 )
 
 // offline runs install.sh with a bundle on a machine of the test's own: this one's files, with its
-// own /usr, /etc, /run and /var/lib on top, in a network that leads nowhere, with a real
-// containerd. It prints what containerd then has, and what dpkg says.
+// own /usr, /etc, /run and /var/lib on top, in an isolated network, with a real containerd. It
+// prints containerd's images, and dpkg's list.
 const offline = `set -eu
 work=$1 bundle=$2 script=$3 sum=$4
 mount --make-rprivate /

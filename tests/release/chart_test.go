@@ -23,9 +23,10 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster"
 )
 
-// TestShip_04_ChartEqualsInstall: what Helm makes of the chart is what `cloudcore install` prints,
+// TestShip_04_ChartEqualsInstall: Helm's output for the chart equals that of `cloudcore install`,
 // object by object, for each flag; and at a real kube-apiserver an upgrade changes a CRD, and an
-// uninstall leaves the CRDs and their objects, and what devices would have to join again for.
+// uninstall leaves the CRDs and their objects, and the objects without which devices would have to
+// join again.
 func TestShip_04_ChartEqualsInstall(t *testing.T) {
 	dir := shared(t)
 	archive := one(t, dir, "skerry-*.tgz")
@@ -190,8 +191,8 @@ func chartUpgrades(t *testing.T, archive string) {
 		}
 		return err
 	})
-	// What cloudcore and the approver have written down is there after an uninstall, and after the
-	// next installation too.
+	// The records of cloudcore and the approver are there after an uninstall, and after the next
+	// installation too.
 	rbac := schema.GroupVersion{Group: "rbac.authorization.k8s.io", Version: "v1"}
 	roles, bindings := client.Resource(rbac.WithResource("clusterroles")), client.Resource(rbac.WithResource("clusterrolebindings"))
 	core := schema.GroupVersion{Version: "v1"}

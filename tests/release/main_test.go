@@ -1,5 +1,5 @@
-// Package release_test shows what a release is, with real ones: `make release-test` runs it, `make
-// test` does not, since it compiles and packs for minutes. It needs root, the module proxy (for the
+// Package release_test tests releases, with real ones: `make release-test` runs it, `make test`
+// does not, since it compiles and packs for minutes. It needs root, the module proxy (for the
 // pinned tools), busybox, rpm and qemu-user-static.
 package release_test
 
@@ -41,7 +41,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// command runs a program and gives what it wrote on standard output.
+// command runs a program and returns its standard output.
 func command(t testing.TB, dir string, env []string, name string, args ...string) string {
 	t.Helper()
 	out, err := try(t.Context(), dir, env, name, args...)
@@ -88,11 +88,10 @@ func key(ctx context.Context, root, dir string) (secret, public string, err erro
 // version is of the release that the tests share, newer of the next one.
 const version, newer = "v0.1.0-rc1", "v0.1.0"
 
-// minorBefore is the minor release of Kubernetes that the shared release has an edgecore of
-// beside today's.
+// minorBefore is the minor release of Kubernetes that the shared release has a second edgecore of.
 const minorBefore = "1.36"
 
-// registry would have the images; nothing of this name can be reached.
+// registry would have the images; the name can't be resolved.
 const registry = "registry.example.com/skerry"
 
 // secret is the key that signs the releases of the tests.
@@ -115,8 +114,8 @@ var (
 )
 
 // made makes a signed release in the folder of the tests. Its programs are compiled with the flags
-// of `make build`, for what is compiled already is used then: no byte is compared here. PROGRAMS of
-// the environment says of what it consists.
+// of `make build`, so that compiled packages are reused: no byte is compared here. PROGRAMS of the
+// environment lists its programs.
 func made(version string, further ...string) (string, error) {
 	root, err := binary.Root()
 	if err != nil {
@@ -155,7 +154,7 @@ func of(t *testing.T, release func() (string, error)) string {
 	return dir
 }
 
-// programs are what the releases of these tests consist of.
+// programs are the programs in the releases of these tests.
 func programs() []string {
 	if p := strings.Fields(os.Getenv("PROGRAMS")); len(p) > 0 {
 		return p
@@ -171,7 +170,7 @@ func named(program string) string {
 	return "skerry-" + program
 }
 
-// one is the only file of a folder that fits, beside those of another Kubernetes.
+// one is the only file of a folder that matches, among those of another Kubernetes.
 func one(t *testing.T, dir, pattern string) string {
 	t.Helper()
 	found, err := filepath.Glob(filepath.Join(dir, pattern))

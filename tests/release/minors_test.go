@@ -47,7 +47,7 @@ func TestShip_21_EdgesOfTwoMinorsAtPlanesOfTwoMinors(t *testing.T) {
 					s.upgrade("edge1", program("edgecore", minor))
 				}
 				s.kubelet("edge1", minor)
-				s.linked("edge1", said(t, program("cloudcore", "1.37")), "443")
+				s.linked("edge1", programVersion(t, program("cloudcore", "1.37")), "443")
 				s.works("edge-"+strings.ReplaceAll(minor, ".", "-"), "edge1")
 			}
 			if plane == "1.36" {
@@ -57,8 +57,8 @@ func TestShip_21_EdgesOfTwoMinorsAtPlanesOfTwoMinors(t *testing.T) {
 	}
 }
 
-// install.sh takes the edgecore that is asked for: by itself today's Kubernetes, with --kubernetes
-// the one before, which stays then, and what no release has is refused.
+// install.sh takes the edgecore that is asked for: by default today's Kubernetes, with --kubernetes
+// the one before, which stays then, and a version that no release has is refused.
 func TestInstallOlderKubernetes(t *testing.T) {
 	dir := shared(t)
 	to := filepath.Join(t.TempDir(), "root")
@@ -106,7 +106,7 @@ func (s skewed) kubelet(node, minor string) {
 	})
 }
 
-// refused shows that a device with this program does not join, and hears what to install.
+// refused shows that a device with this program does not join, and is told the version to install.
 func (s skewed) refused(edgecore string) {
 	s.T.Helper()
 	token := strings.TrimSpace(command(s.T, "/", nil, filepath.Join(s.Root, "bin", "cloudcore"), "token", "create", "--kubeconfig", s.Trial.Kubeconfig()))

@@ -16,7 +16,7 @@ type packager struct {
 	t    *testing.T
 }
 
-// dpkg, with nothing of what the packages depend on.
+// dpkg, without the packages' dependencies.
 func (p packager) dpkg(args ...string) string {
 	p.t.Helper()
 	return command(p.t, p.root, nil, "dpkg", append([]string{"--root=" + p.root, "--force-depends"}, args...)...)
@@ -28,7 +28,7 @@ func (p packager) rpm(args ...string) string {
 	return command(p.t, p.root, nil, "rpm", append([]string{"--root=" + p.root, "--dbpath=/var/lib/rpm", "--force-debian"}, args...)...)
 }
 
-// kept is what a device, or a cloudcore, is and knows.
+// kept are the files with the identity and state of a device, or a cloudcore.
 func kept(program string) []string {
 	switch program {
 	case "edgecore":
@@ -39,7 +39,7 @@ func kept(program string) []string {
 	return nil
 }
 
-// exist compares what is there with what should be.
+// exist compares the files with the expected ones.
 func (p packager) exist(want bool, names ...string) {
 	p.t.Helper()
 	for _, name := range names {
@@ -49,8 +49,8 @@ func (p packager) exist(want bool, names ...string) {
 	}
 }
 
-// says runs a program in the folder; its version is the release's.
-func (p packager) says(program, version string) {
+// prints runs a program in the folder; its version is the release's.
+func (p packager) prints(program, version string) {
 	p.t.Helper()
 	arg := "version"
 	if program == "kubectl-skerry" {
@@ -62,8 +62,8 @@ func (p packager) says(program, version string) {
 }
 
 // TestShip_03_PackagesInstallUpgradeRemovePurge: dpkg and rpm themselves, each with a root of the
-// test's own: installed, upgraded with what the device is and knows kept, removed with that kept
-// still, and, where there is such a thing, purged with nothing left.
+// test's own: installed, upgraded with the device's identity and state kept, removed with that kept
+// still, and, where there is such a thing, purged without leftovers.
 func TestShip_03_PackagesInstallUpgradeRemovePurge(t *testing.T) {
 	for _, program := range programs() {
 		t.Run("deb "+program, func(t *testing.T) { debPackage(t, program) })
@@ -82,7 +82,7 @@ func debPackage(t *testing.T, program string) {
 	if got := state(); got != "installed 0.1.0~rc1" {
 		t.Fatalf("installed: %s", got)
 	}
-	p.says(program, version)
+	p.prints(program, version)
 	for _, name := range kept(program) {
 		write(t, filepath.Join(p.root, name), "kept")
 	}
@@ -92,7 +92,7 @@ func debPackage(t *testing.T, program string) {
 	if got := state(); got != "installed 0.1.0" {
 		t.Fatalf("upgraded: %s", got)
 	}
-	p.says(program, newer)
+	p.prints(program, newer)
 	p.exist(true, kept(program)...)
 	if verified := p.dpkg("--verify", name); verified != "" {
 		t.Errorf("files differ from the package's:\n%s", verified)
@@ -136,7 +136,7 @@ func rpmPackage(t *testing.T, program string) {
 	if got := state(); got != "0.1.0~rc1" {
 		t.Fatalf("installed: %s", got)
 	}
-	p.says(program, version)
+	p.prints(program, version)
 	for _, name := range kept(program) {
 		write(t, filepath.Join(p.root, name), "kept")
 	}
@@ -144,19 +144,19 @@ func rpmPackage(t *testing.T, program string) {
 	if got := state(); got != "0.1.0" {
 		t.Fatalf("upgraded: %s", got)
 	}
-	p.says(program, newer)
+	p.prints(program, newer)
 	p.exist(true, kept(program)...)
 	if verified := p.rpm("--verify", "--nodeps", name); verified != "" {
 		t.Errorf("files differ from the package's:\n%s", verified)
 	}
-	// rpm knows no purge: what the device is and knows goes by `edgecore reset`, or by hand.
+	// rpm has no purge: the device's identity and state go by `edgecore reset`, or by hand.
 	p.rpm("--erase", name)
 	p.exist(true, kept(program)...)
 	p.exist(false, "usr/bin/"+program, "usr/lib/systemd/system/"+program+".service", "usr/share/doc/"+name)
 }
 
-// machine is the root of a machine with the package managers' files, a shell and nothing else,
-// where maintainer scripts run by chroot.
+// machine is the root of a machine with only the package managers' files and a shell, where
+// maintainer scripts run by chroot.
 func machine(t *testing.T) string {
 	t.Helper()
 	root := t.TempDir()

@@ -43,10 +43,10 @@ func blocks(t *testing.T, readme string) (cloud, device []string) {
 	return lines(parts[1]), lines(parts[3])
 }
 
-// device is what the machine of the test has besides the README: its own /usr and dpkg on top of
-// this machine's, and a systemctl that does with the unit what the package's scripts and the README
-// ask, since no systemd runs here. The mounts are shared with containerd's, as those of a kubelet
-// must be, and go with the host.
+// device makes the machine of the test with the README's prerequisites: its own /usr and dpkg on
+// top of this machine's, and a systemctl that acts on the unit as the package's scripts and the
+// README ask, since no systemd runs here. The mounts are shared with containerd's, as those of a
+// kubelet must be, and go with the host.
 const device = `set -eu
 mkdir -p /run/over /run/systemd/system
 mount -t tmpfs tmpfs /run/over
@@ -96,8 +96,8 @@ type site struct {
 	env       []string
 }
 
-// onRealMachines runs the README's blocks "On real machines" as they stand, from a release's files:
-// the cloud is a real cluster of two nodes with kube-proxy that has nothing of Skerry, the device a
+// onRealMachines runs the README's blocks "On real machines" as they are, from a release's files:
+// the cloud is a real cluster of two nodes with kube-proxy without any part of Skerry, the device a
 // host with containerd and no image, which has not joined; and there is no registry and no
 // Internet. In place of cloud.example.com stands the load balancer's address, in place of the
 // release's URL the bundle. The seconds of each line are logged.
@@ -124,7 +124,7 @@ func onRealMachines(t *testing.T) *site {
 	for _, n := range []string{"plain1", "plain2"} {
 		s.on(n, "ctr --namespace k8s.io images import "+one(t, release, "cloudcore_*.oci.tar"))
 	}
-	// Nothing leads from the trial's hosts to anywhere else.
+	// The trial's hosts have no way to any other network.
 	if routes := s.on("router", "ip -4 route show default; ip -6 route show default"); routes != "" {
 		t.Fatalf("the router knows a way out: %s", routes)
 	}
@@ -208,7 +208,7 @@ func (s *site) log() {
 	})
 }
 
-// logs are the ends of what the device's programs wrote.
+// logs are the ends of the logs of the device's programs.
 func (s *site) logs() {
 	h, err := s.Trial.Host("edge1")
 	if err != nil {
@@ -231,7 +231,7 @@ func (s *site) carry(files ...string) {
 	}
 }
 
-// prepareDevice carries to the device what the README's user has there.
+// prepareDevice carries the files of the README's user to the device.
 func (s *site) prepareDevice(release string) {
 	s.T.Helper()
 	h, err := s.Trial.Host("edge1")
@@ -283,7 +283,7 @@ func TestShip_06_BundleWithoutInternet(t *testing.T) {
 }
 
 // TestShip_03_UpgradeKeepsPodsAndPurgeLeavesNothing: on a device that has joined an upgrade leaves
-// its pods alone, and a purge takes what edgecore made, and nothing else.
+// its pods alone, and a purge removes exactly the files that edgecore made.
 func TestShip_03_UpgradeKeepsPodsAndPurgeLeavesNothing(t *testing.T) {
 	next := upgrade(t)
 	s := onRealMachines(t)
@@ -305,7 +305,7 @@ func TestShip_03_UpgradeKeepsPodsAndPurgeLeavesNothing(t *testing.T) {
 		return nil
 	})
 	s.WaitReady("edge-17", true)
-	// What the new one reports arrives, and is of the same containers.
+	// The new one's reports arrive, and are of the same containers.
 	s.on("edge1", "curl -sS --max-time 10 http://"+pod.Status.PodIP+":8080/")
 	s.log()
 	if after := sandboxes(); after != before {
@@ -318,7 +318,7 @@ func TestShip_03_UpgradeKeepsPodsAndPurgeLeavesNothing(t *testing.T) {
 	}
 
 	const netd = "/etc/cni/net.d/"
-	// bash -e passes over what fails behind a "!".
+	// bash -e ignores a failure behind a "!".
 	s.on("edge1", "dpkg --remove skerry-edgecore; if pgrep -x edgecore; then exit 9; fi; test -e "+netd+"10-skerry.conflist; test -e /var/lib/skerry/store.db")
 	// The pod's address is not given again while it runs.
 	s.on("edge1", "test -e /run/skerry/cni/skerry/"+pod.Status.PodIP)

@@ -14,9 +14,9 @@ import (
 )
 
 // TestShip_01_SameCommitSameBytes: the same commit, checked out in two folders and built by two
-// callers with different environments, the second with nothing compiled before, gives the same
-// files to the last byte. ARCHES and PROGRAMS of the environment say of what. WARM=1 leaves the
-// second what the first has compiled, which shows less in a third of the time.
+// callers with different environments, the second with an empty cache, gives the same files to the
+// last byte. ARCHES and PROGRAMS of the environment select them. WARM=1 leaves the second the
+// first's cache, which shows less in a third of the time.
 func TestShip_01_SameCommitSameBytes(t *testing.T) {
 	root, err := binary.Root()
 	if err != nil {
@@ -61,8 +61,8 @@ func TestShip_01_SameCommitSameBytes(t *testing.T) {
 }
 
 // TestShip_05_ChangedReleaseIsRefused: one byte changed, another key, a truncated bundle, another
-// architecture: install.sh refuses a real, signed release in one line, with exit code 2, and has
-// changed nothing.
+// architecture: install.sh refuses a real, signed release in one line, with exit code 2, and
+// without a change.
 func TestShip_05_ChangedReleaseIsRefused(t *testing.T) {
 	dir := shared(t)
 	root, err := binary.Root()
@@ -79,7 +79,7 @@ func TestShip_05_ChangedReleaseIsRefused(t *testing.T) {
 		Tarball: filepath.Base(one(t, dir, named(program)+"_*_linux_"+runtime.GOARCH+".tar.gz")),
 		Bundle:  "airgap-" + runtime.GOARCH + ".tar", Foreign: "airgap-foreign.tar",
 	}
-	// A bundle without this machine's package: what one for another architecture is here.
+	// A bundle without this machine's package, as one for another architecture is.
 	foreign := t.TempDir()
 	command(t, foreign, nil, "tar", "-xf", filepath.Join(dir, r.Bundle), "SHA256SUMS", "SHA256SUMS.minisig")
 	command(t, foreign, nil, "tar", "-cf", filepath.Join(dir, r.Foreign), "SHA256SUMS", "SHA256SUMS.minisig")

@@ -54,7 +54,7 @@ func older(t *testing.T, root string, names ...string) map[string]string {
 	return paths
 }
 
-// replace puts another program where one is; who runs goes on with the old one.
+// replace replaces a program by another; running processes keep the old one.
 func replace(t *testing.T, path, by string) {
 	t.Helper()
 	command(t, "/", nil, "cp", by, path+".new")
@@ -69,7 +69,7 @@ type skewed struct {
 	edgecore string
 }
 
-// status is what a device says of itself.
+// status is a device's own status.
 func (s skewed) status(ctx context.Context, node string) (string, error) {
 	var out, errs strings.Builder
 	_, err := s.Trial.Exec(ctx, node, trial.Streams{Out: &out, Err: &errs}, nil, s.edgecore, "status")
@@ -96,8 +96,8 @@ func (s skewed) linked(node, version string, ports ...string) {
 }
 
 // TestShip_19_OldEdgeWorksWithANewCloud: devices with the release of before, which knows the ports
-// 10000 to 10002 alone, join the cloudcore of today and work with it: pods, logs, what they report
-// after they were cut off, routes. One of them is upgraded: its containers go on, and it comes by
+// 10000 to 10002 alone, join the cloudcore of today and work with it: pods, logs, their reports
+// after they were cut off, routes. One of them is upgraded: its containers run on, and it comes by
 // port 443. Then cloudcore goes back to the release of before, with its configuration: both devices
 // work with it.
 func TestShip_19_OldEdgeWorksWithANewCloud(t *testing.T) {
@@ -106,7 +106,7 @@ func TestShip_19_OldEdgeWorksWithANewCloud(t *testing.T) {
 		t.Fatal(err)
 	}
 	old := older(t, root, "cloudcore", "edgecore")
-	// What runs is exchanged in its place.
+	// Running programs are replaced in place.
 	dir := t.TempDir()
 	edgecore, cloudcore := filepath.Join(dir, "edgecore"), filepath.Join(dir, "cloudcore")
 	replace(t, edgecore, old["edgecore"])
@@ -125,7 +125,7 @@ func TestShip_19_OldEdgeWorksWithANewCloud(t *testing.T) {
 	replace(t, cloudcore, today["cloudcore"])
 	s := skewed{suite.Make(t, "skew", o), edgecore}
 
-	is := said(t, today["cloudcore"])
+	is := programVersion(t, today["cloudcore"])
 	s.linked("edge1", is, "10000", "10001")
 	s.linked("edge2", is, "10000", "10001")
 	s.works("old-edges", "edge1", "edge2")
@@ -148,14 +148,14 @@ func TestShip_19_OldEdgeWorksWithANewCloud(t *testing.T) {
 	s.Check(os.WriteFile(file, raw, 0o644))
 	replace(t, cloudcore, old["cloudcore"])
 	s.Start(trial.Cloud, "cloudcore")
-	was := said(t, old["cloudcore"])
+	was := programVersion(t, old["cloudcore"])
 	s.linked("edge1", was, "10000", "10001")
 	s.linked("edge2", was, "10000", "10001")
 	s.works("old-cloud", "edge1", "edge2")
 }
 
-// said is the version that a program says.
-func said(t *testing.T, path string) string {
+// programVersion is the version that a program prints.
+func programVersion(t *testing.T, path string) string {
 	t.Helper()
 	fields := strings.Fields(command(t, "/", nil, path, "version"))
 	if len(fields) < 2 {
@@ -164,9 +164,9 @@ func said(t *testing.T, path string) string {
 	return fields[1]
 }
 
-// works shows that devices work with the cloud: a new pod runs with what it refers to and its log
-// is read, a new route reaches the kernel and its state the cloud, and a crash while the device is
-// cut off is reported after it.
+// works shows that devices work with the cloud: a new pod runs with the objects that it refers to
+// and its log is read, a new route reaches the kernel and its state the cloud, and a crash while
+// the device is cut off is reported after it.
 func (s skewed) works(name string, nodes ...string) {
 	s.T.Helper()
 	namespace := name

@@ -1,9 +1,8 @@
-// Package archive writes tar files and lists of sums that depend on their input and on
-// nothing else.
+// Package archive writes tar files and lists of sums that depend on their input alone.
 //
-// It owns what makes archives differ from machine to machine elsewhere: order, owners, times,
-// gzip's header. Entries are written in the order of their names. It keeps nothing; its functions
-// may be called from any goroutine.
+// It owns the things that make archives differ from machine to machine elsewhere: order, owners,
+// times, gzip's header. Entries are written in the order of their names. It is stateless; its
+// functions may be called from any goroutine.
 package archive
 
 import (
@@ -42,7 +41,7 @@ func File(name, path string) (Entry, error) {
 	return e, nil
 }
 
-// Write writes the entries as a tar; each belongs to root and bears the time at.
+// Write writes the entries as a tar; each belongs to root and has the time at.
 func Write(out io.Writer, entries []Entry, at time.Time) error {
 	entries = slices.Clone(entries)
 	slices.SortFunc(entries, func(a, b Entry) int { return strings.Compare(a.Name, b.Name) })

@@ -60,7 +60,7 @@ func TestSums(t *testing.T) {
 		}
 	}
 	got, err := archive.Sums([]string{b, a})
-	// FIPS 180-2, the sums of nothing and of "abc".
+	// FIPS 180-2, the sums of the empty string and of "abc".
 	want := "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855  a\n" +
 		"ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad  b\n"
 	if err != nil || string(got) != want {

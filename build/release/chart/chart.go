@@ -1,9 +1,9 @@
-// Package chart makes the Helm chart of cloudcore from what `cloudcore install` prints.
+// Package chart makes the Helm chart of cloudcore from the output of `cloudcore install`.
 //
-// It owns how an option becomes a value, and nothing of the manifests: each template is the text
-// that install.Render gives, within the condition under which it gives it. It refuses to make a
-// chart where an option changes an object in a way that it does not know, so that the chart and the
-// command can't drift apart unseen. Functions keep nothing.
+// It owns how an option becomes a value, and no manifest: each template is the text of
+// install.Render, within the condition under which it renders it. It refuses to make a chart where
+// an option changes an object in an unknown way, so that the chart and the command can't drift
+// apart unseen. Functions are stateless.
 package chart
 
 import (
@@ -21,7 +21,7 @@ import (
 	"github.com/skerry-io/skerry/cloud/install"
 )
 
-// What stands in the rendered manifests where a value belongs.
+// Placeholders in the rendered manifests where a value belongs.
 const (
 	imageMark    = "image.invalid/cloudcore:mark"
 	replicasMark = 7654321
@@ -31,15 +31,16 @@ const (
 // keep makes Helm leave an object where it is when the release goes.
 const keep = "    helm.sh/resource-policy: keep\n"
 
-// kept are the objects that stay, beside the CRDs, each of which would take all objects of its kind
-// with it. They hold what no manifest can bring back: the namespace the CA that every device
-// trusts and the records of tokens, the ConfigMap which certificates are revoked, the others which
-// nodes are devices. Without the CA or its place among these a device has to join again, on site.
+// kept are the objects that stay, in addition to the CRDs, each of which would take all objects of
+// its kind with it. They hold data that no manifest can bring back: the namespace the CA that every
+// device trusts and the records of tokens, the ConfigMap which certificates are revoked, the others
+// which nodes are devices. Without the CA or its place among these a device has to join again, on
+// site.
 func kept() []string {
 	return []string{"Namespace skerry-system", "ConfigMap skerry-revoked", "ClusterRole skerry:cloudcore-edges", "ClusterRoleBinding skerry:edge-nodes"}
 }
 
-// Chart is what it is made for.
+// Chart identifies the chart.
 type Chart struct {
 	Version string // semantic, without "v"
 	Image   string // the default of the value image
@@ -136,9 +137,10 @@ metadata:
   namespace: skerry-system
 `
 
-// helpers are the templates of cloudcore.yaml, of its ConfigMap's name, and of what refuses a field
-// of the value config that the chart sets otherwise: config.Merge does the same for the command.
-// That value may be missing: `helm upgrade --reuse-values` has the values of the release before.
+// helpers are the templates of cloudcore.yaml, of its ConfigMap's name, and of the check that
+// refuses a field of the value config that the chart sets otherwise: config.Merge does the same for
+// the command. That value may be missing: `helm upgrade --reuse-values` has the values of the
+// release before.
 func helpers() string {
 	full := install.Options{Usage: true, Endpoint: true, Advertise: []string{hostMark}}.Config()
 	least := install.Options{Advertise: []string{hostMark}}.Config()

@@ -134,7 +134,7 @@ func objects(t *testing.T, docs string) map[string]any {
 	return all
 }
 
-// What the chart makes is what `cloudcore install` prints, for each flag.
+// The chart's output equals that of `cloudcore install`, for each flag.
 func TestChartIsInstall(t *testing.T) {
 	const image = "reg.example.com:5000/cloudcore:v1.2.3@sha256:0000000000000000000000000000000000000000000000000000000000000001"
 	files, err := chart.Files(chart.Chart{Version: "1.2.3", Image: image})
@@ -229,7 +229,7 @@ func TestChartRefusesWhatItSets(t *testing.T) {
 	}
 }
 
-// An uninstall leaves what devices would have to join again for, and nothing else.
+// An uninstall leaves exactly the objects without which devices would have to join again.
 func TestChartKeeps(t *testing.T) {
 	files, err := chart.Files(chart.Chart{Version: "1.2.3", Image: "c:1"})
 	if err != nil {

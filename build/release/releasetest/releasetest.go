@@ -1,8 +1,8 @@
-// Package releasetest holds what install.sh must refuse, for tests with a small release and
-// with a real one.
+// Package releasetest holds the damages that install.sh must refuse, for tests with a small release
+// and with a real one.
 //
-// It owns the table of damages. Refusals works on copies; it changes nothing of the release and
-// nothing of the machine, since it installs into folders of the test.
+// It owns the table of damages. Refusals works on copies; it never changes the release or the
+// machine, since it installs into folders of the test.
 package releasetest
 
 import (
@@ -25,11 +25,11 @@ type Release struct {
 	Tarball  string // the name of that package
 	Bundle   string // the name of the bundle for this machine's architecture, and for another one's
 	Foreign  string
-	OtherKey string // a minisign public key that has signed nothing
+	OtherKey string // a minisign public key without signatures
 }
 
-// run runs install.sh into a fresh folder and reports how it ended, what it said and what
-// is installed.
+// run runs install.sh into a fresh folder and returns its exit code, its output and the installed
+// program.
 func (r Release) run(t *testing.T, args ...string) (code int, said string, installed []byte) {
 	t.Helper()
 	root, temporary := filepath.Join(t.TempDir(), "root"), t.TempDir()
@@ -55,7 +55,7 @@ func (r Release) run(t *testing.T, args ...string) (code int, said string, insta
 	return cmd.ProcessState.ExitCode(), stderr.String(), installed
 }
 
-// refused wants exit code 2, one line that has the word, and nothing installed.
+// refused wants exit code 2, one line that has the word, and an empty folder.
 func (r Release) refused(t *testing.T, word string, args ...string) {
 	t.Helper()
 	code, said, installed := r.run(t, args...)
