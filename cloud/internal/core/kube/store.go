@@ -189,8 +189,8 @@ func (s *Store) Replace(all []runtime.Object) error {
 }
 
 // replace makes all the content of the collection as of a version, unless accept, which is called
-// with the lock held, returns false. Where beside is set, a watch runs at the same time, and its events of
-// versions up to this one are ignored.
+// with the lock held, returns false. Where beside is set, a watch runs at the same time, and its
+// events of versions up to this one are ignored.
 func (s *Store) replace(all []runtime.Object, version uint64, accept func() bool, beside bool) error {
 	fresh := make([]*Object, 0, len(all))
 	keep := make(map[Key]bool, len(all))
