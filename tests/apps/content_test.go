@@ -21,7 +21,7 @@ import (
 
 // origin serves a disk image and a container image (OCI distribution,
 // https://github.com/opencontainers/distribution-spec) on each node's own loopback interface, where
-// containerd speaks HTTP, and notes what each node asks for.
+// containerd uses HTTP, and records each node's requests.
 type origin struct {
 	disk, config, layer, manifest []byte
 
@@ -128,7 +128,7 @@ func (o *origin) fetched(what string) (nodes []string) {
 }
 
 // TestCluster_17: an application's container image is fetched by every node, its disk image by the
-// designated node alone; each node says what is local.
+// designated node alone; each node reports its local content.
 func TestCluster_17_DiskImagesOnTheDesignatedNodeAlone(t *testing.T) {
 	s := newSystem(t)
 	ns := s.Namespace()

@@ -20,7 +20,7 @@ import (
 
 // TestCluster_18: applications of both kinds of fencing, on three nodes that die at random:
 // switched off, declared dead by a person, and started again. At rest each application is active on
-// exactly one node, which is where its one pod and its one container are, and nothing is left over.
+// exactly one node, with its one pod and its one container there, and no others.
 // SKERRY_APPS_MINUTES=10 kills nodes for ten minutes, with 50 applications; without it one node
 // dies, and there are 16.
 func TestCluster_18_OneActiveNodeAfterRandomDeaths(t *testing.T) {
@@ -82,8 +82,8 @@ func (s *system) list(ctx context.Context, namespace string) ([]*v1alpha1.EdgeAp
 	return all, nil
 }
 
-// atRest waits until each application is active on one node, with one pod and one container, and
-// nothing else is there.
+// atRest waits until each application is active on one node, with exactly one pod and one
+// container.
 func (s *system) atRest(namespace string, count int) {
 	s.T.Helper()
 	s.WaitFor("the applications to be at rest", func(ctx context.Context) error {

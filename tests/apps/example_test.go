@@ -8,7 +8,7 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/trial"
 )
 
-// What the documentation shows works as it is, and a person sees what is going on.
+// The documentation's examples work as they are, and a person can follow their progress.
 func TestExamples(t *testing.T) {
 	s := newSystem(t)
 	ns := s.Namespace()

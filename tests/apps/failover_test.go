@@ -14,8 +14,8 @@ import (
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
 
-// What can't work is refused in words when it is written; what may work later is reported
-// in the status.
+// An impossible application is refused with a reason when it is written; one that may work later
+// has the reason in its status.
 func TestRefusals(t *testing.T) {
 	s := newSystem(t)
 	ns := s.Namespace()
@@ -71,8 +71,8 @@ func TestRefusals(t *testing.T) {
 	})
 	s.create(ns, appYAML("reported", "edge1"))
 	s.reporter(ns, "reported", "edge1")
-	// Where no administrator has enabled it, and where the template makes no pod, the
-	// status says so.
+	// Where no administrator has enabled it, and where the template makes no pod, the status has
+	// the reason.
 	closed := s.System.Namespace()
 	s.create(closed, appYAML("uninvited", "edge1"))
 	s.waitApp(closed, "uninvited", "to be refused", func(a *v1alpha1.EdgeApp) bool {
@@ -91,8 +91,8 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// TestCluster_15: the active node is cut off, not dead. No second copy runs while nothing confirms
-// that the first one is gone, even where a user deletes the pod; what runs on the island goes on.
+// TestCluster_15: the active node is cut off, not dead. No second copy runs before the first one is
+// confirmed to be gone, even where a user deletes the pod; the island's containers keep running.
 // Linked again, the deletion takes its course, and one copy runs.
 func TestCluster_15_CutIsNoDeath(t *testing.T) {
 	s := newSystem(t)

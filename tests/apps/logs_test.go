@@ -90,7 +90,7 @@ func (c *receiver) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 				c.ids[l.Attributes.get("skerry.log.id")]++
 				m := written.FindStringSubmatch(l.Body.StringValue)
 				if m == nil {
-					continue // what the application says of itself
+					continue // the application's own messages
 				}
 				n, _ := strconv.Atoi(m[1])
 				nano, _ := strconv.ParseInt(l.TimeUnixNano, 10, 64)
@@ -153,8 +153,8 @@ func (p *speaker) files() []string {
 	return names
 }
 
-// complete waits until the receiver has all that was said, but for what is reported as dropped, and
-// checks that nothing came twice.
+// complete waits until the receiver has all lines, except those reported as dropped, and checks
+// that no line came twice.
 func (p *speaker) complete(c *receiver) (missing []int, dropped int64) {
 	p.s.T.Helper()
 	p.s.WaitFor(fmt.Sprintf("%d lines at the receiver", p.said), func(context.Context) error {
@@ -192,10 +192,10 @@ func (p *speaker) complete(c *receiver) (missing []int, dropped int64) {
 	return missing, c.dropped
 }
 
-// TestCluster_10: what an application's container writes is at the receiver, with application,
+// TestCluster_10: the output of an application's container is at the receiver, with application,
 // container and time, in order: over the death of edgecore in the middle of it, rotations, a cut
-// that no end notices at first, and a receiver that fails. No line is lost and none comes twice. A
-// cut that lasts longer than the kubelet keeps files: the oldest lines are lost, and as many are
+// that no end notices at first, and a receiver that fails. No line is lost or comes twice. A cut
+// that lasts longer than the kubelet keeps files: the oldest lines are lost, and as many are
 // reported as dropped.
 func TestCluster_10_LogsLoseNoLineAndDoubleNone(t *testing.T) {
 	s := newSystem(t)

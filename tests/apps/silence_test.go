@@ -14,7 +14,7 @@ import (
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
 
-// deviceStatus is what a script reads of `edgecore status -o json`.
+// deviceStatus has the fields of `edgecore status -o json` that a script reads.
 type deviceStatus struct {
 	Apps struct {
 		Silent bool
@@ -38,9 +38,9 @@ func (s *system) deviceStatus(ctx context.Context, node string) (d deviceStatus,
 
 // TestCluster_08: the API is away for longer than a device reports without it (2 min; 15 s in this
 // trial). The pod keeps running; the device's status shows that it sends no reports; it restarts
-// failed containers, and decides nothing: it runs what it ran. In the cloud the last report stays
-// as it was, and its age is shown. Afterwards the present state is reported. The 2 min themselves
-// are in a unit test, by the clock of the test.
+// failed containers, and makes no other decision: it runs the same pods. In the cloud the last
+// report stays as it was, and its age is shown. Afterwards the present state is reported. The 2 min
+// themselves are in a unit test, by the clock of the test.
 func TestCluster_08_PodGoesOnWhileTheAPIIsAway(t *testing.T) {
 	s := newSystem(t)
 	ns := s.Namespace()

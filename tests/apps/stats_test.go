@@ -182,8 +182,8 @@ func (e *election) ended(ctx context.Context) {
 	}
 }
 
-// check reports what must never be: two leaders, a holder before the last one's time was over or
-// given back, a reporter that never held the Lease.
+// check reports violations: two leaders, a holder before the last one's time was over or given
+// back, a reporter that never held the Lease.
 func (e *election) check(t *testing.T) {
 	t.Helper()
 	e.mu.Lock()
@@ -245,8 +245,8 @@ func TestCluster_01_OneReporterAtATime(t *testing.T) {
 }
 
 // TestCluster_02: the leader loses its configuration: it gives the Lease back, and another one
-// takes it without waiting for its end. All lose it: the Lease has no holder, and what was
-// published is withdrawn.
+// takes it without waiting for its end. All lose it: the Lease has no holder, and the published
+// statistics are withdrawn.
 func TestCluster_02_LeaderWithoutConfigurationGivesTheLeaseBack(t *testing.T) {
 	s := newSystem(t)
 	for _, n := range options().Nodes() {
@@ -298,9 +298,9 @@ func TestCluster_02_LeaderWithoutConfigurationGivesTheLeaseBack(t *testing.T) {
 	e.check(t)
 }
 
-// TestCluster_03: the leader is cut off, and no other device is a candidate. By its own word it
-// leads no more before its time in the cloud is over; the cloud keeps what it has published, says
-// of when it is, and publishes nothing newer. The leader returns, and reports again.
+// TestCluster_03: the leader is cut off, and no other device is a candidate. It stops leading
+// before its time in the cloud is over; the cloud keeps the published statistics, with their time,
+// and publishes no newer ones. The leader returns, and reports again.
 func TestCluster_03_LeaderOfflineStopsPublishing(t *testing.T) {
 	s := newSystem(t)
 	s.publish("{interval: 2s, nodeSelector: {kubernetes.io/hostname: edge2}}")
@@ -361,10 +361,10 @@ spec:
     - {name: NodeName, type: string, jsonPath: .status.nodeName}
 `
 
-// TestCluster_16: the ClusterInfo agrees with what kubectl prints of nodes, of applications'
-// pods, of virtual machines and of the pods of each namespace; storage is Unsupported without
-// Longhorn, and then as Longhorn's volumes are. KubeVirt's and Longhorn's kinds are installed,
-// and what they say is played.
+// TestCluster_16: the ClusterInfo agrees with kubectl's output for nodes, applications' pods,
+// virtual machines and the pods of each namespace; storage is Unsupported without Longhorn, and
+// then in the state of Longhorn's volumes. KubeVirt's and Longhorn's kinds are installed, and their
+// statuses are simulated.
 func TestCluster_16_ClusterInfoAgreesWithKubectl(t *testing.T) {
 	s := newSystem(t)
 	ns := s.Namespace()

@@ -24,7 +24,7 @@ const statusPort = 12346
 func statusAddress(n int) string { return fmt.Sprintf("%s:%d", lab.LAN(n).Addr(), statusPort) }
 
 // serveStatus enables the status server of the first node, whose peers are the second, a port of
-// the second that hangs, and the third, where nothing listens.
+// the second that hangs, and the third, where the port is closed.
 func (s *system) serveStatus() {
 	s.T.Helper()
 	for n := 1; n <= 2; n++ {
@@ -70,8 +70,8 @@ type page struct {
 	header http.Header
 }
 
-// get asks a node's status server from the third node, with the administrator's
-// certificate or with none.
+// get asks a node's status server from the third node, with or without the administrator's
+// certificate.
 func (s *system) get(ctx context.Context, method string, node int, path, accept string, certificate bool) (page, error) {
 	s.T.Helper()
 	from, err := s.Trial.Host("edge3")
@@ -116,7 +116,7 @@ func (s *system) mustGet(method, path, accept string) page {
 
 // TestCluster_04: /status of a node with the labels of a server of the cluster and without, as
 // plain text and as JSON; POST is refused, and so is a client without a certificate; while the
-// address is on no interface nothing listens.
+// address is on no interface there is no listener.
 func TestCluster_04_StatusNeedsLabelsAndCertificate(t *testing.T) {
 	s := newSystem(t)
 	s.serveStatus()
@@ -150,7 +150,7 @@ func TestCluster_04_StatusNeedsLabelsAndCertificate(t *testing.T) {
 	if p, err := s.get(t.Context(), http.MethodGet, 1, "/status", "", false); err == nil {
 		t.Errorf("without a certificate: %+v", p)
 	}
-	// Cut off, the answer says since when.
+	// Cut off, the answer has the time of its data.
 	s.Cut("edge1")
 	s.WaitFor("the answer to say that it is old", func(ctx context.Context) error {
 		p, err := s.get(ctx, http.MethodGet, 1, "/status", "", true)
@@ -206,7 +206,7 @@ func (s *system) ip(node string, args ...string) {
 
 // TestCluster_05: an application by its name, by its namespace and name and by its uid is the same
 // page; no name gives the device's own four parts; an unknown name, and the beginning of a uid, is
-// not found; what is missing says so.
+// not found; missing parts are marked as such.
 func TestCluster_05_AppByNameAndUIDIsOnePage(t *testing.T) {
 	s := newSystem(t)
 	ns := s.Namespace()
@@ -273,8 +273,8 @@ func TestCluster_05_AppByNameAndUIDIsOnePage(t *testing.T) {
 	}
 }
 
-// TestCluster_06: an application from all peers: one answers, one takes the connection and says
-// nothing, one refuses. All are in the list, in order, the last two with their error.
+// TestCluster_06: an application from all peers: one answers, one takes the connection and sends no
+// answer, one refuses. All are in the list, in order, the last two with their error.
 func TestCluster_06_ClusterAppNamesPeersThatFail(t *testing.T) {
 	s := newSystem(t)
 	ns := s.Namespace()

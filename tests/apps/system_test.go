@@ -24,7 +24,7 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/trial"
 )
 
-// A system is the trial as a test uses it, with what these tests alone need.
+// A system is the trial as a test uses it, with the extras of these tests.
 type system struct {
 	*suite.System
 	dynamic dynamic.Interface
@@ -179,7 +179,7 @@ func (s *system) lasts(what string, d time.Duration, check func() error) {
 	}
 }
 
-// outOfService says, as a person would, that a node is switched off, until the test ends.
+// outOfService declares a node switched off, as a person would, until the test ends.
 func (s *system) outOfService(node string) {
 	s.T.Helper()
 	s.Kubectl("taint", "node", node, corev1.TaintNodeOutOfService+"=nodeshutdown:NoExecute", "--overwrite")

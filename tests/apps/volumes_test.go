@@ -125,12 +125,12 @@ func replicated(name, node string) string {
 }
 
 // TestCluster_11: the node of an application with a volume that has another healthy replica is
-// switched off, and a person says so. This application's VolumeAttachments there are removed and no
-// others, and it runs elsewhere; before the person's word nothing is touched. TestCluster_12: of an
-// application whose only healthy replica is on the dead node nothing is deleted, and the status
-// gives the reason; once there is another replica it moves. TestCluster_13: an application with
-// affinity Required stays with its node, also when that is switched off and a person says so. They
-// share the power-off of one node.
+// switched off, and a person confirms it. This application's VolumeAttachments there are removed
+// and no others, and it runs elsewhere; before the confirmation no object is touched.
+// TestCluster_12: of an application whose only healthy replica is on the dead node no object is
+// deleted, and the status gives the reason; once there is another replica it moves. TestCluster_13:
+// an application with affinity Required stays with its node, also when that is switched off and a
+// person confirms it. They share the power-off of one node.
 func TestCluster_11_12_13_PowerOff(t *testing.T) {
 	s := newSystem(t)
 	ns := s.Namespace()

@@ -35,7 +35,7 @@ var knownText string
 
 func TestMain(m *testing.M) {
 	flag.Parse()
-	if !*run { // what needs a build of all of Kubernetes' tests is no part of `make test`; the rest is
+	if !*run { // the part that needs a build of all of Kubernetes' tests is not in `make test`; the rest is
 		if err := flag.Set("test.skip", "^TestSite_33"); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			os.Exit(1)
@@ -117,7 +117,7 @@ func bringUp(t *testing.T, root, archive string) *trial.Trial {
 	if all == nil {
 		t.Fatal(err)
 	}
-	check(t, all.Down(t.Context())) // what a killed run left behind
+	check(t, all.Down(t.Context())) // leftovers of a killed run
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
@@ -127,7 +127,7 @@ func bringUp(t *testing.T, root, archive string) *trial.Trial {
 	})
 	o := trial.DefaultOptions()
 	o.Sample = false
-	// Cases read events of pods; the kubelet asks no registry whether it may use what was imported.
+	// Cases read events of pods; the kubelet asks no registry whether it may use imported images.
 	o.Set = []string{"modules.edged.reportEvent=true", "modules.edged.kubelet.imagePullCredentialsVerificationPolicy=NeverVerify"}
 	ctx, cancel := context.WithTimeout(t.Context(), upLimit)
 	defer cancel()
@@ -144,10 +144,10 @@ func bringUp(t *testing.T, root, archive string) *trial.Trial {
 	return all
 }
 
-// reachPods gives the trial what the cases take for granted in a cluster, and devices behind NAT
-// have not. kube-apiserver's host gets a cable to the devices' LAN and routes to their pods, as by
-// a VPN: by it the cases read what their pods have found (pods/proxy). And nodes reach each other
-// at the address that their Node names, that of the uplink here: cases ask for NodePorts there.
+// reachPods gives the trial the connectivity that the cases expect of a cluster, and devices behind
+// NAT lack. kube-apiserver's host gets a cable to the devices' LAN and routes to their pods, as by
+// a VPN: by it the cases read their pods' results (pods/proxy). And nodes reach each other at the
+// address that their Node names, that of the uplink here: cases ask for NodePorts there.
 func reachPods(t *testing.T, all *trial.Trial, nodes []trial.Node) {
 	t.Helper()
 	router, err := all.Host("router")
@@ -199,7 +199,7 @@ func check(t *testing.T, err error) {
 	}
 }
 
-// The page says what a report says, and why what is known to fail does.
+// The page contains a report's results, and why known failures fail.
 func TestReport(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "report.json")
 	check(t, os.WriteFile(path, []byte(`[{"SpecReports":[

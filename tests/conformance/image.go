@@ -1,5 +1,5 @@
 // Package conformance runs Kubernetes' own end-to-end tests of Services, names and pod networks on
-// the edges of a trial, and writes down what they found.
+// the edges of a trial, and writes down their results.
 //
 // It owns the image that those tests run in pods, made of Kubernetes' own agnhost and of programs
 // of this machine since there is no registry here, the list of cases that can't pass on devices of
@@ -21,7 +21,7 @@ import (
 )
 
 // images are those that the cases run in pods, by the names that e2e.test has for them. One archive
-// stands for all: what each case runs, it names, and where it names nothing it is to pause.
+// stands for all: each case names its program, and without a name it is to pause.
 func images(ctx context.Context, tests string) (all []string, err error) {
 	out, err := exec.CommandContext(ctx, tests, "--list-images").Output()
 	if err != nil {
@@ -40,8 +40,8 @@ func images(ctx context.Context, tests string) (all []string, err error) {
 	return all, nil
 }
 
-// tools are programs that the cases run in a pod, by where they are in it. dash is the shell:
-// Debian's busybox runs its own nc and hostname before what is in PATH.
+// tools are programs that the cases run in a pod, by their paths in it. dash is the shell: Debian's
+// busybox runs its own nc and hostname before programs in PATH.
 var tools = map[string]string{
 	"/bin/sh": "dash", "/bin/bash": "bash", "/usr/bin/curl": "curl", "/usr/bin/dig": "dig", "/usr/bin/getent": "getent", "/bin/nc": "nc.openbsd",
 	"/usr/bin/socat": "socat", "/bin/hostname": "hostname", "/bin/ip": "ip",

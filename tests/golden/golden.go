@@ -1,4 +1,4 @@
-// Package golden compares what a test got with what a file of its package says.
+// Package golden compares a test's result with a file of its package.
 //
 // UPDATE=1 in the environment writes the files first. Any goroutine of a test may call it.
 package golden

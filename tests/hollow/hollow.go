@@ -1,12 +1,13 @@
-// Package hollow is many edge nodes in one process, without kubelets: what cloudcore and
-// kube-apiserver bear is measured with them.
+// Package hollow is many edge nodes in one process, without kubelets: the load that cloudcore and
+// kube-apiserver can take is measured with them.
 //
 // It owns the links of the nodes, each with an identity, an epoch and holdings of its own, led by
 // edgehub as it is in edgecore (package edge/hollow), with its dialling, back-off and heartbeats. A
-// node registers a Node object, wants what a kubelet and edgecore's agents want, acknowledges what
-// it gets, and sends its status every five minutes. It keeps no object, but only what a digest and
-// an inventory need. It refuses every request for a stream: nothing runs there. Run serves until
-// its ctx ends; the other methods of a Fleet may be called by any goroutine.
+// node registers a Node object, declares the interests of a kubelet and edgecore's agents,
+// acknowledges changes, and sends its status every five minutes. It keeps no object, but only the
+// data that a digest and an inventory need. It refuses every request for a stream: it runs no
+// containers. Run serves until its ctx ends; the other methods of a Fleet may be called by any
+// goroutine.
 package hollow
 
 import (
@@ -42,7 +43,7 @@ type Config struct {
 	Nodes  int
 	Prefix string // of the nodes' names, which end in a number from 1: "hollow-"
 	Server string // host of cloudcore
-	// ServerName is what cloudcore's certificate must hold for; Server.
+	// ServerName is the expected name in cloudcore's certificate; Server.
 	ServerName string
 	Transport  link.Transport // websocket or quic: websocket
 	Port       int            // 10000 for websocket, 10001 for quic
@@ -152,7 +153,7 @@ func (f *Fleet) note(n *atomic.Int64, by int64) {
 	f.changed = make(chan struct{})
 }
 
-// Await returns when done says so of the fleet's numbers, or ctx ends.
+// Await returns when done is true for the fleet's numbers, or ctx ends.
 func (f *Fleet) Await(ctx context.Context, done func(Count) bool) error {
 	for {
 		f.mu.Lock()

@@ -84,8 +84,8 @@ func (c *cloud) serve(ctx context.Context, conn link.Conn) {
 	}
 }
 
-// A node joins, gets its state, and after the link was lost comes back with the digest of
-// what it holds.
+// A node joins, gets its state, and after the link was lost comes back with the digest of its
+// holdings.
 func TestFleet(t *testing.T) {
 	for _, transport := range []link.Transport{link.WebSocket, link.QUIC} {
 		t.Run(string(transport), func(t *testing.T) {

@@ -16,8 +16,8 @@ import (
 	"github.com/skerry-io/skerry/common/version"
 )
 
-// interestsOf is what an edge without pods wants: the watches of its kubelet, of its agents for
-// routes and virtual IPs, and what pods will refer to.
+// interestsOf are the interests of an edge without pods: the watches of its kubelet, of its agents
+// for routes and virtual IPs, and the dependencies of pods.
 func interestsOf(node string) []*topicpb.Interest {
 	all := []*topicpb.Interest{{Dependencies: true}}
 	for _, w := range []struct{ group, version, resource, labels, fields string }{
@@ -60,7 +60,7 @@ func nodeStatus(name string, now time.Time) corev1.NodeStatus {
 			Type: c.kind, Status: c.status, Reason: c.reason, Message: c.text, LastHeartbeatTime: at, LastTransitionTime: at,
 		})
 	}
-	// No pod fits, and the taint keeps those of DaemonSets away: nothing would run them.
+	// No pod fits, and the taint keeps those of DaemonSets away: there is no kubelet to run them.
 	room := corev1.ResourceList{
 		corev1.ResourceCPU: resource.MustParse("2"), corev1.ResourceMemory: resource.MustParse("1Gi"), corev1.ResourcePods: resource.MustParse("0"),
 	}
@@ -91,7 +91,7 @@ func registration(name string, now time.Time) *topicpb.APIRequest {
 	}
 }
 
-// status is what an idle kubelet reports: the times of its conditions.
+// status is an idle kubelet's report: the times of its conditions.
 func status(name string, id uint64, now time.Time) *topicpb.Write {
 	type condition struct {
 		Type              corev1.NodeConditionType `json:"type"`

@@ -23,7 +23,7 @@ import (
 	edge "github.com/skerry-io/skerry/edge/hollow"
 )
 
-// self is whom the answers to a node's requests are for.
+// self is the receiver of answers to a node's requests.
 const self message.Name = "hollow"
 
 // node stands for metamanager and the kubelet of one device. It is the Port of its hub.
@@ -36,7 +36,7 @@ type node struct {
 	writes    atomic.Uint64
 	reports   reports
 	up        chan message.Message // to the hub, which takes it up; at the bound the hub's own read loop waits
-	due       chan struct{}        // one slot: the kubelet has something to say
+	due       chan struct{}        // one slot: the kubelet has a message to send
 
 	mu         sync.Mutex
 	session    uint64 // 0: no link
@@ -47,7 +47,7 @@ type node struct {
 	holdings   map[string]*holding
 }
 
-// holding is what a node holds of one resource.
+// holding is a node's holding of one resource.
 type holding struct {
 	resource *topicpb.Resource
 	sum      [sumSize]byte
@@ -100,7 +100,7 @@ func (n *node) kubelet(ctx context.Context) {
 	timer := time.NewTimer(every)
 	defer timer.Stop()
 	for {
-		if m, ok := n.say(); ok {
+		if m, ok := n.nextReport(); ok {
 			n.send(ctx, m)
 		}
 		// Spread as a kubelet spreads it, so that nodes which started together don't go on
@@ -115,8 +115,8 @@ func (n *node) kubelet(ctx context.Context) {
 	}
 }
 
-// say is what the kubelet has to say now.
-func (n *node) say() (message.Message, bool) {
+// nextReport returns the kubelet's next message.
+func (n *node) nextReport() (message.Message, bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	switch {
@@ -153,7 +153,7 @@ func (n *node) send(ctx context.Context, m message.Message) {
 // Ready implements hub.Port.
 func (n *node) Ready() {}
 
-// Receive implements hub.Port: it is what the hub takes up.
+// Receive implements hub.Port: it returns the next message for the hub to send.
 func (n *node) Receive(ctx context.Context) (message.Message, error) {
 	select {
 	case m := <-n.up:
@@ -219,7 +219,7 @@ func (n *node) closed() {
 	n.fleet.note(&n.fleet.linked, -1)
 }
 
-// Send implements hub.Port: it is what has come down.
+// Send implements hub.Port: it takes a message that has come down.
 func (n *node) Send(ctx context.Context, _ message.Name, m message.Message) error {
 	switch c := m.Content.(type) {
 	case *topicpb.State:
@@ -282,7 +282,7 @@ func (n *node) apply(s *topicpb.State) {
 	}
 }
 
-// holding finds what is held of a resource. The lock is held.
+// holding finds the holding of a resource. The lock is held.
 func (n *node) holding(r *topicpb.Resource) *holding {
 	key := r.GetGroup() + "/" + r.GetVersion() + "/" + r.GetResource()
 	h := n.holdings[key]
@@ -316,8 +316,8 @@ func (h *holding) apply(c *topicpb.Change) {
 	}
 }
 
-// metadata is what an object says of itself; nothing where it can't be read. In Kubernetes'
-// protobuf the metadata is the first field of every kind.
+// metadata is an object's metadata; empty where it can't be read. In Kubernetes' protobuf the
+// metadata is the first field of every kind.
 func metadata(raw []byte) (o metav1.PartialObjectMetadata) {
 	var unknown runtime.Unknown
 	if proto, ok := bytes.CutPrefix(raw, []byte("k8s\x00")); ok {
@@ -341,7 +341,7 @@ func xor(sum *[sumSize]byte, e *topicpb.Entry) {
 	}
 }
 
-// inventory answers what the cloud asks where a digest differs.
+// inventory answers the cloud's request where a digest differs.
 func (n *node) inventory(q *topicpb.InventoryRequest) *topicpb.Inventory {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -12,7 +12,7 @@ import (
 const (
 	netd = "/etc/cni/net.d"
 	ours = netd + "/10-skerry.conflist"
-	// foreignCNI is what an operator brings along.
+	// foreignCNI is an operator's own configuration.
 	foreignCNI = `{"cniVersion": "0.4.0", "name": "foreign", "plugins": [{"type": "bridge", "bridge": "foreign0", "isGateway": true,
 "ipam": {"type": "host-local", "dataDir": "/run/foreign", "ranges": [[{"subnet": "10.99.0.0/24"}]]}}]}`
 )
@@ -53,9 +53,9 @@ func (s *system) waitCNI(node, names, text string) {
 	})
 }
 
-// Devices join with no CNI configuration, and run pods: each takes the first range of the list that
-// nothing covers, and two may have the same. Another's configuration is left alone. A network that
-// comes to the device's range moves it to the next.
+// Devices join without a CNI configuration, and run pods: each takes the first range of the list
+// that overlaps no other network, and two may have the same. A foreign configuration is left alone.
+// A network that comes to the device's range moves it to the next.
 func TestShip_15_PodNetworkTakesAFreeRange(t *testing.T) {
 	s := newSystem(t)
 	const mine, first, second, foreign = "10-skerry.conflist", "10.222.0.0/24", "172.28.222.0/24", "99-foreign.conflist"
@@ -79,7 +79,7 @@ func TestShip_15_PodNetworkTakesAFreeRange(t *testing.T) {
 	s.podIn(namespace, "in-use", "edge2", second)
 	s.waitCNI("edge1", mine, first)
 
-	// Before it does anything, reset names what would go.
+	// Before any change, reset lists the files that it would remove.
 	s.Check(s.Trial.Stop(t.Context(), "edge2", "edgecore"))
 	out, err := s.on(t.Context(), "edge2", s.Root+"/bin/edgecore reset 2>&1; true")
 	s.Check(err)

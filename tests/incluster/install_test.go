@@ -34,9 +34,9 @@ spec:
   volumes: [{name: config, configMap: {name: greeter}}]
 `
 
-// What `cloudcore install` prints runs on ordinary nodes, and devices have joined through its load
-// balancer: their pods run with what they refer to, and their logs are read, also as a cluster does
-// whose kube-apiserver knows nothing of Skerry.
+// The output of `cloudcore install` runs on ordinary nodes, and devices have joined through its
+// load balancer: their pods run with the objects that they refer to, and their logs are read, also
+// as in a cluster whose kube-apiserver is not configured for Skerry.
 func TestShip_07_InClusterJoinPodsLogs(t *testing.T) {
 	s := newSystem(t)
 	printed, err := os.ReadFile(filepath.Join(s.Dir, "install.yaml"))
@@ -86,7 +86,7 @@ func TestShip_07_InClusterJoinPodsLogs(t *testing.T) {
 	s.reports("edge1")
 }
 
-// The load balancer obeys the health checks: nothing leads to a node without a replica.
+// The load balancer obeys the health checks: it sends no connection to a node without a replica.
 func TestLoadBalancerFollowsHealth(t *testing.T) {
 	s := newSystem(t)
 	s.Kubectl("-n", systemNamespace, "scale", "deployment", deployment, "--replicas=1")

@@ -1,4 +1,4 @@
-// Package incluster_test runs against one whole trial whose cloud is what users have: cloudcore as
+// Package incluster_test runs against one whole trial with a cloud as users have it: cloudcore as
 // its own Deployment, as `cloudcore install` prints it, with a release's image, on two ordinary
 // nodes behind a load balancer.
 package incluster_test
@@ -65,7 +65,7 @@ func (s *system) pods(ctx context.Context) (map[string]corev1.Pod, error) {
 	return all, nil
 }
 
-// edge is what a device says of its link.
+// edge is a device's status of its link.
 type edge struct {
 	Link struct {
 		Linked    bool
@@ -114,7 +114,7 @@ func (s *system) waitReplicaOf(node string) (pod corev1.Pod) {
 	return pod
 }
 
-// waitDelivered waits until a device has nothing left to report.
+// waitDelivered waits until a device's backlog is empty.
 func (s *system) waitDelivered(node string) {
 	s.T.Helper()
 	s.WaitFor("the outbox of "+node+" to be empty", func(ctx context.Context) error {
@@ -145,7 +145,7 @@ func (s *system) deviceConfig(node string) *rest.Config {
 	return cfg
 }
 
-// waitRolledOut waits until a Deployment of cloudcore has all its replicas, and nothing else.
+// waitRolledOut waits until a Deployment of cloudcore has exactly its replicas.
 func (s *system) waitRolledOut(name string) {
 	s.T.Helper()
 	s.WaitFor("deployment "+name, func(ctx context.Context) error {
@@ -183,7 +183,7 @@ func (s *system) reporter(node string) corev1.Pod {
 	return s.WaitPods("sample", "app=reporter", node, 1)[0]
 }
 
-// reports waits until what the kubelet of a device sees is at kube-apiserver: a pod is made
+// reports waits until the state that a device's kubelet sees is at kube-apiserver: a pod is made
 // unready, then ready again.
 func (s *system) reports(node string) {
 	s.T.Helper()

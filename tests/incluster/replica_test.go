@@ -118,8 +118,8 @@ func (s *system) sameContainers(before map[string][]string) {
 }
 
 // A node is drained: the eviction passes, with two replicas and with one alone, and the devices
-// that were linked to it go on by another; none is shown as NotReady. The one replica that is
-// evicted serves until the one in its place is ready.
+// that were linked to it move to another; no device is shown as NotReady. The one replica that is
+// evicted serves until its replacement is ready.
 func TestShip_10_NodeDrainedDevicesGoOn(t *testing.T) {
 	s := newSystem(t)
 	reporters := map[string]corev1.Pod{"edge1": s.reporter("edge1"), "edge2": s.reporter("edge2")}
@@ -217,9 +217,9 @@ func trialNodes() (plain []trial.Node) {
 	return plain
 }
 
-// A replica hangs: it is stopped, while its kernel goes on acknowledging what devices send by
-// websocket. The kubelet ends it by its livenessProbe, and its devices go on by another, or by the
-// one that takes its place, before a Lease is too old: their Nodes stay Ready. The grace of
+// A replica hangs: it is stopped, while its kernel still acknowledges the devices' messages by
+// websocket. The kubelet ends it by its livenessProbe, and its devices move to another, or to its
+// replacement, before a Lease is too old: their Nodes stay Ready. The grace of
 // kube-controller-manager and the device's keepalive are the usual ones, 50 s and 10 s.
 func TestReplicaHangs(t *testing.T) {
 	s := newSystem(t)

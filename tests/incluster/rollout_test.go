@@ -18,7 +18,7 @@ import (
 )
 
 // load writes events about a pod to its device's API until it is stopped, every fifth twice, and
-// remembers what was acknowledged.
+// records the acknowledged ones.
 type load struct {
 	pod  corev1.Pod
 	want map[string]int32 // an event's count, by its name
@@ -28,7 +28,7 @@ type load struct {
 }
 
 const (
-	// loadPeriod makes 25 events a second, below what cloudcore takes from one node.
+	// loadPeriod makes 25 events a second, below cloudcore's rate for one node.
 	loadPeriod = 40 * time.Millisecond
 	maxLoad    = 4000
 )
@@ -52,7 +52,7 @@ func (l *load) run(ctx context.Context, client kubernetes.Interface) error {
 		case <-ctx.Done():
 			return nil
 		}
-		// What was begun is finished: an event is acknowledged or it is not.
+		// A write that has begun is finished: an event is acknowledged or it is not.
 		if err := l.write(context.WithoutCancel(ctx), client, i); err != nil {
 			return err
 		}
@@ -160,7 +160,7 @@ func TestShip_09_RolloutUnderLoadLosesNothing(t *testing.T) {
 	}
 }
 
-// waitEvents compares what a device took with what kube-apiserver has.
+// waitEvents compares the device's accepted events with those at kube-apiserver.
 func (s *system) waitEvents(l *load) {
 	s.T.Helper()
 	list, err := s.Client.CoreV1().Events(l.pod.Namespace).List(s.T.Context(),

@@ -44,14 +44,14 @@ func (s *system) accepted(ctx context.Context, token []byte) error {
 }
 
 // The tokens of cloudcore's pods are renewed by their kubelets, and the old ones are refused from
-// then on: cloudcore goes on with the new ones, without a restart, and what devices reported
-// meanwhile arrives.
+// then on: cloudcore uses the new ones, without a restart, and the devices' reports from that time
+// arrive.
 //
 // A kubelet renews a token after four fifths of its life, which Kubernetes makes ten minutes at the
 // least. Here it has two other reasons: the ServiceAccount is made again, which ends all tokens of
 // the old one, and the kubelets are restarted, which remember tokens in memory alone. So there is a
-// time between the two in which cloudcore has no valid token, as there is none when a token is
-// renewed in time.
+// time between the two in which cloudcore has no valid token, unlike when a token is renewed in
+// time.
 func TestShip_12_AccountTokenRenewed(t *testing.T) {
 	s := newSystem(t)
 	s.waitRolledOut(deployment)
@@ -80,7 +80,7 @@ func TestShip_12_AccountTokenRenewed(t *testing.T) {
 			return nil
 		})
 	}
-	s.post(sample, "fail") // reported while cloudcore can write nothing
+	s.post(sample, "fail") // reported while cloudcore's writes are refused
 
 	for _, n := range trialNodes() {
 		s.Check(s.Trial.Stop(t.Context(), n.Name, "kubelet"))

@@ -2,10 +2,9 @@
 // kube-controller-manager and kube-scheduler, all of them upstream and unchanged. It serves
 // trials and tests.
 //
-// It owns one directory: the keys and certificates, etcd's data and the kubeconfigs in it. What
-// was stored there is there again after a restart, also after a SIGKILL. It refuses to share
-// that directory with a second process, and it is not for production: one etcd member, one
-// replica of everything.
+// It owns one directory: the keys and certificates, etcd's data and the kubeconfigs in it. Stored
+// objects are there again after a restart, also after a SIGKILL. It refuses to share that directory
+// with a second process, and it is not for production: one etcd member, one replica of everything.
 //
 // Concurrency: Run is called once in a process. The components register metrics, feature gates and
 // flags in global registries of Kubernetes, so a second control plane needs a second process.
@@ -29,7 +28,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Config says where a control plane lives and how it is reached.
+// Config sets the directory and the addresses of a control plane.
 type Config struct {
 	// Dir holds everything that outlives the process.
 	Dir string
@@ -44,7 +43,7 @@ type Config struct {
 	// SANs are further names and addresses in kube-apiserver's serving certificate.
 	SANs []string
 	// ServiceCIDR is the range for Services. Ranges for pods are not given out: on edge nodes the
-	// CNI configuration of the device has the say.
+	// CNI configuration of the device decides.
 	ServiceCIDR netip.Prefix
 	// SecondServiceCIDR is the range of the other family, for Services that ask for both.
 	SecondServiceCIDR netip.Prefix
@@ -56,7 +55,7 @@ type Config struct {
 	// EgressSelector, when set, is an EgressSelectorConfiguration: how kube-apiserver reaches
 	// nodes it can't dial.
 	EgressSelector string
-	// EgressListen and EgressTo make a balancer for that: what comes to the address goes to the
+	// EgressListen and EgressTo make a balancer for that: connections to the address go to the
 	// first of the others that answers, from a random start. A cluster has a Service for it.
 	EgressListen string
 	EgressTo     []string
@@ -64,8 +63,8 @@ type Config struct {
 	// tests are faster.
 	Fsync bool
 	// Owner, when set, is a process: with it this one ends, at once, and removes Dir. Until then
-	// Dir/ResetSocket puts the control plane back to what it was when it became ready, so that one
-	// test after the other finds it as new.
+	// Dir/ResetSocket resets the control plane to its state when it became ready, so that one test
+	// after the other finds it as new.
 	Owner int
 	// Idle, with Owner, is how long this one waits for the next borrower before it ends. At rest it
 	// takes as much of a processor in two minutes as in a start.
@@ -112,7 +111,8 @@ func (c Config) Validate() error {
 	return errors.Join(errs...)
 }
 
-// Ready is what DIR/ready.json says once everything serves; the file is absent at any other time.
+// Ready is the content of DIR/ready.json once everything serves; the file is absent at any other
+// time.
 type Ready struct {
 	PID        int    `json:"pid"`
 	Server     string `json:"server"`

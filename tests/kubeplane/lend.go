@@ -30,15 +30,15 @@ const (
 	idleCheck    = 3 * time.Second
 	// resetTimeout bounds one reset, which is usually done at once. Who asked hears that it failed.
 	resetTimeout = 20 * time.Second
-	// resetPause is for what controllers still write about objects that are gone already.
+	// resetPause is for the controllers' late writes about deleted objects.
 	resetPause = 20 * time.Millisecond
 	// operations is how many changes etcd takes in one transaction (embed.DefaultMaxTxnOps).
 	operations = 128
 	stored     = "/registry/"
 )
 
-// endWith ends the process, and removes dir, as soon as another process has ended, whatever
-// the way: a control plane that is lent has nothing to keep.
+// endWith ends the process, and removes dir, as soon as another process has ended, in whichever
+// way: a control plane that is lent has no data to keep.
 func endWith(owner int, dir string) error {
 	fd, err := unix.PidfdOpen(owner, 0)
 	if err != nil {
@@ -93,9 +93,9 @@ func endIdle(dir string, after time.Duration) error {
 	return nil
 }
 
-// lender puts what is stored back to what there was when the control plane became ready. It
-// writes to etcd itself, beneath kube-apiserver, which learns of it as of any other write: no
-// finalizer and no admission is in the way, and no other process is needed.
+// lender resets the stored objects to those from when the control plane became ready. It writes to
+// etcd itself, beneath kube-apiserver, which learns of it as of any other write: no finalizer and
+// no admission is in the way, and no other process is needed.
 type lender struct {
 	etcd  *clientv3.Client
 	first map[string][]byte
@@ -149,8 +149,8 @@ func (l *lender) all(ctx context.Context) (map[string][]byte, error) {
 	return all, nil
 }
 
-// reset removes until nothing is left to remove: controllers that were at work may write once
-// more. What was changed is put back once, since some of it changes by itself.
+// reset removes objects until none is left to remove: active controllers may write once more.
+// Changed objects are reset once, since some of them change by themselves.
 func (l *lender) reset(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, resetTimeout)
 	defer cancel()
@@ -178,8 +178,8 @@ func (l *lender) reset(ctx context.Context) error {
 	}
 }
 
-// changes are the writes that make what is stored now what was stored first, and the name of one
-// object that they remove.
+// changes are the writes that turn the stored state into the first one, and the name of one object
+// that they remove.
 func (l *lender) changes(now map[string][]byte, whole bool) (changes []clientv3.Op, removed string) {
 	for key := range now {
 		if _, had := l.first[key]; !had && !l.keeps(key) {
@@ -196,8 +196,9 @@ func (l *lender) changes(now map[string][]byte, whole bool) (changes []clientv3.
 	return changes, removed
 }
 
-// keeps reports what the control plane itself makes or renews, and may make later than it is ready:
-// the accounts and leases of its own components, and what each namespace gets.
+// keeps reports the keys that the control plane itself makes or renews, and may make later than it
+// is ready: the accounts and leases of its own components, and the default objects of each
+// namespace.
 func (l *lender) keeps(key string) bool {
 	for _, own := range []string{"serviceaccounts/kube-system/", "leases/kube-system/", "masterleases/", "servicecidrs/", "peerserverleases/"} {
 		if strings.HasPrefix(key, stored+own) {

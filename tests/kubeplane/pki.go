@@ -58,9 +58,9 @@ type keys struct {
 	key *ecdsa.PrivateKey
 }
 
-// openKeys makes what is missing, issues what is about to expire or lacks a name of sans, and keeps
-// the rest: the CA and the ServiceAccount key must stay as they are over restarts, since nodes and
-// tokens out there trust them.
+// openKeys makes missing certificates, renews those that are about to expire or lack a name of
+// sans, and keeps the rest: the CA and the ServiceAccount key must stay as they are over restarts,
+// since nodes and tokens out there trust them.
 func openKeys(dir string, sans []string) (*keys, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("making the directory for keys: %w", err)

@@ -44,8 +44,8 @@ const (
 	stopTimeout = 10 * time.Second
 	// pollInterval is how often the start looks whether the next step may come.
 	pollInterval = 20 * time.Millisecond
-	// auditPolicy writes who asked for what once it was answered, without bodies; health checks say
-	// nothing about load.
+	// auditPolicy logs the user and the request once it was answered, without bodies; health checks
+	// are no measure of load.
 	auditPolicy = `apiVersion: audit.k8s.io/v1
 kind: Policy
 omitStages: [RequestReceived, ResponseStarted]

@@ -16,7 +16,7 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/trial"
 )
 
-// output is what a command has printed so far.
+// output is a command's output so far.
 type output struct {
 	mu sync.Mutex
 	b  bytes.Buffer
@@ -34,8 +34,8 @@ func (o *output) String() string {
 	return o.b.String()
 }
 
-// console runs `edgecore console` on a node until it ends, and returns what it printed and
-// its exit code.
+// console runs `edgecore console` on a node until it ends, and returns its output and its exit
+// code.
 func (s *system) console(ctx context.Context, node, args string, out *output) (int, error) {
 	line := strings.Fields(args)
 	return s.Trial.Exec(ctx, node, trial.Streams{Out: out, Err: out}, nil, s.Root+"/bin/edgecore", append([]string{"console"}, line...)...)
@@ -136,8 +136,8 @@ func (o *opened) ends(text string, client net.Conn) {
 	}
 }
 
-// The console of a virtual machine, from nothing: no rights, no KubeVirt, no such machine; then one
-// that opens, has one user, ends in time, with its machine and with the link.
+// The console of a virtual machine, from the start: no rights, no KubeVirt, no such machine; then
+// one that opens, has one user, ends in time, with its machine and with the link.
 func TestServices_13_ConsoleHasOneUserAndALimit(t *testing.T) {
 	s := newSystem(t)
 	s.refused("edge1", "sample/vm1", "devices of this cluster have no right to get", 2)

@@ -58,7 +58,7 @@ type virtAPI struct {
 	keys chan uint32 // that were pressed
 
 	mu   sync.Mutex
-	seen []string // who asked for what, once each
+	seen []string // the requests and their users, once each
 }
 
 const virtPort = 8643
@@ -67,7 +67,7 @@ const virtPort = 8643
 func (s *system) runVirtAPI() *virtAPI {
 	s.T.Helper()
 	v := &virtAPI{keys: make(chan uint32, 16)}
-	const name = "virt-api.sample.svc" // what kube-apiserver asks the certificate for
+	const name = "virt-api.sample.svc" // the name that kube-apiserver expects in the certificate
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	s.Check(err)
 	template := &x509.Certificate{

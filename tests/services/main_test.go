@@ -1,4 +1,4 @@
-// Package services_test runs what concerns Services, Ingresses and their marks against one whole
+// Package services_test runs the tests of Services, Ingresses and their marks against one whole
 // trial: two edges with marks on, and a client on their LAN.
 package services_test
 
@@ -22,7 +22,7 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/trial"
 )
 
-// What the trial's hosts are called on the LAN.
+// The addresses of the trial's hosts on the LAN.
 const (
 	edge1 = "192.168.100.11"
 	lan   = "lan0"
@@ -33,7 +33,7 @@ func TestMain(m *testing.M) { os.Exit(tests().Main(m)) }
 func tests() suite.Suite {
 	o := trial.DefaultOptions()
 	o.Quick = true
-	// Kubernetes' own proxy is what marks are tested beside; the devices' stays off.
+	// Marks are tested with Kubernetes' own proxy; the devices' stays off.
 	o.Set = []string{"modules.services.enable=false", "modules.names.enable=false", "modules.marks.enable=true", "modules.passthrough.enable=true", "modules.passthrough.ports=[eth8, eth9]", "modules.console.enable=true", "modules.edgeHub.keepalive=3s", "modules.edgeHub.idleTimeout=9s"}
 	return suite.Suite{Name: "services", Options: o}
 }
@@ -81,7 +81,7 @@ func (s *system) cloudcore(ctx context.Context, line string) (string, error) {
 	return string(out), err
 }
 
-// marks is what edgecore's status says of marks.
+// marks is the part of edgecore's status about marks.
 type marks struct {
 	Entries  []string
 	Rules    int
@@ -137,7 +137,7 @@ func (s *system) rules(ctx context.Context, node string) (string, error) {
 	return strings.Join(ours, "\n"), err
 }
 
-// waitRule waits until a rule of ours has the text in it, or, with there false, none has.
+// waitRule waits until a rule of ours has the text in it, or, with there false, no rule has.
 func (s *system) waitRule(node, text string, there bool) {
 	s.T.Helper()
 	s.WaitFor(fmt.Sprintf("a rule with %q on %s: %v", text, node, there), func(ctx context.Context) error {
@@ -163,7 +163,7 @@ func (s *system) listen(host string, port int) {
 			if err != nil {
 				return
 			}
-			_, _ = conn.Read(make([]byte, 64)) // what was not read at the end would reset the connection
+			_, _ = conn.Read(make([]byte, 64)) // unread bytes at the end would reset the connection
 			_, _ = conn.Write([]byte("hello\n"))
 			_ = conn.Close()
 		}

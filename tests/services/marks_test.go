@@ -119,7 +119,7 @@ func TestServices_05_MarksOfPackets(t *testing.T) {
 	s.marked(0, "tcp", edge1+":443")
 }
 
-// What a node collects is in the status of a ServiceCollection, and follows the Services.
+// A node's collection is in the status of a ServiceCollection, and follows the Services.
 func TestStatus_ofACollection(t *testing.T) {
 	s := newSystem(t)
 	s.make("apiVersion: skerry.io/v1alpha1\nkind: ServiceCollection\nmetadata: {name: all}\n")
@@ -255,7 +255,7 @@ func TestServices_09_BootOfflineRulesBeforePods(t *testing.T) {
 // The example: answers of one Service leave by a second uplink. Another Service's don't.
 func TestExample_anotherUplink(t *testing.T) {
 	s := newSystem(t)
-	// A second router, which counts what it gets of the port.
+	// A second router, which counts the port's packets that it gets.
 	const count = "ip netns exec uplink iptables -t raw "
 	s.on("edge1", "ip netns add uplink && ip link add wan1 type veth peer name wan1 netns uplink && ip address add 172.31.7.2/24 dev wan1 && ip link set wan1 up && "+
 		"ip -n uplink address add 172.31.7.1/24 dev wan1 && ip -n uplink link set wan1 up && "+count+"-A PREROUTING -s "+edge1+" -p tcp --sport 30090")
@@ -297,7 +297,7 @@ func TestExample_anotherUplink(t *testing.T) {
 	s.Check(ask("30090"))
 }
 
-// Off by default, and off leaves nothing behind.
+// Off by default, and switching it off leaves no rules behind.
 func TestOff(t *testing.T) {
 	s := newSystem(t)
 	s.make(exposed)

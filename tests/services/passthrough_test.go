@@ -36,7 +36,7 @@ spec:
 `, name, port)
 }
 
-// problem waits until the agent's problem on edge1 has the text in it; "" for none.
+// problem waits until the agent's problem on edge1 has the text in it; "" for no problem.
 func (s *system) problem(text string) {
 	s.T.Helper()
 	s.WaitFor(fmt.Sprintf("edgecore's status to say %q", text), func(ctx context.Context) error {
@@ -59,8 +59,8 @@ func (s *system) problem(text string) {
 	})
 }
 
-// definition waits until there is a definition, and returns its UID; or, with there false,
-// until there is none.
+// definition waits until there is a definition, and returns its UID; or, with there false, until it
+// is gone.
 func (s *system) definition(name string, there bool) (uid string) {
 	s.T.Helper()
 	s.WaitFor(fmt.Sprintf("NetworkAttachmentDefinition %s: %v", name, there), func(ctx context.Context) error {
@@ -123,7 +123,7 @@ func TestServices_10_PassthroughAttachmentIsShared(t *testing.T) {
 	s.problem("can't be made while this device is offline")
 	s.Heal("edge1")
 	s.definition("host-eth8-edge1", true)
-	// A node can't make what is not its own.
+	// A node can't make another node's objects.
 	if out, err := s.Run(t.Context(), "kubectl", "--as=system:node:edge2", "--as-group=system:nodes", "-n", "sample", "delete", "net-attach-def", "host-eth8-edge1"); err == nil {
 		t.Errorf("edge2 may delete edge1's: %s", out)
 	}

@@ -94,7 +94,7 @@ func (s *system) deviceAnswers(node string) {
 			return err
 		}
 		defer conn.Close()
-		secure := tls.Client(conn, &tls.Config{InsecureSkipVerify: true}) // whose certificate it is, is what is looked at
+		secure := tls.Client(conn, &tls.Config{InsecureSkipVerify: true}) // only the certificate's name is checked
 		if err := secure.HandshakeContext(ctx); err != nil {
 			return err
 		}
@@ -138,7 +138,7 @@ func testWithProxy(t *testing.T, mode string) {
 	if err != nil || after != before {
 		t.Errorf("with kube-proxy the rules are\n%s\nbefore\n%s\n%v", after, before, err)
 	}
-	// Ours are rewritten beside those of kube-proxy, and both still work.
+	// Our rules are rewritten next to those of kube-proxy, and both still work.
 	s.on("edge1", "iptables -t mangle -F SKERRY-MARKS")
 	s.Kubectl("-n", "sample", "patch", "service", "proxied", "--type=json", "-p", `[{"op":"replace","path":"/spec/ports/0/nodePort","value":30189}]`)
 	address = net.JoinHostPort(edge1, "30189")

@@ -37,7 +37,7 @@ func serveRFB(conn io.ReadWriter, name string, keys chan<- uint32) error {
 	if its, err := read(len(rfbVersion)); err != nil || string(its) != rfbVersion {
 		return fmt.Errorf("the client's version is %q: %w", its, err)
 	}
-	if _, err := conn.Write([]byte{1, 1}); err != nil { // 7.1.2: one security type, None
+	if _, err := conn.Write([]byte{1, 1}); err != nil { // 7.1.2: one security type, which is None
 		return err
 	}
 	if chosen, err := read(1); err != nil || chosen[0] != 1 {

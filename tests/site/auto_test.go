@@ -12,7 +12,7 @@ import (
 // autoSettings are the defaults of edgecore.yaml, where the trial's have true.
 var autoSettings = []string{"modules.site.enable=auto", "modules.services.enable=auto", "modules.names.enable=auto"}
 
-// A device whose edgecore.yaml switches nothing on serves Services and names because its NodePool
+// A device whose edgecore.yaml does not enable Services and names serves them because its NodePool
 // has podSubnets, offline too; taken out of the pool it stops and leaves no rules, and back in it,
 // it serves again.
 func TestAuto(t *testing.T) {
@@ -37,7 +37,7 @@ func TestAuto(t *testing.T) {
 	s.Cut(node)
 	s.WaitReady(node, false)
 	s.Check(s.Trial.Stop(t.Context(), node, "edgecore"))
-	s.Start(node, "edgecore") // what the pool says is known offline too
+	s.Start(node, "edgecore") // the pool's settings are known offline too
 	s.waitAnswers("the pod by name, offline and after a restart", 3, store, byName)
 	s.Heal(node)
 	s.WaitReady(node, true)

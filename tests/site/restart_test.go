@@ -26,8 +26,8 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/trial"
 )
 
-// ownPods are the ready pods of a device as its API has them, with the cloud and without it: those
-// that were restarted as often (below ten times). After a reboot the API has what was before it
+// ownPods are the ready pods of a device by its own API, with the cloud and without it: those that
+// were restarted as often (below ten times). After a reboot the API has the state from before it
 // until the kubelet reports.
 func (s *system) ownPods(ctx context.Context, node, namespace, app string, restarts int) (map[string]string, error) {
 	out, err := s.TryEdgeKubectl(ctx, node, "get", "pods", "-n", namespace, "-l", "app="+app,
@@ -127,8 +127,8 @@ spec:
 `
 
 // A kube-proxy pod comes to the device, as a DaemonSet brings it: edgecore's rules make room, it
-// stays off after that, says so, and comes back when the pod has gone. The pod is one by its label
-// and container; what it does in the kernel is its own business and not shown here.
+// stays off after that, reports it, and comes back when the pod has gone. The pod is one by its
+// label and container; its rules in the kernel are not tested here.
 func TestSite_29_KubeProxyThereKeepsOursOff(t *testing.T) {
 	s := newSystem(t)
 	ns := s.Namespace()

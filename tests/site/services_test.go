@@ -190,7 +190,7 @@ func TestSite_01_EdgecoreServesClusterIPsAndNodePorts(t *testing.T) {
 	}
 }
 
-// All that goes on without the cloud, and readiness too, which can't be reported to the cloud.
+// All of it works without the cloud, and readiness too, which can't be reported to the cloud.
 func TestSite_02_ServicesAndReadinessGoOnWhileCut(t *testing.T) {
 	s := newSystem(t)
 	ns := s.Namespace()

@@ -1,9 +1,9 @@
 // Package smalldisk runs a part of a test on a file system of 2 MiB of its own, so that
 // ENOSPC is real.
 //
-// It owns the mount, which is in a mount namespace of the test binary's child and goes with
-// it. It refuses to run without root: such a test is skipped, and says so. The child runs
-// one part and ends.
+// It owns the mount, which is in a mount namespace of the test binary's child and goes with it. It
+// refuses to run without root: such a test is skipped, with a message. The child runs one part and
+// ends.
 package smalldisk
 
 import (

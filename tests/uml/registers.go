@@ -20,12 +20,12 @@ import (
 // Linux): on a CPU that has more, as every one with AMX, the guest dies at boot with "ptrace set fp
 // regs failed". Where its first question for them fails it moves the registers of 1999 instead, by
 // PTRACE_SETFPREGS. So a filter fails that question. The upper halves of the registers are then
-// lost at every fault of a page: what runs in the guest must do without them (noWideRegisters).
+// lost at every fault of a page: programs in the guest must do without them (noWideRegisters).
 func start(cmd *exec.Cmd) error {
 	result := make(chan error, 1)
 	go func() {
-		// The filter is this thread's, and what it starts inherits it. It ends with the goroutine,
-		// which never releases it.
+		// The filter is this thread's, and inherited by the processes that it starts. It ends with
+		// the goroutine, which never releases it.
 		runtime.LockOSThread()
 		if err := errors.Join(hideWideRegisters(), onOneProcessor()); err != nil {
 			result <- err
@@ -43,9 +43,9 @@ func start(cmd *exec.Cmd) error {
 	return <-result
 }
 
-// onOneProcessor keeps the calling thread, and what it starts, on one processor, before others
-// there. Each system call of the guest is handed from its process to its kernel and back by
-// ptrace: two processes that never run at once, each of which would wait in a queue of the
+// onOneProcessor keeps the calling thread, and the processes that it starts, on one processor,
+// before others there. Each system call of the guest is handed from its process to its kernel and
+// back by ptrace: two processes that never run at once, each of which would wait in a queue of the
 // machine's every time.
 func onOneProcessor() error {
 	var all, one unix.CPUSet
@@ -78,8 +78,8 @@ func noWideRegisters() []string {
 }
 
 // hideWideRegisters makes ptrace(PTRACE_GETREGSET, pid, NT_X86_XSTATE) fail for the calling thread
-// and what it starts. Offsets are those of struct seccomp_data in linux/seccomp.h: 0 the number of
-// the call, 16 and 32 its first and third argument.
+// and the processes that it starts. Offsets are those of struct seccomp_data in linux/seccomp.h: 0
+// the number of the call, 16 and 32 its first and third argument.
 func hideWideRegisters() error {
 	const ntX86XState = 0x202 // linux/elf.h
 	filter := []unix.SockFilter{

@@ -2,9 +2,9 @@
 // process on the machine's own file tree within seconds and has modules that the machine's kernel
 // lacks, IPVS above all.
 //
-// It owns the process and its directory; nothing is written elsewhere, since the file tree is
-// mounted read-only. It refuses to run more than a command at a time in one guest. Guests of
-// several tests don't know each other.
+// It owns the process and its directory; no other file is written, since the file tree is mounted
+// read-only. It refuses to run more than a command at a time in one guest. Guests of several tests
+// don't know each other.
 package uml
 
 import (
@@ -37,8 +37,8 @@ func Build(ctx context.Context, dir, pkg string) (string, error) {
 	return out, nil
 }
 
-// Run boots a guest with memory MiB, runs a line of shell in it as root, and returns what that
-// printed and its exit code. It skips the test where there is no such kernel.
+// Run boots a guest with memory MiB, runs a line of shell in it as root, and returns its output and
+// its exit code. It skips the test where there is no such kernel.
 func Run(t testing.TB, memory int, patience time.Duration, line string) (output string, code int) {
 	t.Helper()
 	if _, err := exec.LookPath("linux.uml"); err != nil {

@@ -9,7 +9,7 @@ import (
 )
 
 // Point 9: keepalived and the agent of virtual IPs over IPVS. The scenarios of elections and
-// traffic, which run over iptables beside the code, run in a kernel that has IPVS.
+// traffic, which run over iptables next to the agent's code, run in a kernel that has IPVS.
 func TestTraps_09_VIPsWithIPVS(t *testing.T) {
 	if testing.Short() {
 		t.Skip("boots a kernel")
@@ -18,8 +18,8 @@ func TestTraps_09_VIPsWithIPVS(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The first is what `make test` has time for: an election by priority, and the address and its
-	// traffic going from one node to another. `make long-test` has the others.
+	// The first is the part that `make test` has time for: an election by priority, and the address
+	// and its traffic moving from one node to another. `make long-test` has the others.
 	t.Run("election", func(t *testing.T) { scenarios(t, file, "14", "16") })
 	t.Run("the others", func(t *testing.T) {
 		scenarios(t, file, "15", "17", "18", "19", "21", "22", "23", "24", "25")

@@ -56,7 +56,7 @@ func (a *archive) entry(name string, mode uint32, content []byte, major, minor u
 	return a.write(content)
 }
 
-// write writes what is padded to four bytes.
+// write writes bytes padded to a multiple of four.
 func (a *archive) write(raw []byte) error {
 	for _, part := range [][]byte{raw, make([]byte, (4-(a.at+len(raw))%4)%4)} {
 		n, err := a.to.Write(part)

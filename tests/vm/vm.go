@@ -1,9 +1,9 @@
-// Package vm runs tests in a kernel of Debian's, in an emulator: for what neither the machine's
-// kernel nor user-mode Linux (package uml) has, WireGuard above all.
+// Package vm runs tests in a kernel of Debian's, in an emulator: for features that neither the
+// machine's kernel nor user-mode Linux (package uml) has, WireGuard above all.
 //
-// It owns the emulator's process and the guest's file tree, which is a copy in memory of what a
-// test names. It refuses nothing of what the test runs there. The kernel is fetched by `make deps`
-// and not installed. Guests of several tests don't know each other.
+// It owns the emulator's process and the guest's file tree, which is a copy in memory of the files
+// that a test names. A test may run any program there. The kernel is fetched by `make deps` and not
+// installed. Guests of several tests don't know each other.
 package vm
 
 import (
@@ -26,7 +26,7 @@ import (
 // Kernels is where `make deps` puts the kernel's package, unpacked.
 const Kernels = "/var/cache/skerry/kernel"
 
-// Guest is what a test runs.
+// Guest is a test's machine.
 type Guest struct {
 	Memory   int // MiB
 	Patience time.Duration
@@ -36,8 +36,8 @@ type Guest struct {
 	Line     string // of shell, run as root
 }
 
-// Run boots the guest, and returns what its line printed and its exit code. It skips the test where
-// it is to be short, and fails it where there is no emulator or no kernel.
+// Run boots the guest, and returns its output and its exit code. It skips the test where it is to
+// be short, and fails it where there is no emulator or no kernel.
 func Run(t *testing.T, g Guest) (output string, code int) {
 	t.Helper()
 	if testing.Short() || os.Geteuid() != 0 {
@@ -78,7 +78,7 @@ func Run(t *testing.T, g Guest) (output string, code int) {
 	return text[:i], code
 }
 
-// exitMark stands before the exit code, at the end of what comes by the second serial port.
+// exitMark stands before the exit code, at the end of the output of the second serial port.
 const exitMark = "\n-- exit "
 
 const initScript = `#!/bin/busybox sh

@@ -1,5 +1,5 @@
-// Command hollow links many edge nodes without kubelets to a cloudcore, to see what that and
-// kube-apiserver bear.
+// Command hollow links many edge nodes without kubelets to a cloudcore, to measure the load that it
+// and kube-apiserver can take.
 package main
 
 import (

@@ -1,6 +1,6 @@
-// Command hollowedge is edgecore without a kubelet: all of it but that one module, for tests
-// that stand for the kubelet and for agents themselves. What these would ask in the process they
-// ask at a socket.
+// Command hollowedge is edgecore without a kubelet: all of it but that one module, for tests that
+// stand for the kubelet and for agents themselves. Requests that these would make in the process
+// they make at a socket.
 package main
 
 import (
@@ -78,7 +78,7 @@ func run(ctx context.Context, file, socket string) error {
 	return a.Run(ctx)
 }
 
-// reporter takes what an agent would report of one of Skerry's own objects.
+// reporter accepts an agent's reports of one of Skerry's own objects.
 func reporter(a *app.App) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		body, err := io.ReadAll(io.LimitReader(r.Body, 16<<10))

@@ -1,5 +1,5 @@
-// Command kubeproxy is upstream's kube-proxy and nothing else, in the version of the rest: what
-// runs beside edgecore on a node in tests.
+// Command kubeproxy is upstream's kube-proxy alone, in the version of the rest: it runs on a node
+// together with edgecore in tests.
 package main
 
 import (

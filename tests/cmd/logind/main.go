@@ -1,6 +1,6 @@
 // Command logind stands for systemd on a host of the trial: a login1 on the system bus, and the end
-// of everything that runs there, as at `systemctl reboot`. It ends when nothing else runs on the
-// host any more; the power is the trial's.
+// of all processes there, as at `systemctl reboot`. It ends when it is the last process of the
+// host; the power is the trial's.
 //
 // "logind reboot" asks the one on this host for that.
 package main
@@ -26,7 +26,7 @@ const (
 	conf   = "/etc/systemd/logind.conf.d"
 	// delay is logind's default (logind.conf(5)).
 	delay = 5 * time.Second
-	// stopTimeout is how long what runs has after SIGTERM; systemd's is 90 s.
+	// stopTimeout is how long processes have after SIGTERM; systemd's is 90 s.
 	stopTimeout = 5 * time.Second
 	// edgecoreTimeout is how long edgecore has, which its unit lets end before containerd.
 	edgecoreTimeout = 20 * time.Second
@@ -45,7 +45,7 @@ func run(args []string) error {
 	case len(args) != 0:
 		return fmt.Errorf("unknown arguments %q", args)
 	}
-	// What it does at a reboot would else be done to the machine.
+	// Otherwise its reboot would stop the machine's own processes.
 	if first, err := os.Readlink("/proc/1/exe"); err != nil || filepath.Base(first) != "pause" {
 		return errors.New("this is no host of a trial")
 	}
@@ -106,7 +106,7 @@ func end(name string, sig syscall.Signal, limit time.Duration) []string {
 	}
 }
 
-// others are the processes of this host beside its first, this one, and those that have ended.
+// others are the processes of this host except its first, this one, and those that have ended.
 func others(name string) map[int]string {
 	all := map[int]string{}
 	entries, err := os.ReadDir("/proc")

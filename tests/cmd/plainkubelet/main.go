@@ -1,5 +1,5 @@
-// Command plainkubelet is upstream's kubelet and nothing else: what edgecore is compared with, in
-// the same version and with the same build flags.
+// Command plainkubelet is upstream's kubelet alone: the reference that edgecore is compared with,
+// in the same version and with the same build flags.
 package main
 
 import (

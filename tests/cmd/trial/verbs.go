@@ -331,7 +331,7 @@ func with(f func(*trial.Trial) error) error {
 // quote makes a value safe for a shell.
 func quote(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
 
-// parseRate reads what tc(8) would: a number and bit, kbit, mbit or gbit, in steps of 1000.
+// parseRate reads a rate as tc(8) does: a number and bit, kbit, mbit or gbit, in steps of 1000.
 func parseRate(s string) (uint64, error) {
 	if s == "" {
 		return 0, nil
@@ -345,7 +345,7 @@ func parseRate(s string) (uint64, error) {
 			continue
 		}
 		n, err := strconv.ParseFloat(number, 64)
-		if bits := n * unit.factor; err != nil || !(bits >= 8 && bits <= 1e12) { // as nothing compares with NaN
+		if bits := n * unit.factor; err != nil || !(bits >= 8 && bits <= 1e12) { // comparisons with NaN are false
 			break
 		}
 		return uint64(n * unit.factor), nil
@@ -359,7 +359,7 @@ func parseLoss(s string) (float64, error) {
 		return 0, nil
 	}
 	n, err := strconv.ParseFloat(strings.TrimSuffix(s, "%"), 64)
-	if err != nil || !strings.HasSuffix(s, "%") || !(n >= 0 && n <= 100) { // as nothing compares with NaN
+	if err != nil || !strings.HasSuffix(s, "%") || !(n >= 0 && n <= 100) { // comparisons with NaN are false
 		return 0, fmt.Errorf("%q is not a percentage like 10%%", s)
 	}
 	return n / 100, nil

@@ -53,7 +53,7 @@ func main() {
 	}
 }
 
-// driver prepares every claim, with nothing.
+// driver prepares every claim, without any devices.
 type driver struct {
 	dra.UnimplementedDRAPluginServer
 }
@@ -97,7 +97,7 @@ func runDRA(ctx context.Context) error {
 }
 
 // publish keeps the driver's ResourceSlice of this node, as drivers do: it follows its own by a
-// selector of driver and node, and makes what is missing.
+// selector of driver and node, and creates it if it is missing.
 func publish(ctx context.Context) error {
 	config, err := rest.InClusterConfig()
 	if err != nil {

@@ -1,16 +1,19 @@
-// Command follower is a pod that knows nothing of edges: with its ordinary in-cluster configuration
-// and client-go it follows one ConfigMap, and tries things that its ServiceAccount may not do. It
-// says on standard output what it sees, each line once until something else is true.
+// Command follower is a pod without any knowledge of edges: with its ordinary in-cluster
+// configuration and client-go it follows one ConfigMap, and tries requests that its ServiceAccount
+// may not make. It prints its observations on standard output, each line once until another is
+// true.
 //
-//	watched VALUE    what its informer holds of the ConfigMap $FOLLOW, key k
-//	got VALUE        what a GET gives
-//	secrets REASON   what becomes of listing the namespace's Secrets
-//	leases REASON    what becomes of listing Leases, once there is a file /state/leases: never asked before that
-//	pod ROUND WHAT   what a GET of its own Pod gives: its name, or why there is none
-//	issuer ROUND WHAT  "verified" where its own token holds by the keys that the discovery document leads to
+//	watched VALUE    its informer's value of the ConfigMap $FOLLOW, key k
+//	got VALUE        the value by a GET
+//	secrets REASON   the error of listing the namespace's Secrets
+//	leases REASON    the error of listing Leases, once there is a file /state/leases: never asked
+//	before that
+//	pod ROUND RESULT  a GET of its own Pod: its name, or the error
+//	issuer ROUND RESULT  "verified" where its own token holds by the keys that the discovery
+//	document leads to
 //
-// ROUND is what the file /state/round says, so that a reader knows which lines are of now; nothing
-// without that file.
+// ROUND is the content of the file /state/round, so that a reader knows which lines are current;
+// empty without that file.
 //
 // It crashes when it finds a file /state/crash.
 package main
@@ -48,17 +51,17 @@ func main() {
 	}
 }
 
-// says prints a topic's line when it is another than before.
-type says struct {
+// printer prints a topic's line when it differs from the last one.
+type printer struct {
 	mu   sync.Mutex
 	last map[string]string
 }
 
-func (s *says) line(topic, what string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.last[topic] != what {
-		s.last[topic] = what
+func (p *printer) line(topic, what string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.last[topic] != what {
+		p.last[topic] = what
 		fmt.Println(topic, what)
 	}
 }
@@ -78,7 +81,7 @@ func run(ctx context.Context) error {
 		return err
 	}
 	namespace, name := strings.TrimSpace(string(space)), os.Getenv("FOLLOW")
-	out := &says{last: map[string]string{}}
+	out := &printer{last: map[string]string{}}
 	fmt.Println("started")
 
 	informer := cache.NewSharedInformer(cache.NewListWatchFromClient(client.CoreV1().RESTClient(), "configmaps", namespace,

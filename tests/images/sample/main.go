@@ -1,19 +1,19 @@
-// Command sample is the trial's application: a page that shows what Kubernetes gave the pod, and a
-// probe that fails on request.
+// Command sample is the trial's application: a page that shows the pod's data from Kubernetes, and
+// a probe that fails on request.
 //
 // GET / shows the pod's name, its ConfigMap and Secret volumes, whose token it has and when that
-// expires; where STORE has the URL of a store, which is another copy of it, also what that answers.
-// GET /store is such an answer: who it is, and how often it was asked. GET /healthz answers 200
-// until POST /fail, and again after POST /heal. GET /fetch?url=URL gets another URL, as a front
-// gets what is behind it. GET /name, and whatever comes to the same port over UDP, is answered with
-// the pod's name. POST /crash ends the process with code 1. Output of every request is also a line
-// on standard output.
+// expires; where STORE has the URL of a store, which is another copy of it, also the store's
+// answer. GET /store is such an answer: its name, and its number of requests. GET /healthz answers
+// 200 until POST /fail, and again after POST /heal. GET /fetch?url=URL gets another URL, as a front
+// gets its backend. GET /name, and any datagram to the same port over UDP, is answered with the
+// pod's name. POST /crash ends the process with code 1. Output of every request is also a line on
+// standard output.
 //
 // Where NOTE has the path of a file, each SIGTERM becomes a line in it, and so does the end that
-// follows: the pod's name, CONTAINER, what happened, and the time in nanoseconds. ON_TERM "ignore"
-// has it heed no SIGTERM, a number has it exit with that code.
+// follows: the pod's name, CONTAINER, the event, and the time in nanoseconds. ON_TERM "ignore" has
+// it heed no SIGTERM, a number has it exit with that code.
 //
-// The image holds nothing else, so the program is its tools too: "get URL" asks another copy, "sum
+// The program is the image's only file, so it is its tools too: "get URL" asks another copy, "sum
 // FILE" prints a file's SHA-256, "hog" takes memory until it is killed, "terminal" prints its
 // terminal's size, "note TEXT" adds a line to NOTE, and called by the name tar it packs and unpacks
 // for `kubectl cp`.
@@ -54,7 +54,7 @@ func main() {
 	}
 }
 
-// run does what the arguments say; without any it serves.
+// run runs the command of the arguments; without any it serves.
 func run(ctx context.Context, args []string) error {
 	switch {
 	case len(args) == 2 && args[0] == "get":
@@ -179,7 +179,7 @@ const (
 	storeTimeout  = 1500 * time.Millisecond
 )
 
-// askStore is what the store says, or why it does not.
+// askStore is the store's answer, or the error.
 func askStore(ctx context.Context, url string) string {
 	client := http.Client{Timeout: storeTimeout, Transport: &http.Transport{DisableKeepAlives: true}}
 	var last error
@@ -253,7 +253,8 @@ func page() string {
 	return b.String()
 }
 
-// token reads what the mounted token claims; it is not verified, and the token itself is not shown.
+// token returns the claims of the mounted token; it is not verified, and the token itself is not
+// shown.
 func token() string {
 	raw, err := os.ReadFile("/var/run/secrets/kubernetes.io/serviceaccount/token")
 	if err != nil {

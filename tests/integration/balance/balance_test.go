@@ -197,7 +197,7 @@ func notReady(t *testing.T) func() []string {
 		t.Fatal(err)
 	}
 	var found []string
-	var over atomic.Bool // a watch that is stopped may say that its body was closed
+	var over atomic.Bool // a watch that is stopped may report that its body was closed
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -278,7 +278,7 @@ func TestANewReplicaGetsItsShare(t *testing.T) {
 			return nil
 		})
 	}
-	// Soon nothing moves any more: while both count a few times over.
+	// Soon the counts are stable: while both count a few times over.
 	var before int64
 	var ended []int
 	still := func() bool {

@@ -25,7 +25,7 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/binary"
 )
 
-// finding is what `edgecore check -o json` prints.
+// finding is an entry of `edgecore check -o json`.
 type finding struct{ Name, Level, Message, Mend string }
 
 func findings(t *testing.T, text string) map[string]finding {
@@ -65,7 +65,7 @@ until ctr version >/dev/null 2>&1; do kill -0 $daemon; sleep 0.1; done
 
 // TestShip_14_CheckBeforeJoin: before a join `edgecore check` has a note, and its exit code is 0,
 // on a device with a real containerd, a network of its own and the example configuration that the
-// package brings. What is wrong is found: a folder of containerd that is mounted noexec.
+// package brings. A fault is found: a folder of containerd that is mounted noexec.
 func TestShip_14_CheckBeforeJoin(t *testing.T) {
 	programs, err := programs()
 	if err != nil {
@@ -76,7 +76,7 @@ func TestShip_14_CheckBeforeJoin(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Chdir(root)
-	// The machine of the test may have what the kubelet refuses by default.
+	// The machine of the test may have settings that the kubelet refuses by default.
 	const config = "apiVersion: config.skerry.io/v1alpha1\nkind: EdgeCore\nmodules: {edged: {kubelet: {failCgroupV1: false, failSwapOn: false}}}"
 	check := func(also string) (map[string]finding, int) {
 		t.Helper()
@@ -139,8 +139,8 @@ func TestCheckCloud(t *testing.T) {
 }
 
 // TestJoinRefusesNewerKubelet: a real cloudcore at a real kube-apiserver refuses a kubelet that is
-// newer than that, or too old, and names what to install. The versions are those that a device
-// says; TestKubeletFits has the rule.
+// newer than that, or too old, and names the version to install. The versions are those that a
+// device sends; TestKubeletFits has the rule.
 func TestJoinRefusesNewerKubelet(t *testing.T) {
 	s := newSystem(t)
 	parsed, err := pki.ParseToken(s.token(t, "--uses", "5"))
@@ -165,7 +165,7 @@ func TestJoinRefusesNewerKubelet(t *testing.T) {
 			return 0, pki.Refusal{}, err
 		}
 		request.Header.Set("Authorization", "Bearer "+parsed.Bearer())
-		// Whom the token pins is verified elsewhere.
+		// The token's pin is verified elsewhere.
 		client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{MinVersion: tls.VersionTLS13, InsecureSkipVerify: true}}}
 		defer client.CloseIdleConnections()
 		response, err := client.Do(request)

@@ -85,8 +85,8 @@ func newSystemAt(t *testing.T, plane *cluster.ControlPlane, change ...func(*rest
 	return newSystemWith(t, plane, "", change...)
 }
 
-// newSystemWith starts it with its ports as a part of cloudcore.yaml says; "": one for links by
-// websocket and one to join.
+// newSystemWith starts it with its ports as a part of cloudcore.yaml sets them; "": one for links
+// by websocket and one to join.
 func newSystemWith(t *testing.T, plane *cluster.ControlPlane, ports string, change ...func(*rest.Config)) *system {
 	t.Helper()
 	programs, err := programs()
@@ -125,7 +125,7 @@ tunnel: {listen: ""}
 	return s
 }
 
-// run gives what a command wrote and its exit code.
+// run returns a command's output and its exit code.
 func run(t *testing.T, path string, args ...string) (stdout, stderr string, code int) {
 	t.Helper()
 	return runWith(t, "", path, args...)
@@ -217,8 +217,8 @@ func (s *system) mustJoin(t *testing.T, token, node string) (identity string) {
 	return identity
 }
 
-// quiet is the time between two heartbeats, which these devices say and don't send: cloudcore hears
-// nothing of them for longer than a test takes.
+// quiet is the time between two heartbeats, which these devices announce and don't send: they are
+// silent for longer than a test takes.
 const quiet = 5 * time.Minute
 
 // dial opens a link as the device whose identity is there, past the greeting.
@@ -354,7 +354,7 @@ func edgeNode(name string) *corev1.Node {
 	return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"skerry.io/edge": ""}}}
 }
 
-// makeAlive is what a kubelet at work leaves in the cluster.
+// makeAlive makes the objects of a kubelet at work in the cluster.
 func makeAlive(t *testing.T, name string) {
 	t.Helper()
 	plane := cluster.Shared(t)

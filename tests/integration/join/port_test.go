@@ -23,7 +23,7 @@ import (
 // 443 of its own.
 const (
 	cloudHost = "127.43.18.1" // cloudcore
-	noUDP     = "127.43.18.2" // leads TCP 443 to it, and nothing else
+	noUDP     = "127.43.18.2" // leads TCP 443 to it, and no UDP
 	proxyHost = "127.43.18.3" // ends TLS
 	olderHost = "127.43.19.1" // a cloudcore of before the one port
 )
@@ -57,8 +57,8 @@ func (s *system) linked(t *testing.T, config, transport string) {
 	})
 }
 
-// hollow is the configuration of an edgecore without its kubelet and without what needs root
-// or a fixed port.
+// hollow is the configuration of an edgecore without its kubelet and without the parts that need
+// root or a fixed port.
 func hollow(t *testing.T, edgeHub string) (config string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -84,7 +84,7 @@ func forwardTCP(t *testing.T, from, to string) {
 
 func TestShip_18_OnePortAndUDPBlocked(t *testing.T) {
 	plane := cluster.Shared(t)
-	// 443 alone: nothing else listens, and edgecore.yaml says nothing of ports.
+	// 443 alone: there is no other listener, and edgecore.yaml has no ports.
 	s := newSystemWith(t, plane, fmt.Sprintf("advertise: [%s, %s, %s]\nhub:\n  websocket: {listen: \"\"}\n  quic: {listen: \"\"}\njoin: {listen: \"\"}\ndevices: {listen: \"%[1]s:443\"}\n",
 		cloudHost, noUDP, proxyHost))
 	token := s.token(t, "--uses", "5")
@@ -102,7 +102,7 @@ func TestShip_18_OnePortAndUDPBlocked(t *testing.T) {
 	}
 	s.linked(t, blocked, "websocket")
 
-	// What ends TLS on the way is named.
+	// A proxy that ends TLS on the way is named.
 	proxy := httptest.NewUnstartedServer(http.NotFoundHandler())
 	l, err := net.Listen("tcp", net.JoinHostPort(proxyHost, "443"))
 	if err != nil {
@@ -116,7 +116,7 @@ func TestShip_18_OnePortAndUDPBlocked(t *testing.T) {
 		t.Errorf("through a proxy that ends TLS: exit code %d, %s", code, said)
 	}
 
-	// Who is no device gets /healthz, and nothing else.
+	// A client that is no device gets only /healthz.
 	client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{MinVersion: tls.VersionTLS13, InsecureSkipVerify: true}}} //nolint:gosec // no secret is sent
 	defer client.CloseIdleConnections()
 	for path, want := range map[string]int{"/healthz": 200, "/v1/about": 404, "/v1/join": 404, "/link": 404, "/": 404, "/metrics": 404} {
@@ -129,7 +129,7 @@ func TestShip_18_OnePortAndUDPBlocked(t *testing.T) {
 			t.Errorf("%s: %s, want %d", path, res.Status, want)
 		}
 	}
-	// Nor does who says that it comes for a link, without a certificate.
+	// Nor does a client that asks for a link without a certificate.
 	conn, err := tls.Dial("tcp", cloudHost+":443", &tls.Config{MinVersion: tls.VersionTLS13, InsecureSkipVerify: true, NextProtos: []string{"skerry-link", "http/1.1"}}) //nolint:gosec // as above
 	if err == nil {
 		_ = conn.SetDeadline(time.Now().Add(time.Minute))
@@ -141,8 +141,8 @@ func TestShip_18_OnePortAndUDPBlocked(t *testing.T) {
 	}
 }
 
-// An edgecore.yaml with the ports of before, and a cloudcore with nothing else: each is served by
-// the other of today.
+// An edgecore.yaml with the ports of before, and a cloudcore with these ports alone: each is served
+// by the other of today.
 func TestShip_OlderPorts(t *testing.T) {
 	plane := cluster.Shared(t)
 	s := newSystemWith(t, plane, fmt.Sprintf("advertise: [%s]\nhub:\n  websocket: {listen: \"%[1]s:10000\"}\n  quic: {listen: \"%[1]s:10001\"}\njoin: {listen: \"%[1]s:10002\"}\n", olderHost))

@@ -107,7 +107,7 @@ func TestHostile_07_RevocationHoldsDuringACSRFlood(t *testing.T) {
 	}
 }
 
-// selfApproval is what kubeadm sets up: kube-controller-manager approves the renewals of nodes.
+// selfApproval is kubeadm's setup: kube-controller-manager approves the renewals of nodes.
 func selfApproval(t *testing.T) {
 	t.Helper()
 	plane := cluster.Shared(t)
@@ -252,9 +252,9 @@ func makeNodeOf(t *testing.T, client kubernetes.Interface, name string) {
 	})
 }
 
-// holdRequests gives an administrator's kubeconfig whose way to kube-apiserver holds back
-// everything about certificate requests until the channel is closed: what a flood does,
-// without end.
+// holdRequests returns an administrator's kubeconfig whose way to kube-apiserver holds back
+// everything about certificate requests until the channel is closed: the effect of a flood, without
+// end.
 func holdRequests(t *testing.T) (held chan struct{}, kubeconfig string) {
 	t.Helper()
 	plane := cluster.Shared(t)

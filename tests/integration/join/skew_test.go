@@ -26,8 +26,9 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster"
 )
 
-// saysVersion is the real kube-apiserver, but for the version that it says while one is set.
-func saysVersion(t *testing.T, version *atomic.Pointer[string]) func(*rest.Config) {
+// reportsVersion is the real kube-apiserver, except that it returns the given version while one is
+// set.
+func reportsVersion(t *testing.T, version *atomic.Pointer[string]) func(*rest.Config) {
 	t.Helper()
 	plane := cluster.Shared(t)
 	target, err := url.Parse(plane.Server)
@@ -71,16 +72,16 @@ func realVersion(body []byte) string {
 }
 
 // TestShip_20_KubeletNewerThanTheClusterIsRefused: a device whose kubelet is newer than
-// kube-apiserver does not join, and hears what to install. Where the cluster becomes older than a
-// device that has joined, or a device is upgraded too early, the Node has a condition that says so,
-// its pods go on, and it goes when they fit again. The kube-apiserver is real but for the version
-// that it says.
+// kube-apiserver does not join, and is told the version to install. Where the cluster becomes older
+// than a device that has joined, or a device is upgraded too early, the Node has a condition for
+// it, its pods run on, and it goes when they fit again. The kube-apiserver is real except for its
+// version.
 func TestShip_20_KubeletNewerThanTheClusterIsRefused(t *testing.T) {
 	plane := cluster.Shared(t)
 	var says atomic.Pointer[string]
 	old, same := "v1.36.4", ""
 	says.Store(&old)
-	s := newSystem(t, saysVersion(t, &says))
+	s := newSystem(t, reportsVersion(t, &says))
 	programs, err := programs()
 	if err != nil {
 		t.Fatal(err)
@@ -101,7 +102,7 @@ func TestShip_20_KubeletNewerThanTheClusterIsRefused(t *testing.T) {
 
 	// The cluster is as new as the device when that joins, and older when it links again.
 	says.Store(&same)
-	fits := newSystem(t, saysVersion(t, &says))
+	fits := newSystem(t, reportsVersion(t, &says))
 	d.configure(t, fits.websocket)
 	if _, errs, code := fits.edge(t, d.config, fits.token(t), "edge-new", fits.join); code != 0 {
 		t.Fatalf("edgecore join: %d: %s", code, errs)

@@ -25,7 +25,7 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/process"
 )
 
-// holding is a way to a server on which nothing goes ahead until it is let go.
+// holding is a way to a server that holds all connections until they are let go.
 func holding(t *testing.T, server string) (address string, waits <-chan struct{}, letGo func()) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -63,9 +63,9 @@ func holding(t *testing.T, server string) (address string, waits <-chan struct{}
 }
 
 // TestHostile_13_TokenFromStdinIsNotInPS: while `edgecore join --token-file -` runs, in the middle
-// of its handshake, nothing that a user of the machine can read of any process has the token: not
-// the list of processes, not their environments. On the command line it can be seen, which shows
-// that the looking works.
+// of its handshake, no information that a user of the machine can read of any process has the
+// token: not the list of processes, not their environments. On the command line it can be seen,
+// which shows that the check works.
 func TestHostile_13_TokenFromStdinIsNotInPS(t *testing.T) {
 	s := newSystem(t)
 	for name, tc := range map[string]struct {
@@ -148,7 +148,7 @@ modules:
   drain: {enable: false}
 `
 
-// deviceOf is a device as its files are, with what stands for its kubelet.
+// deviceOf is a device by its files, with the stand-in for its kubelet.
 type deviceOf struct {
 	dir, config, socket string
 	kubelet             kubernetes.Interface
@@ -191,8 +191,8 @@ func (d *deviceOf) configure(t *testing.T, websocket string) {
 // work runs the device in its cluster until stop.
 func (d *deviceOf) work(t *testing.T, programs []string) (stop func()) {
 	t.Helper()
-	// In this machine's network, since loopback leads to cloudcore: it is configured to tell the
-	// kernel nothing.
+	// In this machine's network, since loopback leads to cloudcore: it is configured to make no
+	// change in the kernel.
 	child, err := process.Start(process.Spec{Path: programs[2], Args: []string{"--config", d.config, "--socket", d.socket}, Log: filepath.Join(d.dir, "log"), Bound: true})
 	if err != nil {
 		t.Fatal(err)
@@ -268,8 +268,8 @@ func (d *deviceOf) gives(t *testing.T, s *system, node, marker string) {
 }
 
 // TestHostile_13_ResetLeavesNothingOfTheOldCluster: after `edgecore reset` a device joins another
-// cluster, real as the first, under another name. Nothing of the first is left in its files, and
-// nothing of it is shown by its API.
+// cluster, real as the first, under another name. Its files have no data of the first, and its API
+// shows no object of it.
 func TestHostile_13_ResetLeavesNothingOfTheOldCluster(t *testing.T) {
 	first := newSystem(t)
 	second := newSystemAt(t, cluster.Run(t))
@@ -306,7 +306,7 @@ func TestHostile_13_ResetLeavesNothingOfTheOldCluster(t *testing.T) {
 		}
 	}
 
-	// In a network of its own: reset takes back what edgecore has set up in the kernel.
+	// In a network of its own: reset undoes edgecore's changes in the kernel.
 	if out, errs, code := run(t, "unshare", "--net", "--", first.edgecore, "reset", "--config", d.config, "--yes"); code != 0 {
 		t.Fatalf("edgecore reset: %d: %s%s", code, out, errs)
 	}

@@ -13,7 +13,7 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/faultproxy"
 )
 
-// watches counts the watches that are open, by what they are of.
+// watches counts the open watches, by resource.
 type watches struct {
 	mu         sync.Mutex
 	open, most map[string]int

@@ -15,7 +15,7 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster"
 )
 
-// replicaSet is one that says it is an application's.
+// replicaSet is one with the labels of an application's.
 func replicaSet(name string, edge bool) *appsv1.ReplicaSet {
 	yes, none := true, int32(0)
 	labels := map[string]string{"skerry.io/edge-app": name}
@@ -35,9 +35,9 @@ func replicaSet(name string, edge bool) *appsv1.ReplicaSet {
 	return set
 }
 
-// What cloudcore may do for applications it may do for them alone: in namespaces that an
-// administrator has enabled, on edge nodes. With its token no client starts pods elsewhere, or
-// touches those of others.
+// cloudcore has its rights for applications for them alone: in namespaces that an administrator has
+// enabled, on edge nodes. With its token no client starts pods elsewhere, or touches those of
+// others.
 func TestCloudcoreTouchesOnlyApplications(t *testing.T) {
 	plane := cluster.Shared(t)
 	ns, cfg := scene(t)

@@ -15,9 +15,9 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster"
 )
 
-// TestHostile_12_RightsOfDevicesAlone: what a device may do beyond a kubelet's rights a device may
-// do, and no other node, with its own certificate. Whatever the manifests add later is looked at as
-// well: none of it may be bound to all nodes.
+// TestHostile_12_RightsOfDevicesAlone: a device has the rights of devices beyond a kubelet's, with
+// its own certificate, and no other node has. Rights that the manifests add later are checked as
+// well: none of them may be bound to all nodes.
 func TestHostile_12_RightsOfDevicesAlone(t *testing.T) {
 	plane := cluster.Shared(t)
 	plane.Apply(t, "manifests/crds")

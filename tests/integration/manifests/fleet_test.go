@@ -116,7 +116,7 @@ func grant(t *testing.T, plane *cluster.ControlPlane, name string, rule rbacv1.P
 	})
 }
 
-// No field of the operations takes what a shell, a path or a command line would read otherwise.
+// No field of the operations accepts text that a shell, a path or a command line would interpret.
 func TestFleet_09_FormatsAreClosed(t *testing.T) {
 	plane := cluster.Shared(t)
 	plane.Apply(t, "manifests/crds")

@@ -30,9 +30,8 @@ type attempt struct {
 	allowed bool
 }
 
-// judge shows that each attempt is allowed or forbidden, and nothing in between. What is forbidden
-// is tried once what is allowed has been, so that rights and policies have reached
-// kube-apiserver's own copies.
+// judge shows that each attempt is either allowed or forbidden. The forbidden ones are tried once
+// the allowed ones have been, so that rights and policies have reached kube-apiserver's own copies.
 func judge(t *testing.T, attempts []attempt) {
 	t.Helper()
 	for _, a := range attempts {
@@ -97,9 +96,9 @@ func loadBalancer(t *testing.T, ns, name string, class *string) *corev1.Service 
 	return s
 }
 
-// TestHostile_08_StolenTokenActsForEdgeNodesOnly: an attacker with cloudcore's token tries with it,
-// at kube-apiserver itself, what would give more rights than the edge nodes have. The first lines
-// show that the token works.
+// TestHostile_08_StolenTokenActsForEdgeNodesOnly: an attacker with cloudcore's token tries requests
+// with it, at kube-apiserver itself, that would give more rights than the edge nodes have. The
+// first lines show that the token works.
 func TestHostile_08_StolenTokenActsForEdgeNodesOnly(t *testing.T) {
 	plane := cluster.Shared(t)
 	ns, cfg := scene(t) // edge1 and edge2 are edge nodes
@@ -202,7 +201,7 @@ func TestHostile_08_StolenTokenActsForEdgeNodesOnly(t *testing.T) {
 	judge(t, attempts)
 }
 
-// asOrdinary is what a node that is no edge must not lend to cloudcore.
+// asOrdinary are the rights that a node that is no edge must not lend to cloudcore.
 func asOrdinary(t *testing.T, node kubernetes.Interface, ns, name string) []attempt {
 	get, create := metav1.GetOptions{}, metav1.CreateOptions{}
 	return []attempt{

@@ -1,5 +1,5 @@
-// Package manifests_test shows in a real kube-apiserver that cloudcore's rights are enough for what
-// it does and for nothing else.
+// Package manifests_test shows in a real kube-apiserver that cloudcore's rights are enough for its
+// work and for no more.
 package manifests_test
 
 import (
@@ -172,7 +172,7 @@ func TestRights(t *testing.T) {
 	}
 }
 
-// TestBootstrapper: who holds a join token may ask for a certificate, and see or do nothing else.
+// TestBootstrapper: the holder of a join token may ask for a certificate, and has no other rights.
 func TestBootstrapper(t *testing.T) {
 	plane := cluster.Shared(t)
 	ns, _ := scene(t)
@@ -203,8 +203,8 @@ func TestBootstrapper(t *testing.T) {
 
 func ignore[T any](_ T, err error) error { return err }
 
-// TestDeployment: everything for cloudcore in the cluster is accepted by it, and its pods fit what
-// the namespace enforces.
+// TestDeployment: everything for cloudcore in the cluster is accepted by it, and its pods fit the
+// namespace's pod security level.
 func TestDeployment(t *testing.T) {
 	plane := cluster.Shared(t)
 	plane.Apply(t, "manifests/deployment")

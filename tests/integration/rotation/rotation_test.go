@@ -52,7 +52,7 @@ func up(t *testing.T) *system {
 	check(t, err)
 	all, err := trial.Open(root, filepath.Join(root, ".trial-rotation"), os.Stderr)
 	check(t, err)
-	check(t, all.Down(t.Context())) // what a killed run left behind
+	check(t, all.Down(t.Context())) // leftovers of a killed run
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
@@ -79,7 +79,7 @@ func check(t *testing.T, err error) {
 	}
 }
 
-// status is what is read here of `edgecore status -o json`.
+// status has the fields of `edgecore status -o json` that are read here.
 type status struct {
 	Identity struct {
 		Fingerprint, LastError string
@@ -139,8 +139,8 @@ func TestRotation(t *testing.T) {
 		t.Errorf("the certificates end at %v, %v, %v", first.Identity.NotAfter, second.Identity.NotAfter, third.Identity.NotAfter)
 	}
 
-	// The first certificate has ended by now. Whatever the next link uses, it isn't that, nor what
-	// a process of edgecore remembers.
+	// The first certificate has ended by now. The next link can't use it, nor anything in the
+	// memory of an edgecore process.
 	check(t, s.Kill(t.Context(), trial.Cloud, "cloudcore"))
 	check(t, s.Start(t.Context(), trial.Cloud, "cloudcore"))
 	s.until(t, "a link with a renewed certificate", func(v status) bool { return v.Link.Linked })

@@ -1,5 +1,5 @@
-// Package route_test shows StaticRoutes in a real kube-apiserver: what it admits, what it says of
-// the rest, and how the status is brought together.
+// Package route_test tests StaticRoutes in a real kube-apiserver: which are admitted, the messages
+// for the others, and how the reports are merged into the status.
 package route_test
 
 import (
@@ -104,7 +104,7 @@ func admits(t *testing.T, all dynamic.NamespaceableResourceInterface, spec m, wa
 	}
 }
 
-// What no node could make sense of is refused before any node sees it.
+// A route that no node could apply is refused before any node sees it.
 func TestTraps_15_SenselessSelectorsAndHopsAreRefused(t *testing.T) {
 	all := routes(t)
 	selector := func(key, operator string, values ...any) m {

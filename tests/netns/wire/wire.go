@@ -86,7 +86,7 @@ func (h *Host) Do(f func() error) error {
 	})
 }
 
-// Must is Do for what must not fail.
+// Must is Do for functions that must not fail.
 func (h *Host) Must(t testing.TB, f func() error) {
 	t.Helper()
 	if err := h.Do(f); err != nil {

@@ -58,7 +58,7 @@ func (s *system) liar(name, podCIDR, lan string) {
 	s.label(name, trial.Pool)
 }
 
-// waitOut waits until what a line of shell prints on a host has a text in it, or has it not.
+// waitOut waits until the output of a line of shell on a host has a text in it, or has it not.
 func (s *system) waitOut(host, line, text string, there bool) {
 	s.T.Helper()
 	s.WaitFor(fmt.Sprintf("%s on %s to have %q: %v", line, host, text, there), func(ctx context.Context) error {
@@ -87,9 +87,9 @@ func (s *system) linksAnew(nodes ...string) {
 	}
 }
 
-// A device says that cloudcore's network is the range of its pods, another one that all addresses
-// are, and that the pool's own range is a network that it is on. No device has a route for either,
-// all link anew, the pool names who claims it, and routes, virtual IPs and the pool's subnets stay.
+// A device claims cloudcore's network as the range of its pods, another one claims all addresses,
+// and that the pool's own range is a network that it is on. No device has a route for either, all
+// link anew, the pool names the claimants, and routes, virtual IPs and the pool's subnets stay.
 func TestClaims_01_03_DeviceThatClaimsOthersNetworks(t *testing.T) {
 	s := newSystem(t)
 	s.Apply(namespace, "apiVersion: skerry.io/v1alpha1\nkind: StaticRoute\nmetadata: {name: office}\nspec: {subnet: 172.20.0.0/16, gateway: "+lab.Client().Addr().String()+"}\n")
@@ -114,7 +114,7 @@ func TestClaims_01_03_DeviceThatClaimsOthersNetworks(t *testing.T) {
 	s.vipPool("spare", `{addresses: ["192.168.100.240"], nodeSelector: {matchLabels: {kubernetes.io/hostname: edge1}}}`)
 	s.vipService("spare", "", "")
 	s.externalIP("spare", "192.168.100.240", "")
-	// A device of the pool says that it has an address among the pods of edge2.
+	// A device of the pool claims an address among the pods of edge2.
 	ranges := map[string]netip.Prefix{}
 	for _, n := range edges {
 		ranges[n] = s.podCIDR(n)
@@ -141,7 +141,7 @@ func TestClaims_01_03_DeviceThatClaimsOthersNetworks(t *testing.T) {
 
 // The way to the cloud leads over an address that no guard of edge2 knows, of the pool's own
 // podSubnets, and a new device of the pool has it in its range. edge2 takes the route back by
-// itself, says so, keeps the routes to the others, and does not try it again after a restart
+// itself, reports it, keeps the routes to the others, and does not try it again after a restart
 // without a link.
 func TestClaims_01_DeviceTakesBackWhatCutsItOff(t *testing.T) {
 	s := newSystem(t)
@@ -158,7 +158,7 @@ func TestClaims_01_DeviceTakesBackWhatCutsItOff(t *testing.T) {
 	s.linksAnew(node)
 	s.liar("evil", claimed, stranger+"/24")
 	s.waitOut("edge1", "ip route show proto 159", claimed, true) // there it does no harm
-	s.says(node, "PodCIDRConflict", "it cut this device off from the cloud twice")
+	s.waitReason(node, "PodCIDRConflict", "it cut this device off from the cloud twice")
 	routes := func(when string) {
 		t.Helper()
 		out := s.Must(s.shell(t.Context(), node, "ip route show proto 159"))
@@ -179,9 +179,9 @@ func TestClaims_01_DeviceTakesBackWhatCutsItOff(t *testing.T) {
 	s.WaitReady(node, true)
 }
 
-// A user with rights on Services in one namespace, and nothing else, writes cloudcore's address
-// into spec.externalIPs: no device has a rule for it, all link anew, and each says which address
-// does nothing (CVE-2020-8554).
+// A user whose only rights are on Services in one namespace writes cloudcore's address into
+// spec.externalIPs: no device has a rule for it, all link anew, and each reports the address that
+// it ignores (CVE-2020-8554).
 func TestClaims_02_UserTakesTheCloudsAddress(t *testing.T) {
 	s := newSystem(t)
 	ns := s.Namespace()
@@ -206,7 +206,7 @@ func TestClaims_02_UserTakesTheCloudsAddress(t *testing.T) {
 	})
 	edges := []string{"edge1", "edge2"}
 	for _, n := range edges {
-		s.waitOut(n, "nft list table ip kube-proxy", made.Spec.ClusterIP, true) // it has arrived, with what counts of it
+		s.waitOut(n, "nft list table ip kube-proxy", made.Spec.ClusterIP, true) // it has arrived, with its valid part
 		rules := s.Must(s.shell(t.Context(), n, "nft list table ip kube-proxy"))
 		for _, ip := range v.Spec.ExternalIPs {
 			if strings.Contains(rules, ip+" ") {
@@ -218,7 +218,7 @@ func TestClaims_02_UserTakesTheCloudsAddress(t *testing.T) {
 	s.linksAnew(edges...)
 }
 
-// A host of the LAN leads the address of a device's DNS server to that device, and learns nothing.
+// A host of the LAN leads the address of a device's DNS server to that device, and gets no answers.
 func TestClaims_06_HostOfTheLANLearnsNoNames(t *testing.T) {
 	s := newSystem(t)
 	const server = "169.254.20.20"
@@ -441,7 +441,8 @@ func TestClaims_28_NoAddressOfTheBootBefore(t *testing.T) {
 	s.Check(<-booted)
 }
 
-// A hundred clients ask a Service without endpoints at once, by TCP: each is refused, none waits.
+// A hundred clients ask a Service without endpoints at once, by TCP: each is refused, and no client
+// waits.
 func TestClaims_29_EachRequestIsRefusedAtOnce(t *testing.T) {
 	s := newSystem(t)
 	address := s.service("empty", func(v *corev1.Service) { v.Spec.Selector = map[string]string{"app": "none"} })
@@ -550,9 +551,9 @@ func (s *system) externalIP(service, want, text string) {
 	})
 }
 
-// The LAN address of a device goes to no Service: one that asks for it is told whose it is, and one
-// that asks for none gets another of the range. An address that its devices refuse is not
-// shown as EXTERNAL-IP, and one whose pool has no nodes is; of both the Service says why.
+// The LAN address of a device goes to no Service: one that asks for it is told its owner, and one
+// that asks for any address gets another of the range. An address that its devices refuse is not
+// shown as EXTERNAL-IP, and one whose pool has no nodes is; both Services have the reason.
 func TestClaims_32_33_AddressesThatNoDeviceHolds(t *testing.T) {
 	s := newSystem(t)
 	mine := lab.LAN(2).Addr().String()

@@ -73,7 +73,7 @@ func (s *system) once(ctx context.Context, node, address string) (string, error)
 // with a chance of (2/3)^40, 1 in 10 million.
 const rounds = 40
 
-// behind are the pods that answer a node, none of whose connections may fail.
+// behind are the pods that answer a node's connections, all of which must succeed.
 func (s *system) behind(ctx context.Context, node, address string) ([]string, error) {
 	seen := map[string]bool{}
 	for range rounds {
@@ -126,7 +126,7 @@ func (s *system) cutAll() {
 }
 
 // The site is cut off, and one of its devices loses its power: the others' Services do without its
-// pod, and have it again when it returns, though no cloud says so.
+// pod, and have it again when it returns, without a report from the cloud.
 func TestSite_05_PeerPoweredOffLeavesServices(t *testing.T) {
 	s := newSystem(t)
 	address, _ := s.web()
@@ -193,8 +193,8 @@ func TestSite_09_UnreadySeenByPeers(t *testing.T) {
 	}
 }
 
-// One device has a link, by which the cloud reports that the others are NotReady: their words on
-// the LAN win. At heal nothing flips, and no connection fails.
+// One device has a link, by which the cloud reports that the others are NotReady: their own reports
+// on the LAN win. At heal there is no flip, and no connection fails.
 func TestSite_12_WordsWin(t *testing.T) { oneLinked(t, func(*system, string) {}) }
 
 // TestSite_13_HealWithoutFlips: see TestSite_12_WordsWin; here the cloud comes back for all
@@ -241,7 +241,7 @@ func oneLinked(t *testing.T, then func(s *system, address string)) {
 	s.Cut("edge3")
 	s.WaitReady("edge2", false)
 	s.WaitReady("edge3", false)
-	// The cloud's slices say so too, and that has come down to edge1.
+	// The cloud's slices have it too, and that has come down to edge1.
 	s.WaitFor("the cloud to take two pods out", func(ctx context.Context) error {
 		all, err := s.Client.DiscoveryV1().EndpointSlices(namespace).List(ctx, metav1.ListOptions{LabelSelector: "kubernetes.io/service-name=web"})
 		if err != nil {
@@ -266,8 +266,8 @@ func oneLinked(t *testing.T, then func(s *system, address string)) {
 	then(s, address)
 }
 
-// A pod is deleted in the cloud while its device is cut off: it goes on being used by the site, and
-// at heal it goes.
+// A pod is deleted in the cloud while its device is cut off: the site continues to use it, and at
+// heal it goes.
 func TestSite_14_PodDeletedWhileCutGoesAtHeal(t *testing.T) {
 	s := newSystem(t)
 	address, _ := s.web()
@@ -331,8 +331,8 @@ func TestSite_15_ConnectionToDeadPeerIsReset(t *testing.T) {
 		return nil
 	})
 	defer conn.Close()
-	// The LAN's cable first: a trial cuts the power by killing, and the kernel of a process that is
-	// killed says goodbye for it, which no power cut does.
+	// The LAN's cable first: a trial cuts the power by killing, and the kernel closes the
+	// connections of a killed process, which no power cut does.
 	s.Must(s.shell(t.Context(), "edge3", "ip link set lan0 down"))
 	s.Check(s.Trial.PowerOff(t.Context(), "edge3"))
 	s.Check(conn.SetDeadline(time.Time{}))
@@ -343,7 +343,7 @@ func TestSite_15_ConnectionToDeadPeerIsReset(t *testing.T) {
 	}()
 	tick := time.NewTicker(200 * time.Millisecond)
 	defer tick.Stop()
-	// Only what is sent can be answered, and Linux waits up to 2 min before it sends again
+	// Only a sent packet can be answered, and Linux waits up to 2 min before it sends again
 	// (TCP_RTO_MAX; RFC 6298, 2.5, lets it be anything from 1 min).
 	for over := time.After(5 * time.Minute); ; {
 		select {

@@ -18,8 +18,9 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/trial"
 )
 
-// Which endpoints are near is decided on the device, from who is ready now: with the cloud and
-// without it, the same node comes before the same site, and that before what else the site reaches.
+// The device decides which endpoints are near, among those that are ready now: with the cloud and
+// without it, the same node comes before the same site, and that before the others that the site
+// reaches.
 func TestSite_16_HintsOffline(t *testing.T) {
 	s := newSystem(t)
 	all, pods := s.web()
@@ -29,8 +30,8 @@ func TestSite_16_HintsOffline(t *testing.T) {
 	node := s.service("near", prefer(corev1.ServiceTrafficDistributionPreferSameNode))
 	site := s.service("here", prefer(corev1.ServiceTrafficDistributionPreferSameZone))
 
-	// edge3 goes to a pool of its own, which the other two reach: by a route of the
-	// plant's router, say.
+	// edge3 goes to a pool of its own, which the other two reach: by a route of the plant's router,
+	// for example.
 	s.pool("quay", `{"network":"quay"}`)
 	s.patch(pools+"/"+trial.Pool, `{"spec":{"reachable":["quay"]}}`)
 	third, err := s.Client.CoreV1().Nodes().Get(t.Context(), "edge3", metav1.GetOptions{})
@@ -64,15 +65,15 @@ func TestSite_16_HintsOffline(t *testing.T) {
 	s.answered(pods["edge2"], node, "on-edge2")
 	s.answered(pods["edge1"], site, "on-edge2")
 	s.ready(pods["edge2"], false)
-	s.answered(pods["edge1"], node, "on-edge3") // what else there is
+	s.answered(pods["edge1"], node, "on-edge3") // the remaining ones
 	s.answered(pods["edge2"], site, "on-edge3")
 	s.ready(pods["edge1"], true)
 	s.ready(pods["edge2"], true)
 	check("without the cloud, all ready again")
 }
 
-// answered waits until exactly these pods answer a pod, and no connection fails. What pods send out
-// of the site has their device's address: so they reach pods of another site, too.
+// answered waits until exactly these pods answer a pod, and no connection fails. Packets of pods
+// out of the site have their device's address: so they reach pods of another site, too.
 func (s *system) answered(from corev1.Pod, address string, want ...string) {
 	s.T.Helper()
 	s.WaitFor(fmt.Sprintf("%s at %s to be answered by %v", from.Name, address, want), func(context.Context) error {

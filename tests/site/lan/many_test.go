@@ -17,9 +17,9 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/trial"
 )
 
-// A pool gets its 65th device: it says so, its devices end their connections and go by the cloud's
-// word, and the routes to each other's pods go. With one device less they are a site again. 62 of
-// the 65 are Node objects alone: what they have to show is counted in the cloud.
+// A pool gets its 65th device: it reports that, its devices end their connections and use the
+// cloud's state, and the routes to each other's pods go. With one device less they are a site
+// again. 62 of the 65 are Node objects alone: the count is made in the cloud.
 func TestSite_28_SixtyFiveDevicesFallBackToTheCloudsWord(t *testing.T) {
 	s := newSystem(t)
 	address, pods := s.web()
@@ -70,7 +70,7 @@ func TestSite_28_SixtyFiveDevicesFallBackToTheCloudsWord(t *testing.T) {
 	}
 }
 
-// tooMany waits until the pool says that it has too many devices, or not.
+// tooMany waits until the pool reports that it has too many devices, or not.
 func (s *system) tooMany(want bool) {
 	s.T.Helper()
 	s.WaitFor(fmt.Sprintf("TooManyDevices of the pool to be %v", want), func(ctx context.Context) error {

@@ -31,7 +31,7 @@ func (s *system) pod(name, node string, edit ...func(*corev1.Pod)) corev1.Pod {
 		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: namespace, Labels: map[string]string{"app": "web", "name": name}},
 		Spec: corev1.PodSpec{
 			NodeName: node, TerminationGracePeriodSeconds: ptr(int64(1)),
-			Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists}}, // the cloud evicts none of them: the test does
+			Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists}}, // the cloud does not evict them: the test does
 			Containers: []corev1.Container{{
 				Name: "web", Image: "skerry.local/sample:1", ImagePullPolicy: corev1.PullNever,
 				ReadinessProbe: &corev1.Probe{
@@ -175,7 +175,7 @@ func (s *system) condition(ctx context.Context, node string) (corev1.NodeConditi
 }
 
 // Pods of two devices reach each other with their own addresses and with packets as large as the
-// LAN's, with the cloud and without it; what leaves the site has the device's address.
+// LAN's, with the cloud and without it; packets that leave the site have the device's address.
 func TestSite_23_PodToPodKeepsSourceAndMTU(t *testing.T) {
 	s := newSystem(t)
 	a, b := s.pod("from", "edge1"), s.pod("to", "edge2")
@@ -234,8 +234,8 @@ func TestSite_23_PodToPodKeepsSourceAndMTU(t *testing.T) {
 	}
 }
 
-// Where another's CNI configuration is there, nothing of ours is, and the Node says so; when it
-// goes, ours comes back.
+// Next to a foreign CNI configuration ours is absent, and the Node reports that; when it goes, ours
+// comes back.
 func TestSite_25_ForeignCNIIsLeftAlone(t *testing.T) {
 	s := newSystem(t)
 	h, err := s.Trial.Host("edge3")

@@ -25,10 +25,10 @@ const (
 	writers        = 8
 )
 
-// A rollout of 1,000 pods elsewhere sends nothing to the devices of a site: their uplinks carry
-// signs of life and nothing else. Of 40 of them the pods are there, and kube-controller-manager
-// makes the EndpointSlices; those of the others are written as it writes them. A change of one
-// endpoint of the site's own comes at once.
+// A rollout of 1,000 pods elsewhere sends no changes to the devices of a site: their uplinks carry
+// only keepalives. The pods of 40 of them are real, and kube-controller-manager makes the
+// EndpointSlices; those of the others are written as it writes them. A change of one endpoint of
+// the site's own comes at once.
 func TestSite_30_RolloutElsewhereSendsNothing(t *testing.T) {
 	s := newSystem(t)
 	address, _ := s.web()
@@ -81,7 +81,7 @@ func TestSite_30_RolloutElsewhereSendsNothing(t *testing.T) {
 			t.Errorf("%s was sent %d packets that are no signs of life while 1,000 pods were replaced elsewhere", n, now.large-before[n].large)
 		}
 	}
-	// The same count sees what does concern the site.
+	// The same count sees a change that does concern the site.
 	s.Check(s.Client.CoreV1().Pods(namespace).Delete(t.Context(), "on-edge3", metav1.DeleteOptions{GracePeriodSeconds: ptr(int64(0))}))
 	s.served("edge1", address, "on-edge1", "on-edge2")
 	s.WaitFor("a change of the site's own endpoints to be counted", func(context.Context) error { // its devices knew sooner, by themselves
@@ -151,7 +151,7 @@ func (s *system) rollOut(all []*discoveryv1.EndpointSlice) {
 	s.Check(g.Wait())
 }
 
-// crowd makes pods elsewhere, which are said to be Ready: no kubelet is there.
+// crowd makes pods elsewhere, with a Ready status: no kubelet is there.
 func (s *system) crowd(round string) {
 	s.T.Helper()
 	pods := s.Client.CoreV1().Pods(namespace)
@@ -216,14 +216,14 @@ func (s *system) endpoints(service string, want int) {
 	})
 }
 
-// signOfLife is above the size of packets, with their headers, that only say that a link lives; an
+// signOfLife is above the size of packets, with their headers, that only keep a link alive; an
 // endpoint alone is more.
 const signOfLife = 160
 
-// traffic is what came by a device's uplink.
+// traffic counts the packets of a device's uplink.
 type traffic struct{ packets, bytes, large int }
 
-// count has the device's kernel count what comes by its uplink, until the test ends.
+// count has the device's kernel count the packets of its uplink, until the test ends.
 func (s *system) count(node string) {
 	s.T.Helper()
 	s.Must(s.shell(s.T.Context(), node, fmt.Sprintf(`nft -f - <<'.'
@@ -264,8 +264,7 @@ func (s *system) traffic(node string) (t traffic) {
 	return traffic{number(lines[0], "packets"), number(lines[0], "bytes"), number(lines[1], "packets")}
 }
 
-// waitQuiet waits until signs of life alone have come for a while: what the devices were sent
-// before is over.
+// waitQuiet waits until only keepalives have come for a while: earlier changes are delivered.
 func (s *system) waitQuiet(nodes []string) {
 	s.T.Helper()
 	last := map[string]traffic{}

@@ -18,8 +18,9 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/trial"
 )
 
-// says waits until a node says this of its pod network, with the word in its message.
-func (s *system) says(node, reason, word string) {
+// waitReason waits until a node reports this reason for its pod network, with the word in its
+// message.
+func (s *system) waitReason(node, reason, word string) {
 	s.T.Helper()
 	s.WaitFor(node+" to say "+reason, func(ctx context.Context) error {
 		c, err := s.condition(ctx, node)
@@ -31,8 +32,8 @@ func (s *system) says(node, reason, word string) {
 }
 
 // register has a device register as one that was never a Node: in no pool and without a range. A
-// device that has its store would bring its range back (docs/dev/decisions/0098); what its pods
-// have stays where containerd reads it.
+// device that has its store would bring its range back (docs/dev/decisions/0098); its pods'
+// configuration stays where containerd reads it.
 func (s *system) register(ctx context.Context, node string) {
 	s.T.Helper()
 	nodes := s.Client.CoreV1().Nodes()
@@ -67,10 +68,10 @@ func (s *system) podCIDR(node string) netip.Prefix {
 }
 
 // A cluster whose controllers give no ranges: the leader offers one of the pool's podSubnets, and
-// the device writes it into its Node. In a pool without podSubnets, or in none, a device keeps a
-// range that it alone knows, for as long as no other network has it; where all are taken it says
-// so. Of two devices with one range the newer one's does not count: it says so, the pool says so,
-// and neither loses its own pods.
+// the device writes it into its Node. In a pool without podSubnets, or outside of pools, a device
+// keeps a range that it alone knows, for as long as no other network has it; where all are taken it
+// reports that. Of two devices with one range the newer one's does not count: it reports that, the
+// pool reports it, and neither loses its own pods.
 func TestSite_26_NoPodCIDRIsOfferedByTheLeader(t *testing.T) {
 	s := newSystem(t)
 	subnets := netip.MustParsePrefix("10.244.0.0/16")
@@ -82,7 +83,7 @@ func TestSite_26_NoPodCIDRIsOfferedByTheLeader(t *testing.T) {
 			t.Errorf("%s has %s; %q has it too", n.Name, r, other)
 		}
 		seen[r], ranges[n.Name] = n.Name, r
-		s.says(n.Name, "Ready", "are in "+r.String())
+		s.waitReason(n.Name, "Ready", "are in "+r.String())
 	}
 	// Neither cloudcore by itself nor another device could have written it.
 	for _, who := range []string{"system:serviceaccount:skerry-system:cloudcore", "system:node:edge2"} {
@@ -99,23 +100,23 @@ func TestSite_26_NoPodCIDRIsOfferedByTheLeader(t *testing.T) {
 		s.Mend(context.Background())
 		s.register(context.Background(), "edge3")
 		s.label("edge3", trial.Pool)
-		s.says("edge3", "Ready", "are in "+s.podCIDR("edge3").String())
-		s.says("edge1", "Ready", "are in "+ranges["edge1"].String())
+		s.waitReason("edge3", "Ready", "are in "+s.podCIDR("edge3").String())
+		s.waitReason("edge1", "Ready", "are in "+ranges["edge1"].String())
 	}()
-	s.says("edge3", "Ready", ranges["edge3"].String()+unknown)
+	s.waitReason("edge3", "Ready", ranges["edge3"].String()+unknown)
 	s.pool("bare", `{"network":"bare"}`)
 	s.label("edge3", "bare")
 	s.taken(ranges["edge3"].String())
-	s.says("edge3", "Ready", own[0]+unknown)
+	s.waitReason("edge3", "Ready", own[0]+unknown)
 	alone := s.podIn(netip.MustParsePrefix(own[0]), "alone", "edge3")
 	s.taken(own...)
-	s.says("edge3", "NoPodCIDR", "podSubnets")
+	s.waitReason("edge3", "NoPodCIDR", "podSubnets")
 	n, err := s.Client.CoreV1().Nodes().Get(t.Context(), "edge3", metav1.GetOptions{})
 	if s.Check(err); n.Spec.PodCIDR != "" {
 		t.Errorf("the Node of edge3 says %s, which no cluster has given it", n.Spec.PodCIDR)
 	}
 	s.Must(s.shell(t.Context(), "edge3", "ip route flush proto 77"))
-	s.says("edge3", "Ready", own[0]+unknown)
+	s.waitReason("edge3", "Ready", own[0]+unknown)
 
 	// At another place the range of edge1 is free.
 	s.pool("quay", `{"network":"quay","podSubnets":["`+ranges["edge1"].String()+`"]}`)
@@ -123,12 +124,12 @@ func TestSite_26_NoPodCIDRIsOfferedByTheLeader(t *testing.T) {
 	if r := s.podCIDR("edge3"); r != ranges["edge1"] {
 		t.Fatalf("edge3 has %s, want %s", r, ranges["edge1"])
 	}
-	s.says("edge3", "PodsInOldRange", alone.Status.PodIP)
+	s.waitReason("edge3", "PodsInOldRange", alone.Status.PodIP)
 	s.Check(s.Client.CoreV1().Pods(namespace).Delete(t.Context(), alone.Name, metav1.DeleteOptions{}))
-	s.says("edge3", "Ready", "are in "+ranges["edge1"].String())
+	s.waitReason("edge3", "Ready", "are in "+ranges["edge1"].String())
 	// The device is carried here.
 	s.label("edge3", trial.Pool)
-	s.says("edge3", "PodCIDRConflict", "edge1")
+	s.waitReason("edge3", "PodCIDRConflict", "edge1")
 	s.WaitFor("the pool to say whose range does not count", func(ctx context.Context) error {
 		out, err := s.Run(ctx, "kubectl", "get", "nodepool", trial.Pool, "-o", `jsonpath={.status.conditions[?(@.type=="PodCIDRsRefused")].message}`)
 		if want := "node edge3 claims " + ranges["edge1"].String() + " for its pods: node edge1 has " + ranges["edge1"].String(); err == nil && out != want {
@@ -136,7 +137,7 @@ func TestSite_26_NoPodCIDRIsOfferedByTheLeader(t *testing.T) {
 		}
 		return err
 	})
-	s.says("edge1", "Ready", "are in "+ranges["edge1"].String())
+	s.waitReason("edge1", "Ready", "are in "+ranges["edge1"].String())
 	s.served("edge1", address, "on-edge1", "on-edge2")
 	s.served("edge2", address, "on-edge1", "on-edge2")
 }
@@ -166,7 +167,7 @@ func (s *system) podIn(r netip.Prefix, name, node string) corev1.Pod {
 }
 
 // own are the ranges that a device takes itself, unless its configuration has others; unknown is
-// what it says of them.
+// its message about them.
 var own = []string{"10.222.0.0/24", "172.28.222.0/24", "192.168.222.0/24", "10.111.222.0/24"}
 
 const unknown = ", of which the cluster knows nothing"
@@ -192,7 +193,7 @@ func ignoreNotFound(err error) error {
 }
 
 // A device of the pool is on another network, with no way between the two, or with one and no
-// WireGuard in the kernels: the others say which device it is. It comes back.
+// WireGuard in the kernels: the others report which device it is. It comes back.
 func TestSite_32_NotOnLinkIsSaid(t *testing.T) {
 	s := newSystem(t)
 	here := lab.LAN(3).String()
@@ -211,8 +212,8 @@ func TestSite_32_NotOnLinkIsSaid(t *testing.T) {
 		}
 		return err
 	})
-	s.says("edge1", "NotOnLink", "there is no tunnel to edge3 (")
+	s.waitReason("edge1", "NotOnLink", "there is no tunnel to edge3 (")
 	s.Check(back())
-	s.says("edge1", "Ready", "")
-	s.says("edge3", "Ready", "")
+	s.waitReason("edge1", "Ready", "")
+	s.waitReason("edge3", "Ready", "")
 }

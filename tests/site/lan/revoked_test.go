@@ -20,7 +20,7 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/trial"
 )
 
-// contact is what a device says of another one: its status, "" where it is not in the site, and how
+// contact is a device's state of another one: its status, "" where it is not in the site, and how
 // many connections were refused.
 func (s *system) contact(ctx context.Context, node, of string) (status string, refused uint64, err error) {
 	out, err := s.shell(ctx, node, filepath.Join(s.Root, "bin", "edgecore")+" status -o json")
