@@ -1,7 +1,7 @@
 // Package manifests holds the YAML that `cloudcore install` prints: this folder, inside the binary.
 //
-// It owns nothing but the embedding; the files are kustomizations and can be used as such.
-// FS never changes.
+// It owns only the embedding; the files are kustomizations and can be used as such. FS never
+// changes.
 package manifests
 
 import "embed"

@@ -55,9 +55,9 @@ func (s *system) kept(namespace, name string) error {
 	return err
 }
 
-// TestShip_13: nothing is labelled, and a device that is cut off for ten minutes keeps its pods:
-// the control plane evicts none, the device restarts none. Of a device that opted out pods are
-// evicted, but for one with the label.
+// TestShip_13: without any labels, a device that is cut off for ten minutes keeps its pods: the
+// control plane evicts none of them, the device restarts none. Of a device that opted out pods are
+// evicted, except one with the label.
 func TestShip_13_AutonomyIsTheDefault(t *testing.T) {
 	s := newSystem(t)
 	namespace := s.Namespace()
@@ -82,7 +82,7 @@ func TestShip_13_AutonomyIsTheDefault(t *testing.T) {
 }
 
 // TestIsland_14: a node that opted out of autonomy is cut off. The control plane evicts its pods as
-// usual, but for those that are labelled, or in a namespace that is. On the device nothing is
+// usual, but for those that are labelled, or in a namespace that is. On the device no pod is
 // touched before the link is back.
 func TestIsland_14_AutonomyLabelKeepsPods(t *testing.T) {
 	s := newSystem(t)

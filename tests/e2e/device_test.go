@@ -39,7 +39,7 @@ func minutes(t *testing.T, n int) time.Duration {
 	return time.Duration(n) * minute
 }
 
-// lasts checks again and again, for as long as a scenario says, that something stays as it is.
+// lasts checks again and again, for the scenario's time, that a condition holds.
 func (s *system) lasts(what string, long time.Duration, check func() error) {
 	s.T.Helper()
 	end := time.Now().Add(long)
@@ -91,7 +91,7 @@ func (s *system) set(node string, setting, before string) {
 }
 
 // reportEvents lets a device send its events to the cloud, or keep them. It stays so after the
-// test: no other test looks at it without saying what it wants.
+// test: every other test that depends on it sets it.
 func (s *system) reportEvents(node string, yes bool) {
 	s.T.Helper()
 	h, err := s.Trial.Host(node)
@@ -180,7 +180,7 @@ func (s *system) waitUnlinked(node string) {
 	})
 }
 
-// waitDelivered waits until nothing waits for the cloud.
+// waitDelivered waits until the backlog for the cloud is empty.
 func (s *system) waitDelivered(node string) {
 	s.T.Helper()
 	s.WaitFor("the outbox of "+node+" to be empty", func(ctx context.Context) error {
@@ -227,12 +227,12 @@ func (s *system) post(pod *corev1.Pod, path string) {
 	s.Check(err)
 	res, err := client.Do(req)
 	if err != nil {
-		return // it may end before it answers: that is what it is asked to do
+		return // it may end before it answers: that is the request
 	}
 	res.Body.Close()
 }
 
-// same reports what is different about a node's containers.
+// same reports the differences of a node's containers.
 func (s *system) same(node string, before []string) error {
 	after := s.Containers(node)
 	for _, c := range before {
@@ -246,8 +246,8 @@ func (s *system) same(node string, before []string) error {
 	return nil
 }
 
-// replaced reports what is missing until as many containers run on a node as before, one of them
-// another than before.
+// replaced returns an error until as many containers run on a node as before, one of them another
+// than before.
 func (s *system) replaced(node string, before []string) error {
 	after := s.Containers(node)
 	gone := 0

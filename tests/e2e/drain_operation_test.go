@@ -57,8 +57,8 @@ spec:
 	}
 }
 
-// An image that is not what it should be cordons nothing. One that is, is on the device before the
-// first cordon; a second requester joins the drain, and one boot ends both.
+// An invalid image causes no cordon. A valid one is on the device before the first cordon; a second
+// requester joins the drain, and one boot ends both.
 func TestDrain_06_ImageIsThereBeforeTheCordon(t *testing.T) {
 	s := newSystem(t)
 	ns := s.drains()

@@ -22,7 +22,8 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/trial"
 )
 
-// rebootMark is what the hook of the trial leaves on a device where a real one would reboot it.
+// rebootMark is the file that the hook of the trial leaves on a device where a real one would
+// reboot it.
 const rebootMark = "/var/lib/skerry/reboot-asked"
 
 // drainSettings make the times of a drain short, and the hooks harmless.
@@ -111,7 +112,7 @@ func (s *system) loosen(namespace string) {
 	s.Kubectl("-n", namespace, "patch", "pdb", "keep", "--type=merge", "-p", `{"spec":{"minAvailable":0}}`)
 }
 
-// waitOperation waits for what the cloud says of an operation.
+// waitOperation waits for the cloud's state of an operation.
 func (s *system) waitOperation(name, what string, is func(*v1alpha1.NodeOperation) bool) *v1alpha1.NodeOperation {
 	s.T.Helper()
 	var o *v1alpha1.NodeOperation
@@ -196,7 +197,7 @@ func (s *system) metric(node, name string) string {
 	return ""
 }
 
-// metricsToken is what a device's metrics want to see.
+// metricsToken is the token for a device's metrics.
 func (s *system) metricsToken(node string) string {
 	s.T.Helper()
 	raw, err := os.ReadFile(s.path(node, "/var/lib/skerry/metrics.token"))
@@ -218,7 +219,8 @@ func (s *system) logged(node string, from int64) (steps []string, end int64) {
 	return steps, int64(len(raw))
 }
 
-// What a person sees, on both sides, of a drain asked for in the cloud; the end of it by deletion.
+// The progress of a drain requested in the cloud, as a person sees it on both sides; its end by
+// deletion.
 func TestDrain_01_KubectlAndTheDeviceShowTheDrain(t *testing.T) {
 	s := newSystem(t)
 	ns := s.drains()
@@ -280,7 +282,7 @@ func TestDrain_02_BlockedPodsNameTheBudget(t *testing.T) {
 	s.WaitPods(ns, "app=web", "edge2", 1)
 }
 
-// Whichever component dies, or is cut off, in mid-drain: it goes on, with one cordon, and no
+// Whichever component dies, or is cut off, in mid-drain: it continues, with one cordon, and no
 // attempt is used up.
 func TestDrain_07_GoesOnWhoeverDies(t *testing.T) {
 	replicas := options().Replicas()
@@ -344,8 +346,8 @@ func TestDrain_07_GoesOnWhoeverDies(t *testing.T) {
 	}
 }
 
-// On the spot, without a link: it waits, says so, and goes ahead by the operator's word. The cloud
-// receives all that later.
+// On the spot, without a link: it waits, reports that, and proceeds when the operator forces it.
+// The cloud receives all that later.
 func TestDrain_08_OperatorOnTheSpotForces(t *testing.T) {
 	s := newSystem(t)
 	s.drains()
@@ -522,8 +524,8 @@ func TestDrain_09_VirtualIPsMoveBeforeTheFirstEviction(t *testing.T) {
 	s.onHost(holder, s.Root+"/bin/edgecore", "maintenance", "off")
 }
 
-// What can't be done is said when it is asked for; what is not a node's business is
-// refused by Kubernetes.
+// An impossible operation is refused with its reason when it is requested; one that a node may not
+// make is refused by Kubernetes.
 func TestDrain_11_RefusedWhenAskedFor(t *testing.T) {
 	s := newSystem(t)
 	ns := s.drains()

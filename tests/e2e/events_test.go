@@ -53,16 +53,15 @@ func (s *system) waitReasons(client kubernetes.Interface, pod *corev1.Pod, want 
 	return got
 }
 
-// TestEvents_01: events are not reported: the device shows the kubelet's, the cloud has
-// none of them.
+// TestEvents_01: events are not reported: the device shows the kubelet's, the cloud has no events.
 func TestEvents_01_SwitchedOffTheDeviceShowsThem(t *testing.T) {
 	s := newSystem(t)
 	s.reportEvents("edge1", false)
 	ns := s.Namespace()
 	pod := s.pod(ns, "quiet", "edge1")
 	s.waitReasons(s.device("edge1"), pod, "Pulled", "Created", "Started")
-	// Whatever the device had to say went up with the status Ready, or after it: one more round
-	// trip shows that nothing else came.
+	// The device's events went up with the status Ready, or after it: one more round trip shows
+	// that no other came.
 	s.Check(s.Client.CoreV1().Pods(ns).Delete(t.Context(), pod.Name, metav1.DeleteOptions{}))
 	s.WaitFor("the pod to go", func(ctx context.Context) error {
 		_, err := s.Client.CoreV1().Pods(ns).Get(ctx, pod.Name, metav1.GetOptions{})
@@ -297,8 +296,8 @@ func TestEvents_08_FullOutboxDropsTheOldest(t *testing.T) {
 	})
 }
 
-// TestEvents_09: a node writes what is another's: its pod's status, its Lease, an event about its
-// pod. The cloud refuses, and the device is notified.
+// TestEvents_09: a node writes another node's objects: its pod's status, its Lease, an event about
+// its pod. The cloud refuses, and the device is notified.
 func TestEvents_09_WritesOfAnothersObjectsAreRefused(t *testing.T) {
 	s := newSystem(t)
 	s.reportEvents("edge1", true)
@@ -350,8 +349,8 @@ func TestEvents_09_WritesOfAnothersObjectsAreRefused(t *testing.T) {
 }
 
 // TestEvents_06: kube-apiserver is in trouble: for a while it answers every other request with 429
-// or 500, not at all, or does what it is asked and loses the answer; then it is away. Later
-// everything is there, once.
+// or 500, not at all, or carries it out and loses the answer; then it is away. Later everything is
+// there, once.
 func TestEvents_06_APIServerInTroubleLosesNothing(t *testing.T) {
 	s := newSystem(t)
 	s.reportEvents("edge1", true)
@@ -365,7 +364,7 @@ func TestEvents_06_APIServerInTroubleLosesNothing(t *testing.T) {
 
 	var asked, met atomic.Int64
 	proxy.Set(func(r *http.Request) faultproxy.Fault {
-		// Writes as a node: what cloudcore reads for itself has tests of its own.
+		// Writes as a node: cloudcore's own reads have tests of their own.
 		if r.Method == http.MethodGet || r.Header.Get("Impersonate-User") == "" {
 			return faultproxy.Fault{}
 		}
@@ -422,7 +421,7 @@ func TestEvents_10_FullDiskIsAnErrorAndGoesOn(t *testing.T) {
 	s.smallDisk("edge1", 8)
 	f := s.flood(pod)
 	s.Check(f.write(t.Context(), 50))
-	s.Cut("edge1") // so that nothing leaves the store
+	s.Cut("edge1") // so that all writes stay in the store
 	s.fill("edge1")
 	device := s.device("edge1")
 	create := func(e *corev1.Event) error { // once: a client would by itself try for a minute, as the answer asks it to

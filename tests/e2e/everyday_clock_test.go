@@ -37,7 +37,7 @@ func (s *system) deviceClock(node string) deviceClock {
 		s.Check(wrongclock.Copy(asking, program))
 		s.Check(s.Trial.Replace(s.T.Context(), node, name, []string{launcher, "@" + c.file, asking}))
 	}
-	s.T.Cleanup(func() { // what runs by it goes before its files do
+	s.T.Cleanup(func() { // its user goes before its files do
 		ctx := context.Background()
 		var err error
 		for _, name := range []string{"edgecore", "containerd"} {

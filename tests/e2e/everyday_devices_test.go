@@ -69,8 +69,8 @@ spec:
 	s.WaitPods(ns, "app="+program, "edge1", 1)
 }
 
-// deviceUser is a pod "user" of edge1 that uses what a driver offers: its container and its spec
-// have these further fields.
+// deviceUser is a pod "user" of edge1 that uses a driver's devices: its container and its spec have
+// these further fields.
 func deviceUser(container, spec string) string {
 	return fmt.Sprintf(`
 apiVersion: v1
@@ -148,8 +148,8 @@ spec: {spec: {devices: {requests: [{name: one, exactly: {deviceClassName: device
 	if now := s.now(user); restarts(*now) > int32(reboots(5)) || !s.runs("edge1", now.Status.ContainerStatuses[0].ContainerID) {
 		t.Errorf("the driver has ended, and its user with it: %+v", now.Status.ContainerStatuses)
 	}
-	// With the link back the kubelet does what it wanted to do when it started: delete all slices
-	// of its node. The driver runs, so its slice stays.
+	// With the link back the kubelet retries its first action at the start: delete all slices of
+	// its node. The driver runs, so its slice stays.
 	slice, deletions := s.slice(), s.sliceDeletions()
 	s.Heal("edge1")
 	s.WaitReady("edge1", true)

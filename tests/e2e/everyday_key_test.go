@@ -65,7 +65,7 @@ func (s *system) replaceAccountKey() {
 	}
 }
 
-// token is what a pod finds in its volume, and the name of the key that signed it.
+// token is the token in a pod's volume, and the name of the key that signed it.
 func (s *system) token(pod corev1.Pod) (token, keyID string, err error) {
 	files, err := filepath.Glob(s.path(pod.Spec.NodeName, fmt.Sprintf("/var/lib/kubelet/pods/%s/volumes/kubernetes.io~projected/*/token", pod.UID)))
 	if err != nil || len(files) != 1 {
@@ -89,8 +89,8 @@ func (s *system) token(pod corev1.Pod) (token, keyID string, err error) {
 
 // TestEveryday_17: the cluster's key for tokens is replaced while a device is away. Its pods keep
 // their device's API on the island, also after a reboot. With the link they all have tokens of the
-// new key within minutes, those too that ask for nothing, and the device takes no token of the old
-// one any more; without the link again it is the same.
+// new key within minutes, also those that send no requests, and the device takes no token of the
+// old one any more; without the link again it is the same.
 func TestEveryday_17_AccountKeyIsReplacedWhileTheDeviceIsAway(t *testing.T) {
 	s := newSystem(t)
 	ns, name := s.followerPod()

@@ -11,8 +11,8 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/lab"
 )
 
-// lease gives a device another address or default route, or none, now and at each boot, until the
-// test ends.
+// lease gives a device another address or default route, or removes them, now and at each boot,
+// until the test ends.
 func (s *system) lease(node string, lease lab.Lease) {
 	s.T.Helper()
 	s.Check(s.Trial.Lease(s.T.Context(), node, lease))

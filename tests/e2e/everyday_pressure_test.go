@@ -20,13 +20,13 @@ import (
 
 const (
 	gib = 1 << 30
-	// diskSlack is what others may write to this machine's disk in the course of the test without
-	// being taken for the pressure.
+	// diskSlack is how much others may write to this machine's disk in the course of the test
+	// without being taken for the pressure.
 	diskSlack = 12 * gib
 )
 
-// shortOfDisk lets the kubelet of a device evict below what is free now but for diskSlack, and
-// returns what fills the disk with a file that is no pod's, and empties it.
+// shortOfDisk lets the kubelet of a device evict when the free space falls by more than diskSlack,
+// and returns functions that fill the disk with a file that is no pod's, and empty it.
 func (s *system) shortOfDisk(node string) (fill, free func()) {
 	s.T.Helper()
 	file := func() string { return s.path(node, "/var/lib/foreign") } // a boot changes the path

@@ -47,7 +47,7 @@ spec:
 	r.mu.Lock()
 	r.slow = nil
 	r.mu.Unlock()
-	s.Kill("edge1", "containerd") // what is under way takes its time
+	s.Kill("edge1", "containerd") // a pull under way takes its time
 	s.Start("edge1", "containerd")
 	s.WaitPods(ns, "app=pulls", "edge1", 1)
 	s.waitDevice("edge1", ns, "pulls", func(p *corev1.Pod) error {

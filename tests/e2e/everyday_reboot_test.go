@@ -34,7 +34,7 @@ func container(name, more string) string {
 }
 
 // everydayPods are one of each kind that a device has. A pod that exits 0 at SIGTERM, as most do
-// here, is what a kubelet's own shutdown makes Succeeded.
+// here, becomes Succeeded by a kubelet's own shutdown.
 func everydayPods() string {
 	spec := func(more, containers string) string {
 		return more + `
@@ -123,7 +123,7 @@ func ready(p corev1.Pod) bool {
 	return slices.ContainsFunc(p.Status.Conditions, func(c corev1.PodCondition) bool { return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue })
 }
 
-// ends are what containers noted: "sigterm", "hook" or "end" of POD/CONTAINER, and when; pods of
+// ends are the containers' notes: "sigterm", "hook" or "end" of POD/CONTAINER, and when; pods of
 // controllers by the first word of their names.
 func (s *system) ends(node string) map[string]int64 {
 	s.T.Helper()
@@ -151,7 +151,7 @@ func inOrder(t *testing.T, ends map[string]int64, first, then string) {
 	}
 }
 
-// shutdownLog is what logind wrote on a device in all its boots.
+// shutdownLog is logind's log on a device in all its boots.
 func (s *system) shutdownLog(node string) string {
 	s.T.Helper()
 	raw, err := os.ReadFile(s.Trial.LogPath(node, "logind"))
@@ -205,8 +205,8 @@ func TestEveryday_01_OrderlyRebootOnAnIsland(t *testing.T) {
 	}
 }
 
-// follow notes what becomes of the pods of a namespace, as the cloud sees it. What it returns
-// names those that were made, deleted or ended since.
+// follow records the changes of a namespace's pods, as the cloud sees them. changed names those
+// that were made, deleted or ended since.
 func (s *system) follow(namespace string) (changed func() []string) {
 	s.T.Helper()
 	list, err := s.Client.CoreV1().Pods(namespace).List(s.T.Context(), metav1.ListOptions{})
@@ -248,8 +248,8 @@ func (s *system) follow(namespace string) (changed func() []string) {
 	}
 }
 
-// TestEveryday_02: the same with a link: nothing moves though it could, nothing is replaced,
-// nothing is left behind; meanwhile the node is not Ready.
+// TestEveryday_02: the same with a link: no pod moves though it could, no pod is replaced, no
+// leftovers; in between the node is not Ready.
 func TestEveryday_02_OrderlyRebootOnLine(t *testing.T) {
 	s := newSystem(t)
 	ns := s.Namespace()
@@ -463,8 +463,8 @@ func TestEveryday_05_OperationsOnAnIsland(t *testing.T) {
 	}
 }
 
-// TestEveryday_05: who reboots a device by hand while an operation drains it for a reboot has done
-// what the operation was for: it does not reboot again.
+// TestEveryday_05: a reboot by hand while an operation drains the device for a reboot completes the
+// operation: the device does not reboot again.
 func TestEveryday_05_ByHandInMidDrain(t *testing.T) {
 	s := newSystem(t)
 	ns := s.drains()

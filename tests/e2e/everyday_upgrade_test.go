@@ -31,8 +31,8 @@ func (s *system) otherVersion(node, program, argument string) (path, version str
 	}
 	raw, err := os.ReadFile(program)
 	s.Check(err)
-	// The numbers alone are what a kubelet reports. It is as long as it was: texts of a program
-	// have their lengths next to them.
+	// Only the numbers are in a kubelet's report. It keeps its length: texts of a program have
+	// their lengths next to them.
 	end := strings.IndexFunc(version, func(r rune) bool { return r != '.' && (r < '0' || r > '9') })
 	if end < 0 {
 		end = len(version)
@@ -58,8 +58,8 @@ func (s *system) upgrade(node, program, path string) {
 }
 
 // TestEveryday_20: edgecore and containerd are upgraded while pods run, with a link and without:
-// containers keep running, and both are what the device, and later the cluster, says that they are.
-// What has been upgraded runs a container again that crashes.
+// containers keep running, and the device, and later the cluster, report both versions. The
+// upgraded programs restart a container that crashes.
 func TestEveryday_20_UpgradesWithPodsRunning(t *testing.T) {
 	s := newSystem(t)
 	ns := s.Namespace()

@@ -108,7 +108,7 @@ func (f *fleet) slots() (s struct {
 	f.T.Helper()
 	raw, err := os.ReadFile(f.path("edge1", slotsDir+"/state.0"))
 	if errors.Is(err, fs.ErrNotExist) {
-		return s // nothing was ever tried
+		return s // no version was tried
 	}
 	f.Check(err)
 	f.Check(json.Unmarshal(raw[strings.Index(string(raw), "\n{"):], &s))

@@ -15,7 +15,8 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/trial"
 )
 
-// Each of these versions goes back, the device runs the one before, and its operation says why.
+// Each of these versions goes back, the device runs the one before, and its operation has the
+// reason.
 func TestFleet_06_BadVersionsGoBack(t *testing.T) {
 	f := newSystem(t).fleet()
 	edgecore := filepath.Join(f.Root, "bin", "edgecore")
@@ -81,8 +82,8 @@ func (f *fleet) watchdog(target artefactrepo.Target) {
 	})
 }
 
-// The network is down while a version is tried: the one before has no link either, so nothing is
-// held against the version, and it is confirmed once there is a link.
+// The network is down while a version is tried: the one before has no link either, so the version
+// is not blamed, and it is confirmed once there is a link.
 func TestFleet_07_NetworkDownIsNoVerdict(t *testing.T) {
 	f := newSystem(t).fleet()
 	target := f.add("v9.2.0", f.another("v9.2.0"), nil)

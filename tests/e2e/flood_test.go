@@ -19,7 +19,7 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/suite"
 )
 
-// eventFields is what an event says, without what each API server puts there itself.
+// eventFields are an event's fields, without those that each API server sets itself.
 type eventFields struct {
 	Count       int32
 	First, Last time.Time
@@ -30,8 +30,8 @@ type eventFields struct {
 }
 
 // A flood writes events about one pod to its node's own API, as a module of the device would, and
-// remembers which were acknowledged and what they said. Where there is no answer it goes on trying:
-// nothing is known of a write without one.
+// records the acknowledged ones with their fields. Without an answer it retries: the result of such
+// a write is unknown.
 type flood struct {
 	s   *system
 	pod *corev1.Pod
@@ -127,7 +127,7 @@ func (f *flood) repeat(ctx context.Context, client kubernetes.Interface, e *core
 	})
 }
 
-// try repeats a write until it is acknowledged, and notes what the event says then.
+// try repeats a write until it is acknowledged, and records the event's fields then.
 func (f *flood) try(ctx context.Context, e *corev1.Event, write func() error) error {
 	ctx, cancel := context.WithTimeout(ctx, suite.Patience)
 	defer cancel()
@@ -182,7 +182,7 @@ func (f *flood) waitArrived() {
 	}
 }
 
-// in runs the flood beside the test; the returned function waits for its end.
+// in runs the flood concurrently with the test; the returned function waits for its end.
 func (f *flood) in(count int) (wait func()) {
 	done := make(chan error, 1)
 	go func() { done <- f.write(f.s.T.Context(), count) }()

@@ -27,7 +27,7 @@ type wrongClock struct {
 	offset             time.Duration
 }
 
-// wrongClock prepares an edgecore whose clock says at when it is now.
+// wrongClock prepares an edgecore whose clock shows at for the present time.
 func (s *system) wrongClock(at time.Time) *wrongClock {
 	s.T.Helper()
 	dir := s.T.TempDir()
@@ -135,8 +135,8 @@ func TestIsland_16_ClockAt1970RunsPodsAndLosesNoEvent(t *testing.T) {
 // TestHostile_16: an attacker sets a device's clock: ten years ahead, by which the cloud's
 // certificates have expired, then thirty, by which its CA has. Its pods run on and its own API
 // serves, offline and with a cable; no link is opened by a certificate that its clock calls
-// expired, and the device reports that its clock may be wrong. Nothing of it is left once the
-// clock is right.
+// expired, and the device reports that its clock may be wrong. All of it is over once the clock is
+// right.
 func TestHostile_16_ClockAfterTheCAOpensNoLinkAndStopsNoPod(t *testing.T) {
 	s := newSystem(t)
 	ns := s.Namespace()

@@ -43,10 +43,10 @@ func (s *system) leaseHolder(ctx context.Context, node string) (epoch, instance 
 	return l.Annotations["skerry.io/epoch"], l.Annotations["skerry.io/cloudcore"], nil
 }
 
-// TestIsland_11_AStaleSessionWritesNothing: the replica that serves the node stands still (SIGSTOP)
+// TestIsland_11_AStaleSessionWritesNothing: the replica that serves the node is stopped (SIGSTOP)
 // with events and a status under way, the edge moves over and continues; then the first wakes up
-// and still believes in its session. It must write nothing for the node any more: the Lease stays
-// the newer session's, and so does the pod's status; every event is there once, as it was reported.
+// and still believes in its session. It must not write for the node any more: the Lease stays the
+// newer session's, and so does the pod's status; every event is there once, as it was reported.
 func TestIsland_11_AStaleSessionWritesNothing(t *testing.T) {
 	s := newSystem(t)
 	s.reportEvents("edge1", true)
@@ -112,7 +112,7 @@ func TestIsland_11_AStaleSessionWritesNothing(t *testing.T) {
 }
 
 // TestIsland_Conflicts: kube-apiserver answers every other update and patch for a node with 409, as
-// it does when another client writes the same object. Nothing is given up for that: the Lease is
+// it does when another client writes the same object. No write is given up for that: the Lease is
 // renewed, states arrive, and so do repeats of events.
 func TestIsland_Conflicts(t *testing.T) {
 	s := newSystem(t)

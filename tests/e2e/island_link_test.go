@@ -45,8 +45,8 @@ func TestIsland_02_CrashedContainerRestartsWhileCut(t *testing.T) {
 	s := newSystem(t)
 	ns := s.Namespace()
 	crashes := s.pod(ns, "crashes", "edge1")
-	// The startup probe gives a busy machine the time to start it: only what it is asked
-	// to do fails.
+	// The startup probe gives a busy machine the time to start it: only the requested failure
+	// occurs.
 	s.Apply(ns, islander("fails", "edge1")+"    startupProbe: {httpGet: {path: /healthz, port: 8080}, periodSeconds: 1, failureThreshold: 60}\n"+
 		"    livenessProbe: {httpGet: {path: /healthz, port: 8080}, periodSeconds: 1, failureThreshold: 1, timeoutSeconds: 20}\n")
 	fails := &s.WaitPods(ns, "app=fails", "edge1", 1)[0]
@@ -76,7 +76,7 @@ func TestIsland_02_CrashedContainerRestartsWhileCut(t *testing.T) {
 }
 
 // A node is Ready when its link is back, and not when its kubelet looks at its Node the next time:
-// here that is in an hour. The kubelet's other conditions are as it said them too.
+// here that is in an hour. The kubelet's other conditions are as it reported them too.
 func TestReadyWithTheLink(t *testing.T) {
 	s := newSystem(t)
 	s.set("edge2", "modules.edged.kubelet.nodeStatusUpdateFrequency=1h", "modules.edged.kubelet.nodeStatusUpdateFrequency=10s")
@@ -209,7 +209,7 @@ func TestIsland_13_KubectlOnTheDeviceWhileCut(t *testing.T) {
 			}
 		}
 	}
-	// A watch shows what the kubelet reports, here of a crash.
+	// A watch shows the kubelet's report, here of a crash.
 	ctx, stop := context.WithCancel(t.Context())
 	watch := exec.CommandContext(ctx, filepath.Join(s.Root, "bin", "trial"), "edge", "edge1", "kubectl", "get", "pods", "-n", ns, "--watch", "--no-headers")
 	watch.Env = append(os.Environ(), "TRIAL_DIR="+s.Dir)
@@ -234,13 +234,13 @@ func TestIsland_13_KubectlOnTheDeviceWhileCut(t *testing.T) {
 	if len(seen) < 2 {
 		t.Errorf("the watch showed no restart: %q", seen)
 	}
-	// What is not held, and not to be had now, is no empty list.
+	// A resource that is not held, and can't be fetched now, is no empty list.
 	if out, err := s.TryEdgeKubectl(t.Context(), "edge1", "get", "deployments", "-n", ns); err == nil {
 		t.Errorf("deployments without a link: %q", out)
 	}
 }
 
-// settle waits for what a new link brings along, and for silence after it.
+// settle waits for the traffic of a new link, and for silence after it.
 func (s *system) settle(node string) {
 	s.T.Helper()
 	s.WaitReady(node, true)
@@ -262,7 +262,7 @@ func (s *system) settle(node string) {
 	})
 }
 
-// linkBytes is what crossed a node's uplink, both ways, everything included.
+// linkBytes is the traffic of a node's uplink, both ways, everything included.
 func (s *system) linkBytes(node string) int64 {
 	s.T.Helper()
 	h, err := s.Trial.Host(node)
@@ -295,7 +295,7 @@ func (s *system) reconnect(node string) int64 {
 	return least
 }
 
-// TestIsland_15: a pod uses 500 ConfigMaps, none has changed: the bytes to be in step again after a
+// TestIsland_15: a pod uses 500 ConfigMaps, all unchanged: the bytes to be in step again after a
 // cut are those for 50.
 func TestIsland_15_ConstantBytesOnReconnect(t *testing.T) {
 	s := newSystem(t)
@@ -315,7 +315,7 @@ func TestIsland_15_ConstantBytesOnReconnect(t *testing.T) {
 	use("many", 50, 450)
 	many := s.reconnect("edge1")
 	// An attempt over the other transport, or a report that was due, may fall into each of them:
-	// what the objects cost is in every one.
+	// the cost of the objects is in every one.
 	for range 6 {
 		if many > few+2048 {
 			many = min(many, s.reconnect("edge1"))
@@ -330,7 +330,7 @@ func TestIsland_15_ConstantBytesOnReconnect(t *testing.T) {
 
 // TestIsland_11: two replicas of cloudcore behind one address. The one that serves the node is
 // killed under load and stays away: the edge moves over. Then both are restarted in turn, again
-// under load. Nothing is lost, and the last session is the one that the Lease names.
+// under load. No write is lost, and the last session is the one that the Lease names.
 func TestIsland_11_EdgeMovesToTheOtherReplica(t *testing.T) {
 	s := newSystem(t)
 	s.reportEvents("edge1", true)

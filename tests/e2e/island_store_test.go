@@ -15,9 +15,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// TestIsland_07: a device that has never had anything from the cloud starts without a link,
-// beside containers that run: it waits, says so, answers no empty list, and kills nothing. With a
-// link it goes on.
+// TestIsland_07: a device that has never received anything from the cloud starts without a link,
+// while containers run: it waits, reports that, answers no empty list, and kills no container. With
+// a link it continues.
 func TestIsland_07_FirstBootWithoutALinkWaits(t *testing.T) {
 	s := newSystem(t)
 	before := s.Containers("edge2")
@@ -91,7 +91,7 @@ func TestIsland_08_DamagedStoreIsRebuiltAndPodsStay(t *testing.T) {
 	s.waitLinked("edge1")
 	s.WaitPods("sample", "app=sample", "edge1", 1)
 	s.Check(s.same("edge1", before))
-	// Rebuilt: it serves again what it did, also without a link.
+	// Rebuilt: it serves the same again, also without a link.
 	s.Cut("edge1")
 	if out := s.EdgeKubectl("edge1", "get", "pods", "-n", "sample", "-l", "app=sample", "-o", "jsonpath={.items[*].status.phase}"); out != "Running" {
 		t.Errorf("phases: %q", out)
@@ -161,8 +161,8 @@ func TestIsland_09_FullDiskIsReportedAndPodsStay(t *testing.T) {
 }
 
 // TestIsland_17: edgecore is killed at random moments, with events and patches flowing and the link
-// coming and going: nothing acknowledged is missing. Two hundred kills are those of the test with
-// this number beside the store; these ten are of the whole.
+// coming and going: no acknowledged write is missing. The store's own test with this number has two
+// hundred kills; these ten are of the whole.
 func TestIsland_17_KilledUnderLoadLosesNothingAcknowledged(t *testing.T) {
 	s := newSystem(t)
 	s.reportEvents("edge1", true)

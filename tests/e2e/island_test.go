@@ -171,8 +171,8 @@ func TestIsland_10_SilentCutIsNoticedByBothSides(t *testing.T) {
 	}
 }
 
-// TestKillCloud: cloudcore and the whole control plane die; nothing on the edges notices, and
-// everything goes on when they are back.
+// TestKillCloud: cloudcore and the whole control plane die; no pod on the edges is affected, and
+// everything works when they are back.
 func TestKillCloud(t *testing.T) {
 	s := newSystem(t)
 	before := map[string][]string{"edge1": s.Containers("edge1"), "edge2": s.Containers("edge2")}

@@ -31,7 +31,7 @@ func options() trial.Options {
 	return o
 }
 
-// A system is the trial as a test uses it, with what these tests alone need.
+// A system is the trial as a test uses it, with the extras of these tests.
 type system struct {
 	*suite.System
 }

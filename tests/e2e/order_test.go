@@ -13,9 +13,9 @@ import (
 )
 
 // Scenario 12 of the order campaign: a Node is deleted while its device is away. Once linked it
-// comes back by itself, with nothing started again on the device, and gets its pods as the cloud
-// now says. So it does where another Node of that name is made in the meantime: that one stays, and
-// no patch that waited for the old one hits it.
+// comes back by itself, without a restart on the device, and gets its pods of the cloud's present
+// state. So it does where another Node of that name is made in the meantime: that one stays, and no
+// patch that waited for the old one hits it.
 func TestOrder_12_ANodeDeletedWhileAwayComesBack(t *testing.T) {
 	s := newSystem(t)
 	nodes := s.Client.CoreV1().Nodes()
@@ -57,7 +57,7 @@ func TestOrder_12_ANodeDeletedWhileAwayComesBack(t *testing.T) {
 	t.Run("and recreated", func(t *testing.T) {
 		old := gone()
 		made, err := nodes.Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{
-			Name: "edge1", Labels: old.Labels, Annotations: map[string]string{"made-by": "administrator"}, // only they may say that it is an edge
+			Name: "edge1", Labels: old.Labels, Annotations: map[string]string{"made-by": "administrator"}, // only they mark it as an edge
 		}}, metav1.CreateOptions{})
 		s.Check(err)
 		if n := back(old.UID); n.UID != made.UID || n.Annotations["made-by"] != "administrator" {

@@ -79,7 +79,7 @@ spec:
 	return ns, s.WaitPods(ns, "app=follower", "edge1", 1)[0].Name
 }
 
-// podLog is what the newest container of a pod has written, read on its node: link or no link.
+// podLog is the log of the newest container of a pod, read on its node: link or no link.
 func (s *system) podLog(node, namespace, pod string) (string, error) {
 	files, err := filepath.Glob(s.path(node, fmt.Sprintf("/var/log/pods/%s_%s_*/*/*.log", namespace, pod)))
 	if err != nil || len(files) == 0 {
@@ -124,9 +124,9 @@ func (s *system) waitLog(node, namespace, pod string, want ...string) {
 }
 
 // TestIsland_Rule6_PodsFindTheEdgeAPI: a pod with its ordinary in-cluster configuration reads and
-// watches what it may online and offline, also when it is restarted without a link, and receives
-// what changed once there is one. What it may not do it may not do either way, and what is not
-// known to be allowed is refused.
+// watches the objects that it may online and offline, also when it is restarted without a link, and
+// receives changes once there is one. Forbidden requests are forbidden either way, and one that is
+// not known to be allowed is refused.
 func TestIsland_Rule6_PodsFindTheEdgeAPI(t *testing.T) {
 	s := newSystem(t)
 	ns, pod := s.followerPod()
@@ -160,7 +160,7 @@ func TestPodsListenerFromTheLAN(t *testing.T) {
 		s.Check(err)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		conn, err := h.Dial(ctx, "tcp", at+":10550")
-		s.Check(err)                                                                                // else the way there proves nothing
+		s.Check(err)                                                                                // otherwise the way there is no evidence
 		shaken := tls.Client(conn, &tls.Config{InsecureSkipVerify: true, ServerName: "kubernetes"}) //nolint:gosec // who it is does not matter here
 		err = shaken.HandshakeContext(ctx)
 		if err == nil { // TLS 1.3: the client is done before it gets a refusal

@@ -82,8 +82,8 @@ func (s *system) staticRoute(name, spec string) {
 	})
 }
 
-// waitStaticRoute waits for what `kubectl get` and the status show: "APPLIED/DESIRED READY REASON
-// node,node".
+// waitStaticRoute waits for the output of `kubectl get` and the status: "APPLIED/DESIRED READY
+// REASON node,node".
 func (s *system) waitStaticRoute(name, want string) {
 	s.T.Helper()
 	s.WaitFor("StaticRoute "+name+" to be "+want, func(ctx context.Context) error {
@@ -140,7 +140,7 @@ func TestRoutes_01_NoGatewayEachNodeDetectsOne(t *testing.T) {
 	}
 }
 
-// A route in a table of its own is of use to those whom a rule leads there, and to no other.
+// A route in a table of its own is used only where a rule selects the table.
 func TestRoutes_10_TableThirtyServesItsRuleAlone(t *testing.T) {
 	s := newSystem(t)
 	s.behindTheClient()
@@ -205,8 +205,8 @@ func TestRoutes_03_04_RouteFollowsSelectorAndLabels(t *testing.T) {
 	s.Check(s.reaches(t.Context(), "edge1", office))
 }
 
-// nodePool is the NodePool of that name, and the device decides by what it knows of it, offline
-// too. The status is not for devices.
+// nodePool is the NodePool of that name, and the device decides by its copy of it, offline too. The
+// status is not for devices.
 func TestRoutes_03_NodePoolSelectsItsNodes(t *testing.T) {
 	s := newSystem(t)
 	floor := func(node string) {
@@ -234,8 +234,8 @@ func TestRoutes_03_NodePoolSelectsItsNodes(t *testing.T) {
 	s.waitKernelRoutes("edge2")
 }
 
-// The Node is deleted, with its device off: what it said is taken out of the status. It joins
-// again, and catches up with what was changed and deleted in the meantime.
+// The Node is deleted, with its device off: its report is taken out of the status. It joins again,
+// and catches up with changes and deletions in the meantime.
 func TestRoutes_05_DeletedNodeLeavesTheStatusAndCatchesUp(t *testing.T) {
 	s := newSystem(t)
 	s.behindTheClient()
@@ -265,7 +265,7 @@ func TestRoutes_06_RoutesGoBeforeTheObject(t *testing.T) {
 	s.Kubectl("delete", "staticroute", "office", "--wait=false")
 	s.waitStaticRoute("office", "0/0 False Deleting edge2")
 	s.waitKernelRoutes("edge1")
-	s.waitKernelRoutes("edge2", "172.20.0.0/16") // it knows of nothing
+	s.waitKernelRoutes("edge2", "172.20.0.0/16") // it has no StaticRoutes
 	s.Heal("edge2")
 	s.waitKernelRoutes("edge2")
 	s.WaitFor("the object to go", func(ctx context.Context) error {
@@ -324,7 +324,7 @@ func TestRoutes_19_RebootWithoutTheCloudRestores(t *testing.T) {
 	s.Reboot("edge1", true)
 	s.waitKernelRoutes("edge1", "172.20.0.0/16 via "+lanRouter, "172.21.0.0/16 via "+lanRouter)
 	s.Check(s.reaches(t.Context(), "edge1", office))
-	// Meanwhile one is changed and the other deleted.
+	// In this time one is changed and the other deleted.
 	s.staticRoute("office", "{subnet: 172.20.0.0/16, gateway: "+lanRouter+", mtu: 1400}")
 	s.Kubectl("delete", "staticroute", "plant", "--wait=false")
 	s.waitStaticRoute("plant", "0/0 False Deleting edge1")

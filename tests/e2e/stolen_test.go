@@ -83,8 +83,8 @@ func (s *system) rejoin(node string, config []byte) (token string) {
 var pemKey = regexp.MustCompile(`-----BEGIN [A-Z ]*PRIVATE KEY-----\s+[A-Za-z0-9+/=]{40}`)
 
 // onDisk are the files of a host's disk that hold a private key, or any of some strings. The disk
-// is the host's directory on this machine: what the host mounts over it, and all that it has in
-// memory, is not there.
+// is the host's directory on this machine: the host's own mounts over it, and everything in memory,
+// is not there.
 func (s *system) onDisk(node string, wanted map[string]string) (found []string, files int) {
 	s.T.Helper()
 	dir := filepath.Join(s.Dir, "hosts", node)
@@ -116,8 +116,8 @@ func (s *system) onDisk(node string, wanted map[string]string) (found []string, 
 
 // TestHostile_13_StolenDiskShowsNoSecret: a device whose key is not on its disk runs pods with
 // Secrets and tokens, serves `kubectl logs`, reboots offline, and loses its power. Its disk shows
-// no token, no Secret and no private key. What is no secret is found there, and a device as it is
-// by default shows keys: the looking works.
+// no token, no Secret and no private key. Other data is found there, and a device as it is by
+// default shows keys: the search works.
 func TestHostile_13_StolenDiskShowsNoSecret(t *testing.T) {
 	s := newSystem(t)
 	const node = "edge2"

@@ -31,7 +31,7 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/lab"
 )
 
-// plugin builds kubectl-skerry, which `trial kubectl` finds beside itself.
+// plugin builds kubectl-skerry, which `trial kubectl` finds in its own folder.
 func (s *system) plugin() {
 	s.T.Helper()
 	_, err := binary.Build(s.T.Context(), s.Root, "kubectl-skerry")
@@ -127,7 +127,7 @@ func TestShip_16_PluginThroughTheReplicaWithoutTheLink(t *testing.T) {
 
 	attached := s.startKubectl("skerry", "attach", "-n", ns, "plugged")
 	s.WaitFor("what the program says to come through attach", func(ctx context.Context) error {
-		_, _ = s.Page(ctx, pod) // what was said before the stream stood is not repeated
+		_, _ = s.Page(ctx, pod) // lines printed before the stream was open are not repeated
 		for {
 			select {
 			case line := <-attached.lines:
@@ -297,7 +297,7 @@ func TestShip_17_PluginRefusesWithoutBothRights(t *testing.T) {
 	s.refused("no right to this API", as("ship-core", run), []string{`in API group "subresources.skerry.io"`})
 	s.allowed("both rights, of a group", as("ship-user", run, "--as-group=ship-both")...)
 
-	// What would have passed an admission.
+	// Requests that would have passed an admission.
 	s.Apply(ns, webhookYAML)
 	t.Cleanup(func() {
 		_, _ = s.Run(context.WithoutCancel(t.Context()), "kubectl", "delete", "validatingwebhookconfiguration/ship-connect", "validatingadmissionpolicy/ship-connect", "--ignore-not-found")
@@ -363,8 +363,8 @@ func (s *system) holderNumber(node string) int {
 	return 2
 }
 
-// asReplica is a stream to a node's kubelet, asked for as one replica asks another: with a
-// certificate of cloudcore's CA, whose key lies in the trial.
+// asReplica is a stream to a node's kubelet, requested as one replica requests it from another:
+// with a certificate of cloudcore's CA, whose key is in the trial.
 func (s *system) asReplica(replica int, node, target string) net.Conn {
 	s.T.Helper()
 	host, err := s.Trial.Host(options().Replicas()[0])
@@ -438,7 +438,7 @@ func (s *system) withCertificate(file string) string {
 	return file + ".kubeconfig"
 }
 
-// ownAPIServices shows that cloudcore has set the CA itself, and may set nothing else.
+// ownAPIServices shows that cloudcore has set the CA itself, and may set no other field.
 func (s *system) ownAPIServices() {
 	s.T.Helper()
 	const name = "apiservice/v1alpha1.subresources.skerry.io"

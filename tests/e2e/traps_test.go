@@ -44,7 +44,8 @@ func TestTraps_25_27_SameAnswersWithoutLinkOrAPIServer(t *testing.T) {
 		}
 		return s.EdgeKubectl("edge1", "get", "pods", "-n", ns, "-o", "name"), s.EdgeKubectl("edge1", "get", "pods", "-A", "-o", "name")
 	}
-	// Only a read of what the device does not hold shows whether kube-apiserver can be asked.
+	// Only a read of an object that the device does not hold shows whether kube-apiserver can be
+	// asked.
 	device := s.device("edge1")
 	away := func(ctx context.Context) error {
 		err := device.CoreV1().RESTClient().Get().MaxRetries(0).AbsPath("/api/v1/namespaces/" + ns + "/pods/no-such-pod").Do(ctx).Error()
@@ -75,14 +76,14 @@ func TestTraps_25_27_SameAnswersWithoutLinkOrAPIServer(t *testing.T) {
 }
 
 // TestTraps_24_FullDiskAndARestartStillServes: edgecore starts on a disk without room, serves from
-// what is there, and says what is wrong wherever a person looks: `status`, `status -o json`,
-// /readyz, and a condition of the Node.
+// its store, and reports the fault wherever a person looks: `status`, `status -o json`, /readyz,
+// and a condition of the Node.
 func TestTraps_24_FullDiskAndARestartStillServes(t *testing.T) {
 	s := newSystem(t)
 	s.smallDisk("edge1", 8)
 	s.fill("edge1")
 	s.Kill("edge1", "edgecore")
-	s.fill("edge1") // what the killed one had open is free now
+	s.fill("edge1") // the files that the killed one had open are free now
 	s.Start("edge1", "edgecore")
 
 	sample := s.WaitPods("sample", "app=sample", "edge1", 1)[0].Name

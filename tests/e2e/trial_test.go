@@ -3,7 +3,7 @@ package e2e_test
 import "testing"
 
 // The command after `trial set` and `trial start` may be one that asks edgecore, also on a busy
-// machine; and what `trial up` says of the sample after a power cut is so at that moment.
+// machine; and the output of `trial up` about the sample after a power cut is true at that moment.
 func TestTrial_CommandsReturnWhenItIsSo(t *testing.T) {
 	s := newSystem(t)
 	for _, verb := range [][]string{

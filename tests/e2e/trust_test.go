@@ -48,7 +48,7 @@ func newCA(t *testing.T) (certificate, key []byte) {
 }
 
 // TestIsland_TrustIsRenewed: cloudcore's CA is replaced by another while two devices are joined, as
-// docs/dev/link.md says: both stay linked through all of it, no device joins again, and in the end
+// in docs/dev/link.md: both stay linked through all of it, no device joins again, and in the end
 // the old one is trusted no more.
 func TestIsland_TrustIsRenewed(t *testing.T) {
 	s := newSystem(t)

@@ -14,8 +14,8 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/trial"
 )
 
-// kube-apiserver knows nothing of cloudcore and prefers addresses, as a managed one may: what leads
-// it to the kubelets is what the Nodes say.
+// kube-apiserver is not configured for cloudcore and prefers addresses, as a managed one may: it
+// reaches the kubelets by the Nodes' own data.
 func TestStreams_KubeAPIServerAsItIs(t *testing.T) {
 	o := trial.DefaultOptions()
 	o.Edges, o.Streams = 1, trial.StreamsEndpoint

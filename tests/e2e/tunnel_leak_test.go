@@ -17,7 +17,7 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/host"
 )
 
-// footprint is what a process holds.
+// footprint is a process's resources.
 type footprint struct{ goroutines, descriptors, heap int }
 
 // footprint asks a program on a host for it: its own metrics, and its descriptors as the
@@ -76,8 +76,8 @@ func scrape(ctx context.Context, h host.Host, url, token string) (map[string]flo
 	return values, nil
 }
 
-// 500 streams to one kubelet, open at the same time; then they are closed. It is done twice: what
-// the first round leaves may be room for the next, what the second adds to it is lost.
+// 500 streams to one kubelet, open at the same time; then they are closed. It is done twice: the
+// leftovers of the first round may be room for the next, those added by the second are a leak.
 func TestTunnel_14_500StreamsLeaveNothing(t *testing.T) {
 	s := newSystem(t)
 	holder := s.holder("edge1")
@@ -134,7 +134,7 @@ func TestTunnel_14_500StreamsLeaveNothing(t *testing.T) {
 	edgeBefore, cloudBefore, err := look(t.Context())
 	s.Check(err)
 	t.Logf("before: edgecore %+v, cloudcore %+v", edgeBefore, cloudBefore)
-	const slack = 40 // what else goes on: the kubelet's own work, kube-apiserver's connections
+	const slack = 40 // other activity: the kubelet's own work, kube-apiserver's connections
 	var first [2]footprint
 	for i := range 2 {
 		round()

@@ -52,8 +52,8 @@ func (x *text) String() string {
 	return x.b.String()
 }
 
-// startKubectl runs kubectl in the background until it ends or the test does. What it writes, to
-// either output, comes line by line.
+// startKubectl runs kubectl in the background until it ends or the test does. Its output, of both
+// kinds, comes line by line.
 func (s *system) startKubectl(args ...string) *command {
 	s.T.Helper()
 	c := &command{lines: make(chan string, 1000), done: make(chan error, 1)}
@@ -113,7 +113,7 @@ func (s *system) ended(c *command, within time.Duration) error {
 	}
 }
 
-// holder is the host of the cloudcore that holds a node's link, as the node's Lease says.
+// holder is the host of the cloudcore that holds a node's link, by the node's Lease.
 func (s *system) holder(node string) string {
 	s.T.Helper()
 	var name string
@@ -293,7 +293,7 @@ func (s *system) connectTo(replica int, target, certificate, key string) (_ net.
 	if _, err := fmt.Fprintf(conn, "CONNECT %s HTTP/1.1\r\nHost: x\r\n\r\n", target); err != nil {
 		return nil, "", err
 	}
-	// Byte by byte: what follows the head is the target's.
+	// Byte by byte: the bytes after the head are the target's.
 	var head []byte
 	for b := make([]byte, 1); !bytes.HasSuffix(head, []byte("\r\n\r\n")); head = append(head, b...) {
 		if _, err := conn.Read(b); err != nil {
@@ -331,7 +331,7 @@ func (s *system) attach(pod corev1.Pod) *command {
 	c := s.startKubectl("attach", "-n", pod.Namespace, pod.Name)
 	stop := make(chan struct{})
 	defer close(stop)
-	go func() { // what was said before the stream stood is not repeated
+	go func() { // lines printed before the stream was open are not repeated
 		for {
 			_, _ = s.Page(s.T.Context(), pod)
 			select {
@@ -405,7 +405,7 @@ func TestTunnel_11_LinkCutEndsStreams(t *testing.T) {
 
 func TestTunnel_12_OnlyTheAPIServerOpensStreams(t *testing.T) {
 	s := newSystem(t)
-	// A node's own certificate, which the cluster's CA has signed too, opens nothing.
+	// A node's own certificate, which the cluster's CA has signed too, opens no stream.
 	edge, err := s.Trial.Host("edge1")
 	s.Check(err)
 	pem := filepath.Join(edge.Root(), "/var/lib/skerry/identity")
@@ -415,7 +415,7 @@ func TestTunnel_12_OnlyTheAPIServerOpensStreams(t *testing.T) {
 	if answer, err := s.connect(1, "edge2:10250", cert, cert); err != nil || !strings.HasPrefix(answer, "HTTP/1.1 403 ") {
 		t.Errorf("with a node's certificate: %q, %v", answer, err)
 	}
-	// Nothing but the kubelet's port is led to.
+	// Only the kubelet's port can be reached.
 	plane, key := s.planeIdentity()
 	if answer, err := s.connect(1, "edge2:22", plane, key); err != nil || !strings.HasPrefix(answer, "HTTP/1.1 502 ") {
 		t.Errorf("another port: %q, %v", answer, err)

@@ -17,7 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// A terminal on this side, kubectl in it, and a program in a pod that prints what it sees of it.
+// A terminal on this side, kubectl in it, and a program in a pod that prints its own terminal.
 func TestTunnel_04_ExecOnATerminal(t *testing.T) {
 	s := newSystem(t)
 	pod := s.WaitPods("sample", "app=sample", "edge1", 1)[0]

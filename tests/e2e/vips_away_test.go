@@ -11,8 +11,8 @@ import (
 )
 
 // tills is a Deployment with a pod on each edge, as an operator would write one: the pods tolerate
-// a node's absence no longer than the cluster's default, and one that is asked to end goes on
-// serving until that is known everywhere.
+// a node's absence no longer than the cluster's default, and one that is asked to end continues to
+// serve until that is known everywhere.
 const tills = `apiVersion: apps/v1
 kind: Deployment
 metadata: {name: till}
@@ -37,10 +37,11 @@ spec:
 `
 
 // VIPs_20: the cloud is away for so long that it takes all nodes for dead, and evicts the
-// Deployment's pod of the node that holds the address; it comes back. While it is away no client
-// notices and nothing flaps. With it comes the eviction: the address is handed over, once, to the
-// node whose pod stays, while clients are served; it stays there when the Deployment's new pod is
-// ready. (Traps_16: the test without a Deployment, whose pods are never evicted, had proved less.)
+// Deployment's pod of the node that holds the address; it comes back. While it is away no client is
+// affected and no address flaps. With it comes the eviction: the address is handed over, once, to
+// the node whose pod stays, while clients are served; it stays there when the Deployment's new pod
+// is ready. (Traps_16: the test without a Deployment, whose pods are never evicted, had proved
+// less.)
 func TestVIPs_20_Traps_16_NoFlapAfterALongCut(t *testing.T) {
 	s := newSystem(t)
 	ns := s.Namespace()
@@ -57,8 +58,8 @@ func TestVIPs_20_Traps_16_NoFlapAfterALongCut(t *testing.T) {
 	containers := map[string][]string{holder: s.Containers(holder), other: s.Containers(other)}
 
 	customers := s.shoppers()
-	// One after the other: while every node is away Kubernetes takes itself for what is broken, and
-	// evicts nothing.
+	// One after the other: while every node is away Kubernetes takes itself for the broken part,
+	// and evicts no pod.
 	s.Cut(holder)
 	s.WaitReady(holder, false)
 	s.waitEvicted(ns, goes.Name)

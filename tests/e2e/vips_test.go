@@ -125,8 +125,8 @@ func (s *system) waitShop(ready int) (holder string) {
 	return holder
 }
 
-// buys asks the address from the LAN's client: what the pods behind it answer by themselves, and
-// not what the page asks of another Service.
+// buys asks the address from the LAN's client: the answer of the pods behind it by themselves,
+// without the page's own request to another Service.
 func (s *system) buys(ctx context.Context) error {
 	h, err := s.Trial.Host("client")
 	if err != nil {
@@ -220,8 +220,8 @@ func TestVIPs_01_FromServiceToTraffic(t *testing.T) {
 	}
 }
 
-// A Node that is deleted takes what it reported along. Its device registers it again and counts for
-// its virtual IPs once more, though nothing was started there.
+// A Node that is deleted loses its reports too. Its device registers it again and counts for its
+// virtual IPs once more, without a restart there.
 func TestVIPs_NodeDeletedAndRegisteredAgain(t *testing.T) {
 	s := newSystem(t)
 	s.shop()
@@ -324,14 +324,14 @@ func (x *shoppers) end() {
 	<-x.done
 }
 
-// roles is what each node is to the address, and since when, by the nodes' own word: it changes
+// roles is each node's role for the address, and since when, by the nodes' own reports: it changes
 // with every flap.
 func (s *system) roles() string {
 	s.T.Helper()
 	return s.Kubectl("get", "virtualip", shopVIP, "-o", `jsonpath={range .status.nodes[*]}{.name} {.state} {.since}{"\n"}{end}`)
 }
 
-// rulesOf is what of virtual IPs a device's kernel has, and its keepalived.
+// rulesOf is the part of a device's kernel state that belongs to virtual IPs, and its keepalived.
 func (s *system) rulesOf(node string) string {
 	s.T.Helper()
 	return s.onHost(node, "sh", "-c", "for c in iptables ip6tables; do for t in nat filter mangle raw; do $c-save -t $t | grep SKERRY-VIP; done; done; "+
@@ -339,10 +339,10 @@ func (s *system) rulesOf(node string) string {
 		"tr '\\0' ' ' <$p/cmdline; done; true")
 }
 
-// VIPs_10: cloudcore restarts while clients are served: the claim is the same object, and none is
-// lost. Traps_07: the module is switched off on the holder: its address, rules and keepalived are
-// gone, and the other node serves. VIPs_25: the Service is deleted: the object goes, and so does
-// everything on the devices; what others have there stays.
+// VIPs_10: cloudcore restarts while clients are served: the claim is the same object, and no claim
+// is lost. Traps_07: the module is switched off on the holder: its address, rules and keepalived
+// are gone, and the other node serves. VIPs_25: the Service is deleted: the object goes, and so
+// does everything on the devices; the rules of others there stay.
 func TestVIPs_10_25_RestartChangesNothingAndReleaseLeavesNothing(t *testing.T) {
 	s := newSystem(t)
 	const mark = "rule-of-an-operator"

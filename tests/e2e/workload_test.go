@@ -43,7 +43,7 @@ func (s *system) ask(ctx context.Context, method string, pod corev1.Pod, path st
 	return nil
 }
 
-// edgecoreStatus is what a script reads of `edgecore status -o json` on a device.
+// edgecoreStatus has the fields of `edgecore status -o json` on a device that a script reads.
 func (s *system) edgecoreStatus(ctx context.Context, node string) (st struct {
 	Running bool
 	Kubelet string

@@ -13,7 +13,7 @@ func TestMerge(t *testing.T) {
 		`"spec":{"nodeName":"edge1","operation":"Reboot"},"status":{"phase":"Requested","attempts":0}}`
 	tests := map[string]struct {
 		node, report string
-		phase        string // of the merged status; "" where nothing changes
+		phase        string // of the merged status; "" without a change
 		refused      string
 	}{
 		"the node's own word": {"edge1", `{"phase":"Cordoned","attempts":1}`, "Cordoned", ""},

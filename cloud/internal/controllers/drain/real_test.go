@@ -109,7 +109,7 @@ func (s *site) connect(replica int) *session {
 	return e
 }
 
-// report says a phase of an operation, and returns the number of the write.
+// report sends a phase of an operation, and returns the number of the write.
 func (e *session) report(o *unstructured.Unstructured, phase v1alpha1.DrainPhase) uint64 {
 	e.t.Helper()
 	e.next++
@@ -185,9 +185,9 @@ func (s *site) phase(o *unstructured.Unstructured, want v1alpha1.DrainPhase) {
 	}
 }
 
-// Scenario 2 of the order campaign: replica A is stopped while it writes what the node says of an
+// Scenario 2 of the order campaign: replica A is stopped while it writes a node's report of an
 // operation, or gets 5xx all the while; the edge moves to replica B, through which the operation
-// completes; A goes on. The operation stays complete.
+// completes; A resumes. The operation stays complete.
 func TestOrder_02_AStoppedReplicaReopensNoOperation(t *testing.T) {
 	s := newSite(t)
 	for name, at := range map[string]func(*http.Request) bool{
@@ -280,7 +280,7 @@ func TestOrder_02_AStoppedReplicaReopensNoOperation(t *testing.T) {
 		close(open)
 		after := s.operation("after")
 		s.proxy.Set(nil)
-		again := s.connect(0) // what the first replica does next is seen by its own next report
+		again := s.connect(0) // the first replica's next write is seen by its own next report
 		again.accepted(again.report(after, v1alpha1.DrainComplete))
 		s.phase(o, v1alpha1.DrainComplete)
 	})

@@ -68,7 +68,7 @@ func (u *unknown) sync(ctx context.Context) (time.Duration, error) {
 		case !edges[name]:
 			why = fmt.Sprintf("the cluster has no node %s: no device will take the operation up", name)
 		}
-		if !reported(o) && said(o) != why {
+		if !reported(o) && unknownReason(o) != why {
 			errs = append(errs, u.write(ctx, o, why))
 		}
 	}
@@ -80,8 +80,8 @@ func reported(o *v1alpha1.NodeOperation) bool {
 	return o.Status.RequestedAt != nil || o.Status.Phase != ""
 }
 
-// said is what the status says of the node; "" for nothing.
-func said(o *v1alpha1.NodeOperation) string {
+// unknownReason is the reason why the node is unknown in the status; "" if it is known.
+func unknownReason(o *v1alpha1.NodeOperation) string {
 	if c := meta.FindStatusCondition(o.Status.Conditions, v1alpha1.OperationDone); c != nil && c.Reason == v1alpha1.OperationNodeUnknown {
 		return c.Message
 	}
