@@ -57,7 +57,7 @@ func clearVIPs(ctx context.Context, cfg *edgeconfig.Config) error {
 func (l *Lock) clearServices(ctx context.Context) error {
 	ours, err := l.ownsServices(ctx)
 	if err != nil {
-		klog.FromContext(ctx).Error(err, "The store does not tell whose the rules of Services are")
+		klog.FromContext(ctx).Error(err, "Failed to read the owner of Service rules from the store")
 	}
 	if !ours {
 		if other, err := kubeproxy.Running(); err != nil || other {

@@ -53,7 +53,7 @@ func (a *App) imageService() string {
 // starts nevertheless.
 func (a *App) prepareRuntime(ctx context.Context) error {
 	if err := a.order.Mend(ctx); err != nil {
-		klog.FromContext(ctx).Error(err, "Failed to remove containers that were created later than those after them")
+		klog.FromContext(ctx).Error(err, "Failed to remove dead containers with later creation times than their successors")
 	}
 	a.images.TryRestore(ctx)
 	return a.devices.Prepare(ctx)

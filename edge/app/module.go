@@ -37,7 +37,7 @@ func (m *identityModule) Run(ctx context.Context, port *beehive.Port) error {
 	m.app.identity.Servers = func() []string { return append([]string{m.app.identity.Cluster().Server}, m.app.servers()...) }
 	m.app.identity.Renewed = func() {
 		if err := port.Send(ctx, edgehub.Name, linkstate.Renew.New(message.Resource{}, struct{}{})); err != nil && ctx.Err() == nil {
-			klog.FromContext(ctx).Error(err, "Failed to have a link opened with the new certificate; it is dialled later")
+			klog.FromContext(ctx).Error(err, "Failed to request a new link with the renewed certificate; the next link uses it")
 		}
 	}
 	g.Go(func() error { return m.app.identity.Run(ctx, client.CertificatesV1().CertificateSigningRequests()) })
@@ -87,7 +87,7 @@ func metricsToken(path string) (string, error) {
 func (m *healthModule) Run(ctx context.Context, port *beehive.Port) error {
 	token, err := metricsToken(m.token)
 	if err != nil { // such as a full disk: edgecore stays alive
-		klog.FromContext(ctx).Error(err, "Metrics can't be read until edgecore starts again")
+		klog.FromContext(ctx).Error(err, "Failed to set up the metrics token; metrics are unavailable until edgecore restarts")
 	}
 	m.server.GuardMetrics(token)
 	port.Ready()

@@ -25,17 +25,17 @@ func (a *App) clearSwitchedOff(ctx context.Context, cni string) {
 	c := a.config.Modules
 	if !c.VIP.Enable {
 		if err := clearVIPs(ctx, a.config); err != nil {
-			log.Error(err, "Removing virtual IPs of a module that is switched off now failed")
+			log.Error(err, "Failed to clean up virtual IPs of a disabled module")
 		}
 	}
 	if !c.Marks.Enable {
 		if err := clearMarks(ctx); err != nil {
-			log.Error(err, "Removing the rules of a module that is switched off now failed")
+			log.Error(err, "Failed to clean up the rules of a disabled module")
 		}
 	}
 	if !c.PodNetwork.Enable {
 		if err := errors.Join(removeCNI(cni), clearPodNetwork(ctx)); err != nil {
-			log.Error(err, "Removing the network of pods of a module that is switched off now failed")
+			log.Error(err, "Failed to clean up the pod network of a disabled module")
 		}
 	}
 }

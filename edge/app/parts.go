@@ -50,7 +50,7 @@ func (a *App) newMeta() {
 	a.registration = node.NewRegistration(a.meta, a.node, agent.NewMemory(a.store, string(node.RegistrationName)), a.repeatReports)
 	if a.store != nil { // else the wiring is only shown
 		if err := a.registration.Load(); err != nil {
-			klog.Background().Error(err, "Failed to read what was known of the Node")
+			klog.Background().Error(err, "Failed to read the saved settings of the Node")
 		}
 		if err := a.singletons.Load(); err != nil {
 			klog.Background().Error(err, "Failed to read whether the cloud has confirmed the pods of this boot")

@@ -174,7 +174,7 @@ func (a *App) newContact() {
 		a.site = peers.New(a.node, agent.NewMemory(a.store, "site"))
 		if a.store != nil { // else the wiring is only shown
 			if err := a.site.Load(); err != nil {
-				klog.Background().Error(err, "Failed to read the saved site; the cloud sends it again")
+				klog.Background().Error(err, "Failed to read the saved site, waiting for the cloud to send it")
 			}
 		}
 	}
@@ -205,7 +205,7 @@ func (a *App) newContact() {
 		Trust: contact.Trust{Certificate: a.identity.Certificate, Authorities: a.identity.ClientRoots, Linked: a.linked, Now: a.clock.Now},
 	})
 	if err := a.contact.Load(context.Background()); err != nil {
-		klog.Background().Error(err, "Failed to read which devices were met")
+		klog.Background().Error(err, "Failed to load peer state")
 	}
 }
 

@@ -40,7 +40,7 @@ type switchModule struct{ app *App }
 
 func (*switchModule) Name() message.Name { return "switch" }
 
-var errSwitched = errors.New("the NodePool of this device has podSubnets now, or has none any more: edgecore starts again with other modules")
+var errSwitched = errors.New("podSubnets of this device's NodePool was set or removed: restarting edgecore with other modules")
 
 func (m *switchModule) Run(ctx context.Context, port *beehive.Port) error {
 	changed := m.app.site.Changed()

@@ -82,7 +82,7 @@ func (a *App) noteStopped(ctx context.Context) {
 		return
 	}
 	if _, err := d.Save(state.Stop()); err != nil {
-		klog.FromContext(ctx).Error(err, "Failed to record the end of edgecore; the next start counts as one after a crash")
+		klog.FromContext(ctx).Error(err, "Failed to record a clean exit; the next start counts as one after a crash")
 	}
 }
 

@@ -60,7 +60,7 @@ func New(ctx context.Context, cfg *edgeconfig.Config) (*App, error) {
 		a.clock.AtLeast(last)
 	}
 	if aside := a.store.SetAside(); aside != "" {
-		klog.FromContext(ctx).Error(nil, "The store was damaged; what could be read of it was kept, the rest comes again from the cloud", "damaged", aside, "lost", a.store.Lost())
+		klog.FromContext(ctx).Error(nil, "Recovered from a damaged store: kept the readable records, waiting for the cloud to send the others", "damaged", aside, "lost", a.store.Lost())
 	}
 	if err := a.assemble(); err != nil {
 		_ = a.store.Close()
@@ -151,7 +151,7 @@ func (a *App) assemble() error {
 // Run starts the parts in order and serves until ctx ends or one of them fails for good.
 func (a *App) Run(ctx context.Context) error {
 	log := klog.FromContext(ctx)
-	log.Info("edgecore starts", "version", version.Skerry(), "kubernetes", version.Kubernetes(), "node", a.node)
+	log.Info("Starting edgecore", "version", version.Skerry(), "kubernetes", version.Kubernetes(), "node", a.node)
 	a.clearSwitchedOff(ctx, netif.CNIConfigs)
 	running, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -163,7 +163,7 @@ func (a *App) Run(ctx context.Context) error {
 	if closeErr := a.store.Close(); closeErr != nil {
 		err = errors.Join(err, fmt.Errorf("closing the store: %w", closeErr))
 	}
-	log.Info("edgecore has stopped; containers go on")
+	log.Info("Stopped edgecore; containers keep running")
 	return err
 }
 

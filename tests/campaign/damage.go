@@ -83,7 +83,7 @@ func (s *system) damageInUse(ctx context.Context, e *edge) error {
 	if err := breakPages(e.store, e.name+"-"); err != nil {
 		return err
 	}
-	if err := await(ctx, "the damage to be noticed", e.logs("The store is damaged; edgecore goes on from memory")); err != nil {
+	if err := await(ctx, "the damage to be noticed", e.logs("Store is damaged, running from memory")); err != nil {
 		return err
 	}
 	pause(ctx, 8*time.Second) // it looks every 5 s whether it is time to start again

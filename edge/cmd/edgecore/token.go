@@ -44,7 +44,7 @@ func readToken(in io.Reader, token, file string) (pki.Token, error) {
 		return pki.Token{}, fmt.Errorf("reading the token: %w", err)
 	}
 	if len(raw) > maxToken {
-		return pki.Token{}, fmt.Errorf("what --token-file names is no join token: it has more than %d bytes", maxToken)
+		return pki.Token{}, fmt.Errorf("--token-file: not a join token: more than %d bytes", maxToken)
 	}
 	return pki.ParseToken(strings.TrimSpace(string(raw)))
 }

@@ -77,7 +77,7 @@ func New(c Config) *agent.Module {
 
 func (c *Config) apply(rules []redirect.Rule) error {
 	if len(rules) == 0 {
-		return errors.New("the Service default/kubernetes has no IPv4 address with a TCP port: pods can't be led to this device's API")
+		return errors.New("the Service default/kubernetes has no IPv4 address with a TCP port: pods can't be redirected to this device's API")
 	}
 	addresses := make([]netip.Addr, len(rules))
 	for i, r := range rules {
@@ -87,7 +87,7 @@ func (c *Config) apply(rules []redirect.Rule) error {
 		return err
 	}
 	if err := c.Redirect.Apply(rules); err != nil {
-		return fmt.Errorf("leading pods to this device's API, which modules.edgeAPI.pods switches off: %w", err)
+		return fmt.Errorf("redirecting pods to this device's API (disable with modules.edgeAPI.pods): %w", err)
 	}
 	return nil
 }

@@ -128,7 +128,7 @@ func (a *Agent) valid(o *Operation) error {
 		return fmt.Errorf("drainTimeout %v: must be at least 1s", t.Duration)
 	}
 	if (o.Spec.Operation == v1alpha1.OperationImageUpdate) != (o.Spec.Image != "") {
-		return errors.New("an image is needed by ImageUpdate, and means nothing for others")
+		return errors.New("image: required for ImageUpdate, and not allowed for other operations")
 	}
 	if o.Spec.Drain == "" {
 		o.Spec.Drain = v1alpha1.DrainRequired

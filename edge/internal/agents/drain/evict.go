@@ -184,7 +184,7 @@ func (a *attempt) remove(ctx context.Context, pod *corev1.Pod) error {
 		switch {
 		case apierrors.IsNotFound(err) || err == nil && now.UID != pod.UID:
 			a.clear(pod)
-			klog.FromContext(ctx).Info("A pod has gone", "nodedrain-step", "evict-progress", "pod", klog.KObj(pod))
+			klog.FromContext(ctx).Info("Removed a pod from the node", "nodedrain-step", "evict-progress", "pod", klog.KObj(pod))
 			return nil
 		case err != nil:
 			return fmt.Errorf("waiting for the end of %s/%s: %w", pod.Namespace, pod.Name, plain(err))
@@ -243,7 +243,7 @@ func (a *attempt) evict(ctx context.Context, pod *corev1.Pod) (again time.Durati
 		reason = v1alpha1.BlockedByBudget
 	}
 	if a.block(pod, reason, a.worker.budgets(ctx, pod), err.Error()) {
-		klog.FromContext(ctx).Info("A pod could not be evicted", "nodedrain-step", "evict-error", "pod", klog.KObj(pod), "reason", reason, "err", plain(err))
+		klog.FromContext(ctx).Info("Failed to evict a pod", "nodedrain-step", "evict-error", "pod", klog.KObj(pod), "reason", reason, "err", plain(err))
 	}
 	switch ending := apierrors.IsForbidden(err) && apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause); {
 	case reason == v1alpha1.BlockedByBudget:
@@ -390,7 +390,7 @@ func (a *attempt) list() []v1alpha1.BlockedPod {
 func (w *Worker) budgets(ctx context.Context, pod *corev1.Pod) string {
 	all, err := w.client.PolicyV1().PodDisruptionBudgets(pod.Namespace).List(ctx, metav1.ListOptions{})
 	if err != nil {
-		klog.FromContext(ctx).Info("The PodDisruptionBudgets can't be read", "nodedrain-step", "evict-error", "err", plain(err))
+		klog.FromContext(ctx).Info("Failed to list PodDisruptionBudgets", "nodedrain-step", "evict-error", "err", plain(err))
 		return ""
 	}
 	var names []string

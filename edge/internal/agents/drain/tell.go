@@ -22,7 +22,7 @@ func (l *loop) tell(ctx context.Context, before, now State, at time.Time) {
 	switch {
 	case b.Phase == n.Phase || b.Phase == "":
 	case n.Phase == v1alpha1.DrainNotRequested:
-		log.Info("The node is not drained any more", "was", b.Phase)
+		log.Info("Ended the drain", "was", b.Phase)
 		l.event(false, "DrainEnded", "nothing holds the drain any more")
 	default:
 		step, warning := stepOf(n.Phase)
@@ -33,11 +33,11 @@ func (l *loop) tell(ctx context.Context, before, now State, at time.Time) {
 		}
 	}
 	if n.Attempting && (!b.Attempting || b.Attempts != n.Attempts) {
-		log.Info("An attempt to drain begins", "nodedrain-step", "attempt", "attempt", n.Attempts, "of", n.Limit)
+		log.Info("Starting a drain attempt", "nodedrain-step", "attempt", "attempt", n.Attempts, "of", n.Limit)
 		l.event(false, "DrainAttempt", fmt.Sprintf("attempt %d of %d", n.Attempts, n.Limit))
 	}
 	if b.Attempting && !n.Attempting && n.Phase == v1alpha1.DrainRetrying && b.Phase == n.Phase {
-		log.Info("An attempt to drain has failed", "nodedrain-step", "failure", "attempt", n.Attempts, "message", n.Message, "next", n.Next)
+		log.Info("Drain attempt failed", "nodedrain-step", "failure", "attempt", n.Attempts, "message", n.Message, "next", n.Next)
 		l.event(true, "Drain"+string(n.Phase), n.Message)
 	}
 	if n.Attempting && len(n.Blocked) > 0 && !slices.Equal(b.Blocked, n.Blocked) {

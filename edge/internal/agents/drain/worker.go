@@ -129,7 +129,7 @@ func (w *Worker) change(ctx context.Context, change func(*corev1.Node) bool) Res
 		case noAnswer(err) || ctx.Err() != nil:
 			return failed(err)
 		}
-		klog.FromContext(ctx).Info("The node could not be changed", "nodedrain-step", "cordon-failure", "try", try+1, "of", w.cordons, "err", plain(err))
+		klog.FromContext(ctx).Info("Failed to patch the Node", "nodedrain-step", "cordon-failure", "try", try+1, "of", w.cordons, "err", plain(err))
 		last = err
 	}
 	return failed(last)

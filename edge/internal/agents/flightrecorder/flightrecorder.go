@@ -180,7 +180,7 @@ func (r *Recorder) Add(ctx context.Context, rec Record) {
 	}
 	err := r.write(r.filled(rec))
 	if err != nil && !r.failed {
-		klog.FromContext(ctx).Error(err, "Failed to write to the flight recorder; records are lost until there is room", "directory", r.dir)
+		klog.FromContext(ctx).Error(err, "Failed to write to the flight recorder; records are lost until there is disk space", "directory", r.dir)
 	}
 	r.failed = err != nil
 	if err == nil && rec.ID != "" {

@@ -86,7 +86,7 @@ func (m *Module) Run(ctx context.Context, port *beehive.Port) error {
 	}
 	if m.recorder == nil {
 		if m.recorder, err = Open(m.config.Dir, m.config.Boot); err != nil {
-			klog.FromContext(ctx).Error(err, "Failed to open the flight recorder; tries again with each record", "directory", m.config.Dir)
+			klog.FromContext(ctx).Error(err, "Failed to open the flight recorder, retrying with each record", "directory", m.config.Dir)
 		}
 	}
 	if !m.begun {

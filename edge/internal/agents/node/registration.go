@@ -81,7 +81,7 @@ func (r *Registration) Load() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if err := json.Unmarshal(raw, &r.known); err != nil {
-		return fmt.Errorf("reading what is remembered of the Node: %w", err)
+		return fmt.Errorf("reading the saved settings of the Node: %w", err)
 	}
 	return nil
 }
@@ -104,7 +104,7 @@ func (r *Registration) Register(ctx context.Context, w metamanager.Write) (metam
 	if result.Code == http.StatusForbidden || apierrors.IsForbidden(err) {
 		// For example a label that a NodePool selects: registering without labels is better than
 		// not at all.
-		klog.FromContext(ctx).Info("The Node may not register with the labels that it had, registering without them", "node", r.node)
+		klog.FromContext(ctx).Info("Refused to register the Node with its previous labels, registering without them", "node", r.node)
 		return r.backend.Write(ctx, amended(ctx, w, known, false))
 	}
 	return result, err
@@ -145,7 +145,7 @@ func (r *Registration) remember(ctx context.Context, o object.Object) {
 		err = r.memory.Save(ctx, map[string][]byte{memoryKey: raw})
 	}
 	if err != nil && ctx.Err() == nil {
-		klog.FromContext(ctx).Error(err, "Failed to save what is known of the Node: after a restart its labels would not come back")
+		klog.FromContext(ctx).Error(err, "Failed to save the settings of the Node: its labels would be lost after a restart")
 	}
 }
 
@@ -183,7 +183,7 @@ func (r *Registration) follow(ctx context.Context, w metamanager.Watch) {
 			}
 			switch e.Type {
 			case watch.Deleted:
-				klog.FromContext(ctx).Info("The cloud has removed this Node: registering it again", "node", r.node)
+				klog.FromContext(ctx).Info("Registering the Node again: it was deleted in the cloud", "node", r.node)
 				wait = firstTry
 				again = time.After(0)
 			case watch.Added, watch.Modified:
@@ -220,9 +220,9 @@ func (r *Registration) register(ctx context.Context) bool {
 		klog.FromContext(ctx).Info("Registered the Node again", "node", r.node)
 		return true
 	case err == nil:
-		klog.FromContext(ctx).Info("The Node could not be registered again; it will be tried", "node", r.node, "code", result.Code)
+		klog.FromContext(ctx).Info("Failed to register the Node again, retrying", "node", r.node, "code", result.Code)
 	default:
-		klog.FromContext(ctx).V(2).Info("The Node could not be registered again; it will be tried", "node", r.node, "err", err)
+		klog.FromContext(ctx).V(2).Info("Failed to register the Node again, retrying", "node", r.node, "err", err)
 	}
 	return false
 }

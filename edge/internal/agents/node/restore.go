@@ -101,7 +101,7 @@ func (m *Restorer) follow(ctx context.Context, w metamanager.Watch, f *follower)
 		}
 		obj, err := object.Decode(o)
 		if err != nil {
-			log.Error(err, "What is held can't be read")
+			log.Error(err, "Failed to read the stored object")
 			continue
 		}
 		now := time.Now()
@@ -111,10 +111,10 @@ func (m *Restorer) follow(ctx context.Context, w metamanager.Watch, f *follower)
 		}
 		f.restored[o.UID] = now
 		if err := m.restore(ctx, o, lost); err != nil {
-			log.Info("Lost conditions could not be restored: the kubelet will", "err", err)
+			log.Info("Failed to restore lost conditions, leaving it to the kubelet", "err", err)
 			continue
 		}
-		log.V(2).Info("Restored conditions that were lost while the link was away")
+		log.V(2).Info("Restored conditions that were lost while offline")
 	}
 }
 

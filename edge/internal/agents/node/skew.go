@@ -84,7 +84,7 @@ func (m *SkewModule) look(ctx context.Context, client kubernetes.Interface) erro
 		GitVersion string `json:"gitVersion"`
 	}
 	if answer.GetCode() != http.StatusOK || json.Unmarshal(answer.GetBody(), &apiserver) != nil {
-		return errors.New("kube-apiserver does not say its version")
+		return errors.New("kube-apiserver does not report its version")
 	}
 	want := corev1.NodeCondition{Type: VersionSkew, Status: corev1.ConditionFalse, Reason: "Fits", Message: "the kubelet fits the cluster's kube-apiserver"}
 	if err := version.KubeletFits(version.Kubernetes(), apiserver.GitVersion); err != nil {

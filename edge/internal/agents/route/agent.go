@@ -141,7 +141,7 @@ func (r *run) watch(ctx context.Context) error {
 		if !errors.Is(err, netroute.ErrLost) {
 			return fmt.Errorf("following the kernel's routes: %w", err)
 		}
-		klog.FromContext(ctx).V(1).Info("Events of the kernel were lost; everything is read again", "err", err)
+		klog.FromContext(ctx).V(1).Info("Lost kernel events, reading all routes again", "err", err)
 		select {
 		case <-ctx.Done():
 			return nil

@@ -37,7 +37,7 @@ func (r *run) do(ctx context.Context, c change) bool {
 		if c.repair {
 			r.repaired(ctx, c, s)
 		} else {
-			log.V(1).Info("Route set", "via", gateways(c.route.Hops))
+			log.V(1).Info("Set route", "via", gateways(c.route.Hops))
 		}
 		return true
 	}
@@ -49,7 +49,7 @@ func (r *run) do(ctx context.Context, c change) bool {
 		return false
 	}
 	if s.bad == nil || *s.bad != *bad {
-		log.Info("Route could not be set", "reason", bad.reason, "err", err)
+		log.Info("Failed to set route", "reason", bad.reason, "err", err)
 	}
 	s.bad, s.settled, s.wrote = bad, false, time.Time{}
 	if s.ours != nil {
@@ -83,11 +83,11 @@ func (r *run) remove(ctx context.Context, c change) {
 	s := r.keys.all[c.key]
 	log := klog.FromContext(ctx).WithValues("route", c.key)
 	if err := r.view.kernel.Delete(ctx, c.route); err != nil {
-		log.Error(err, "Route could not be removed")
+		log.Error(err, "Failed to remove route")
 		s.bad = reject(v1alpha1.RouteRemoving, "the kernel does not let the route go: %v", err)
 		return
 	}
-	log.V(1).Info("Route removed")
+	log.V(1).Info("Removed route")
 	s.ours = nil
 }
 
@@ -98,7 +98,7 @@ func (r *run) repaired(ctx context.Context, c change, s *keyState) {
 	one.Reported = false
 	r.dirty[c.owner] = struct{}{}
 	r.metrics.repairs.Inc()
-	klog.FromContext(ctx).Info("Route put back: another process had changed or removed it",
+	klog.FromContext(ctx).Info("Restored route: another process had changed or removed it",
 		"staticRoute", c.owner, "route", c.key, "times", s.drift.count)
 	switch s.drift.count {
 	case 1:
@@ -126,7 +126,7 @@ func (r *run) undo(ctx context.Context, c change) {
 		err = r.view.kernel.Restore(ctx, *c.before)
 	}
 	if err != nil {
-		klog.FromContext(ctx).Error(err, "Route could not be taken back; it is tried again", "staticRoute", c.owner, "route", c.key)
+		klog.FromContext(ctx).Error(err, "Failed to withdraw route, retrying", "staticRoute", c.owner, "route", c.key)
 	}
 	r.keys.touch(c.key)
 	r.view.rescan(time.Now())

@@ -148,7 +148,7 @@ func (r *records) known(c *claim) bool {
 func (r *records) saveCommon(ctx context.Context) error {
 	raw, err := json.Marshal(r.common)
 	if err != nil {
-		return fmt.Errorf("encoding what is kept of the node: %w", err)
+		return fmt.Errorf("encoding the node's record: %w", err)
 	}
 	if bytes.Equal(raw, r.savedCommon) {
 		r.behind = false

@@ -56,7 +56,7 @@ func (r *run) writeWatched(ctx context.Context, all []change) {
 		return
 	}
 	if err = r.trying(ctx, all); err != nil {
-		klog.FromContext(ctx).Error(err, "Routes are not tried: what is tried could not be written to the store first")
+		klog.FromContext(ctx).Error(err, "Failed to persist the tried routes, not setting them")
 		for _, c := range all {
 			r.keys.all[c.key].bad = reject(v1alpha1.RoutePending, "the node's disk does not take what must be written down "+
 				"before the route is tried: %v", err)
@@ -126,8 +126,7 @@ func (r *run) try(ctx context.Context, all []change, works []Probe, again bool) 
 	}
 	log := klog.FromContext(ctx)
 	if err := gone(running, works, recovery*r.config.ProbeTimeout); err != nil {
-		log.Info("The network went away while routes were tried, and did not come back without them: "+
-			"they are tried again when the link opens", "routes", len(done), "err", err)
+		log.Info("Lost the network while setting routes and it did not return without them, retrying when the link opens", "routes", len(done), "err", err)
 		for _, c := range done {
 			r.postpone(c, why)
 		}
@@ -136,13 +135,13 @@ func (r *run) try(ctx context.Context, all []change, works []Probe, again bool) 
 	}
 	switch {
 	case len(done) > 1:
-		log.Info("The network went away while routes were tried: they are tried in smaller groups", "routes", len(done), "err", why)
+		log.Info("Lost the network while setting routes, trying them in smaller groups", "routes", len(done), "err", why)
 		r.try(running, done[:len(done)/2], works, false)
 		r.try(running, done[len(done)/2:], works, false)
 	case again:
 		r.strike(ctx, done[0], why)
 	default:
-		log.Info("The network went away while a route was tried: it is tried once more", "staticRoute", done[0].owner, "err", why)
+		log.Info("Lost the network while setting a route, trying it once more", "staticRoute", done[0].owner, "err", why)
 		r.try(running, done, works, true)
 	}
 }
@@ -154,7 +153,7 @@ func (r *run) strike(ctx context.Context, c change, why error) {
 	r.metrics.rollbacks.Inc()
 	r.dirty[c.owner] = struct{}{}
 	r.keys.all[c.key].bad = r.records.held(time.Now(), r.link.Up, owner)
-	klog.FromContext(ctx).Info("Route was taken back: it cut this node off", "staticRoute", c.owner, "route", c.key, "err", why)
+	klog.FromContext(ctx).Info("Withdrew route: it cut this node off", "staticRoute", c.owner, "route", c.key, "err", why)
 	r.event(c.owner, corev1.EventTypeWarning, v1alpha1.RouteRolledBack, "%s was taken back: %v", c.key, why)
 }
 
@@ -200,10 +199,9 @@ func (r *run) proveStanding(ctx context.Context) {
 		return
 	}
 	log := klog.FromContext(ctx)
-	log.Info("The cloud is not reached by a new connection, and some routes were never watched: the node looks whether "+
-		"it is reached without them", "routes", len(all), "err", why)
+	log.Info("Cloud unreachable and some routes unverified; removing them temporarily to test", "routes", len(all), "err", why)
 	if err = r.trying(ctx, all); err != nil {
-		log.Error(err, "Routes are not tried: what is tried could not be written to the store first")
+		log.Error(err, "Failed to persist the tried routes, not setting them")
 		return
 	}
 	running := ctx

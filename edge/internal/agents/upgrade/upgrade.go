@@ -40,7 +40,7 @@ func (w *Works) upgrade(ctx context.Context, o drain.Operation, state launch.Sta
 		return w.refuse(work, err)
 	}
 	if catalogue.Warning != "" {
-		klog.FromContext(ctx).Info("Using metadata that have expired: an operator brought them", "warning", catalogue.Warning)
+		klog.FromContext(ctx).Info("Using expired metadata of an operator's bundle", "warning", catalogue.Warning)
 	}
 	work.Upgrade.Digest = target.Digest
 	p := launch.Program{Slot: state.Free(), Version: target.Version, Digest: target.Digest, Overlay: state.Confirmed.Overlay}

@@ -77,7 +77,7 @@ func (l *advertLog) follow(ctx context.Context, interfaces map[string]bool) {
 func (l *advertLog) listen(ctx context.Context, iface string) {
 	for ctx.Err() == nil {
 		if err := l.monitor(ctx, iface, l.hear); err != nil && ctx.Err() == nil {
-			klog.FromContext(ctx).V(2).Info("Listening for VRRP advertisements failed; it is tried again", "interface", iface, "err", err, "in", monitorAgain)
+			klog.FromContext(ctx).V(2).Info("Failed to listen for VRRP advertisements, retrying", "interface", iface, "err", err, "in", monitorAgain)
 		}
 		select {
 		case <-ctx.Done():

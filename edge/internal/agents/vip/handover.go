@@ -65,7 +65,7 @@ func (a *Agent) handOver(ctx context.Context, order func() error) error {
 	began := time.Now()
 	for a.handingOver() {
 		if time.Since(began) > handover {
-			klog.FromContext(ctx).Info("Virtual IPs were not let go in time; the drain does not wait for them", "waited", handover)
+			klog.FromContext(ctx).Info("Failed to release virtual IPs in time, continuing the drain", "waited", handover)
 			return nil
 		}
 		if err := rerun.Pause(ctx, handedPoll); err != nil {
@@ -144,7 +144,7 @@ func (r *run) followReleases(ctx context.Context, roles []Role, now time.Time) (
 			soon(takeover - now.Sub(l.gone))
 		default:
 			delete(r.releases, name)
-			klog.FromContext(ctx).Info("No other node took a virtual IP that was handed over; this node takes it back", "virtualIP", name)
+			klog.FromContext(ctx).Info("Reclaiming a handed-over virtual IP: no other node took it", "virtualIP", name)
 			r.untaken[name] = now.Add(untakenFor)
 			r.kit.Wake()
 		}

@@ -63,7 +63,7 @@ func (a *Agent) keep(ctx context.Context) error {
 	}
 	all, err := a.cfg.Memory.Load()
 	if err != nil {
-		return fmt.Errorf("reading what is kept: %w", err)
+		return fmt.Errorf("reading the saved state: %w", err)
 	}
 	if bytes.Equal(raw, all[stateKey]) {
 		return nil
@@ -93,7 +93,7 @@ func (a *Agent) load() error {
 	defer a.mu.Unlock()
 	all, err := a.cfg.Memory.Load()
 	if err != nil {
-		return fmt.Errorf("reading what an earlier run left: %w", err)
+		return fmt.Errorf("reading the state of an earlier run: %w", err)
 	}
 	raw := all[stateKey]
 	a.memory = memory{}

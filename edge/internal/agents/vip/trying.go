@@ -159,7 +159,7 @@ func (r *run) judged(ctx context.Context, roles []Role) error {
 		r.nextSuspect()
 	}
 	if certain {
-		klog.FromContext(ctx).Error(nil, "A virtual IP was given up: with it the cloud could not be reached", "virtualIP", result.uids[0], "reason", result.cutOff)
+		klog.FromContext(ctx).Error(nil, "Released a virtual IP: it cut this device off from the cloud", "virtualIP", result.uids[0], "reason", result.cutOff)
 	}
 	present := map[types.UID]bool{}
 	for _, role := range roles {

@@ -252,6 +252,6 @@ func (m *Module) noteSync(ctx context.Context, r *Run, err error) {
 		}
 	})
 	if err != nil && err.Error() != before {
-		klog.FromContext(ctx).Error(err, "Agent could not bring the device in line; it tries again", "agent", m.config.Name)
+		klog.FromContext(ctx).Error(err, "Failed to reconcile the device, retrying", "agent", m.config.Name)
 	}
 }

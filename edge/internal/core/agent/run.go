@@ -113,7 +113,7 @@ func closeRecorder(ctx context.Context, recorder Recorder) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
 	defer cancel()
 	if err := recorder.Close(ctx); err != nil {
-		klog.FromContext(ctx).V(2).Info("The last events were not written", "err", err)
+		klog.FromContext(ctx).V(2).Info("Failed to write the last events", "err", err)
 	}
 }
 

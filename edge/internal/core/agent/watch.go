@@ -61,7 +61,7 @@ func Watch[T runtime.Object](r *Run, resource schema.GroupVersionResource, examp
 	// Not client-go's own handler, whose delay all watches of the process share. The reflector has
 	// a back-off too.
 	if err := w.informer.SetWatchErrorHandlerWithContext(func(ctx context.Context, _ *cache.Reflector, err error) {
-		klog.FromContext(ctx).V(2).Info("Watch of the edge API ended, it is opened again", "resource", resource.Resource, "err", err)
+		klog.FromContext(ctx).V(2).Info("Watch of the edge API ended, reopening it", "resource", resource.Resource, "err", err)
 	}); err != nil {
 		return nil, fmt.Errorf("watching %s: %w", resource.Resource, err)
 	}

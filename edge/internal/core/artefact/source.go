@@ -86,7 +86,7 @@ func ReadBundle(r io.Reader, dir string) error {
 			continue
 		}
 		if n > maxBundle || h.Typeflag != tar.TypeReg || !plain(name) || h.Size > MaxSize {
-			return fmt.Errorf("reading a bundle: %.64q is no file of a bundle, of which there are at most %d, with at most %d MiB", h.Name, maxBundle, MaxSize>>20)
+			return fmt.Errorf("reading a bundle: %.64q is not a file of a bundle: at most %d files, each at most %d MiB", h.Name, maxBundle, MaxSize>>20)
 		}
 		if err := writeFile(filepath.Join(next, name), t); err != nil {
 			return fmt.Errorf("reading a bundle: %w", err)

@@ -57,7 +57,7 @@ func openAuthority(ctx context.Context, state State) (pki.Authority, error) {
 		return pki.Authority{}, err
 	}
 	if err := state.KeepSealed(ctx, authorityKey, append(cert, key...)); err != nil {
-		klog.FromContext(ctx).Error(err, "Cannot keep the certificate authority of the device's API: after a restart it will have another")
+		klog.FromContext(ctx).Error(err, "Failed to store the certificate authority of the device's API: it will be replaced after a restart")
 	}
 	return a, nil
 }

@@ -78,7 +78,7 @@ func (d *discovery) keep(ctx context.Context, change func(*kept)) {
 		return
 	}
 	if err := d.state.Keep(ctx, discoveryKey, raw); err != nil {
-		klog.FromContext(ctx).Error(err, "Cannot keep the discovery document: kubectl without a link will know Kubernetes' own resources only")
+		klog.FromContext(ctx).Error(err, "Failed to store the discovery document: without a link kubectl will only find Kubernetes' own resources")
 	}
 }
 

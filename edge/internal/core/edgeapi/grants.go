@@ -369,7 +369,7 @@ func (g *grants) write(ctx context.Context) {
 		err = g.state.Keep(ctx, grantsKey, raw)
 	}
 	if err != nil {
-		klog.FromContext(ctx).Error(err, "Cannot keep what service accounts may do: after a reboot without a link their requests will have to wait for one")
+		klog.FromContext(ctx).Error(err, "Failed to store the permissions of service accounts: after a reboot their requests have to wait for a link")
 	}
 }
 
@@ -383,7 +383,7 @@ func (g *grants) ask(ctx context.Context, token string, a action) (bool, error) 
 		}},
 	})
 	if err != nil {
-		return false, fmt.Errorf("asking what a service account may: %w", err)
+		return false, fmt.Errorf("asking for the permissions of a service account: %w", err)
 	}
 	answer, err := g.backend.Request(ctx, &topicpb.APIRequest{
 		Method:      http.MethodPost,
@@ -401,7 +401,7 @@ func (g *grants) ask(ctx context.Context, token string, a action) (bool, error) 
 	}
 	var review authorizationv1.SelfSubjectAccessReview
 	if err := json.Unmarshal(answer.GetBody(), &review); err != nil {
-		return false, fmt.Errorf("asking what a service account may: %w", err)
+		return false, fmt.Errorf("asking for the permissions of a service account: %w", err)
 	}
 	return review.Status.Allowed, nil
 }

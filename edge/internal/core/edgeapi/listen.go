@@ -109,7 +109,7 @@ func (s *Server) Serve(ctx context.Context, ready func()) error {
 		// A disk that is full is no reason not to serve: the kubeconfig of the last start is as
 		// good, as long as the address and the authority are the same.
 		if err := s.writeKubeconfig(address); err != nil {
-			klog.FromContext(ctx).Error(err, "Cannot write the kubeconfig of the device's API; it is tried again", "again", kubeconfigRetry)
+			klog.FromContext(ctx).Error(err, "Failed to write the kubeconfig of the device's API, retrying", "again", kubeconfigRetry)
 			g.Go(func() error { return s.retryKubeconfig(ctx, address) })
 		}
 	}

@@ -37,13 +37,13 @@ var _ Port = (*beehive.Port)(nil)
 func setState(ctx context.Context, port Port, state linkstate.State) {
 	err := port.SendToGroup(ctx, linkstate.Agents, linkstate.Current.New(message.Resource{}, state))
 	if err != nil && ctx.Err() == nil && !errors.Is(err, beehive.ErrNoGroup) {
-		klog.FromContext(ctx).Error(err, "Sending the link's state to the agents failed")
+		klog.FromContext(ctx).Error(err, "Failed to send the link's state to the agents")
 	}
 }
 
 // refuse answers a request with an error.
 func refuse(ctx context.Context, port Port, request message.Message, refusal error) {
 	if err := port.Reply(ctx, request, refusal); err != nil {
-		klog.FromContext(ctx).V(4).Info("No caller waits for a refusal any more", "topic", request.Key(), "err", err)
+		klog.FromContext(ctx).V(4).Info("Dropped an error response: the request has ended", "topic", request.Key(), "err", err)
 	}
 }

@@ -191,7 +191,7 @@ func (s *session) deliver(ctx context.Context, port Port, m message.Message) err
 		}
 		if err := port.Answer(m); err != nil {
 			s.metrics.late.Inc()
-			klog.FromContext(ctx).V(4).Info("No caller waits for an answer any more", "topic", m.Key(), "err", err)
+			klog.FromContext(ctx).V(4).Info("Dropped a response: the request has ended", "topic", m.Key(), "err", err)
 		}
 		return nil
 	}

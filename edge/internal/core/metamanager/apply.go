@@ -31,7 +31,7 @@ func (m *Manager) applyState(b *batch, s *topicpb.State, found digestMismatches,
 			if c.Deleted {
 				if c.Name == "" {
 					m.counters.malformed.Add(1)
-					log.Error(nil, "The cloud sent a deletion without a name; it is left out", "object", ref)
+					log.Error(nil, "Skipped a deletion without a name from the cloud", "object", ref)
 					continue
 				}
 				b.view.Gone(resource, c.ResourceVersion)
@@ -44,7 +44,7 @@ func (m *Manager) applyState(b *batch, s *topicpb.State, found digestMismatches,
 			}
 			if err := m.applyObject(b, ref, c); err != nil {
 				m.counters.malformed.Add(1)
-				log.Error(err, "An object that the cloud sent can't be read; it is left out", "object", object.Describe(ref, c.Object))
+				log.Error(err, "Failed to decode an object from the cloud, skipping it", "object", object.Describe(ref, c.Object))
 			}
 		}
 	}
@@ -83,7 +83,7 @@ func (m *Manager) applyRefusals(b *batch, s *topicpb.State, log klog.Logger) {
 			st = &reply.Status(403, metav1.StatusReasonForbidden, "kube-apiserver does not allow this node to have this", 0).ErrStatus
 		}
 		if i := b.view.Refuse(r.Interest, st); i != nil {
-			log.Info("The cloud refuses a set of objects", "resource", i.Resource, "namespace", i.Namespace, "fields", i.Fields, "reason", st.Message)
+			log.Info("Cloud refused a set of objects", "resource", i.Resource, "namespace", i.Namespace, "fields", i.Fields, "reason", st.Message)
 		}
 	}
 }
@@ -190,7 +190,7 @@ func (m *Manager) applyResult(b *batch, r *topicpb.WriteResult, log klog.Logger)
 	if gone { // that a status came too late for its pod is everyday
 		level = 4
 	}
-	log.V(level).Info("The cloud refused a write for good", "object", ref, "verb", e.Verb, "subresource", e.Subresource, "reason", st.Reason, "why", st.Message)
+	log.V(level).Info("Cloud rejected a write permanently", "object", ref, "verb", e.Verb, "subresource", e.Subresource, "reason", st.Reason, "why", st.Message)
 	b.outbox.Remove(ref, func(o *outbox.Entry) bool { return o.ID == r.Id })
 	if e.Laid() {
 		b.reapply(ref)

@@ -88,7 +88,7 @@ func (m *Manager) process(ctx context.Context, requests []*proposal) {
 				return
 			}
 			m.counters.failed.Add(1)
-			klog.FromContext(ctx).Error(err, "A change could not be kept")
+			klog.FromContext(ctx).Error(err, "Failed to persist a change")
 			for _, r := range taken {
 				r.done <- err
 			}

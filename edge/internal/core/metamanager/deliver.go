@@ -138,7 +138,7 @@ func (m *Manager) deliver(ctx context.Context, d delivery) error {
 		}
 		if len(d.results) > 0 && !d.part {
 			if err := m.reportDropped(b); err != nil {
-				log.Error(err, "The number of dropped events could not be reported")
+				log.Error(err, "Failed to report the number of dropped events")
 			}
 		}
 		b.After(func() { // in the core, so that no message of a newer session comes between
@@ -164,7 +164,7 @@ func (m *Manager) deliver(ctx context.Context, d delivery) error {
 	if n := len(d.states); n > 0 {
 		for _, s := range d.states {
 			if s.state.Sequence != in.sequence+1 {
-				log.Error(nil, "States arrived out of order", "have", in.sequence, "got", s.state.Sequence)
+				log.Error(nil, "Received states out of order", "have", in.sequence, "got", s.state.Sequence)
 			}
 			in.sequence = s.state.Sequence
 		}
@@ -198,6 +198,6 @@ func (m *Manager) sendAgain(ctx context.Context) {
 		return nil
 	})
 	if err != nil && ctx.Err() == nil {
-		klog.FromContext(ctx).V(2).Info("Writes above a quota wait for the next link", "err", err)
+		klog.FromContext(ctx).V(2).Info("Deferring writes above a quota to the next link", "err", err)
 	}
 }

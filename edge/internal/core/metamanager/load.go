@@ -45,7 +45,7 @@ func (m *Manager) load(ctx context.Context) error {
 	write, needed := m.view.Restore(stored, func(o object.Object) *view.Held {
 		obj, err := object.DecodeRaw(o.Raw)
 		if err != nil {
-			log.Error(err, "An object in the store can't be read; it is left out", "object", o.Ref)
+			log.Error(err, "Failed to decode an object in the store, skipping it", "object", o.Ref)
 			return nil
 		}
 		entries := m.outbox.Entries(o.Ref)
@@ -59,7 +59,7 @@ func (m *Manager) load(ctx context.Context) error {
 	for _, e := range shown {
 		o, err := object.FromRaw(view.Events, e.Raw)
 		if err != nil {
-			log.Error(err, "An event in the store can't be read; it is left out", "event", e.Ref)
+			log.Error(err, "Failed to decode an event in the store, skipping it", "event", e.Ref)
 			continue
 		}
 		m.restoreEvent(o, e.Ref, e.Version)
@@ -75,7 +75,7 @@ func (m *Manager) load(ctx context.Context) error {
 	}
 	err := m.config.Store.Update(ctx, write)
 	if err != nil && !needed {
-		log.Error(err, "The store can't be written; the device goes on with what it has")
+		log.Error(err, "Failed to write to the store, running from memory")
 		return nil
 	}
 	return err

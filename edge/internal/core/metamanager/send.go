@@ -26,7 +26,7 @@ func (m *Manager) send(ctx context.Context, p port) error {
 				break
 			}
 			if err := p.Send(ctx, m.config.Hub, msg); err != nil && ctx.Err() == nil {
-				klog.FromContext(ctx).V(2).Info("A message did not reach the hub; it is sent again with the next link", "topic", msg.Key(), "err", err)
+				klog.FromContext(ctx).V(2).Info("Failed to pass a message to the hub, sending it again with the next link", "topic", msg.Key(), "err", err)
 			}
 			m.at(PointSent)
 		}
@@ -53,7 +53,7 @@ func (m *Manager) nextMessage(ctx context.Context) (message.Message, bool) {
 		}
 		msg, ok, err := next.Write.Message(m.config.Store, m.writtenOver(next.Write))
 		if err != nil {
-			klog.FromContext(ctx).Error(err, "An event that waits can't be read; it is tried again with the next link", "entry", next.Write.Entry.ID)
+			klog.FromContext(ctx).Error(err, "Failed to decode a pending event, retrying with the next link", "entry", next.Write.Entry.ID)
 		}
 		if ok {
 			return msg, true

@@ -22,7 +22,7 @@ func (m *Manager) dropIdle(ctx context.Context, passed time.Duration) {
 		}
 		return nil
 	}); err != nil && ctx.Err() == nil {
-		klog.FromContext(ctx).Error(err, "Sets that no client uses could not be dropped; they are tried again")
+		klog.FromContext(ctx).Error(err, "Failed to drop unused sets of objects, retrying")
 	}
 }
 
@@ -38,12 +38,12 @@ func (m *Manager) upkeep(ctx context.Context) error {
 			last, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 			defer cancel()
 			if err := m.events.Flush(last, m.config.Store); err != nil && !errors.Is(err, store.ErrClosed) {
-				klog.FromContext(ctx).Error(err, "The newest events were not kept")
+				klog.FromContext(ctx).Error(err, "Failed to store the newest events")
 			}
 			return nil
 		case <-tick.C:
 			if err := m.events.Flush(ctx, m.config.Store); err != nil {
-				klog.FromContext(ctx).Error(err, "Events were not kept; they are tried again")
+				klog.FromContext(ctx).Error(err, "Failed to store events, retrying")
 			}
 			m.dropIdle(ctx, period)
 		}

@@ -76,7 +76,7 @@ func operations(doc, body []byte) ([]byte, error) {
 			return nil, err
 		}
 		if written += len(doc); written > maxWritten {
-			return nil, fmt.Errorf("the object after each copy comes to more than %d bytes, which are taken at most", maxWritten)
+			return nil, fmt.Errorf("the object is larger than %d bytes after a copy", maxWritten)
 		}
 		p = p[n:]
 	}

@@ -132,14 +132,14 @@ func (s *Store) open(ctx context.Context, log klog.Logger) error {
 	err := verifyPatiently(ctx, func() error { return verify(s.config.Path) })
 	if err == nil && s.vanished() {
 		s.lost = []string{Absent}
-		log.Error(nil, "Creating the store's file, which is missing or empty although a store was there before: writes that waited for the cloud are lost", "path", s.config.Path)
+		log.Error(nil, "Creating a new store in place of a missing or empty file: pending writes to the cloud are lost", "path", s.config.Path)
 	}
 	if err == nil {
 		err = s.openFile(s.config.Path)
 	}
 	if err == nil {
 		if err := s.mark(); err != nil { // a full disk keeps no store from being opened
-			log.Error(err, "Failed to mark the store's lock: a store whose file vanishes is taken for a new one until this works")
+			log.Error(err, "Failed to mark the store's lock: until this succeeds a missing file is not detected as a loss")
 		}
 	}
 	damage := (*DamageError)(nil)
@@ -150,7 +150,7 @@ func (s *Store) open(ctx context.Context, log klog.Logger) error {
 	if err := s.replace(); err != nil {
 		return err
 	}
-	log.Error(err, "The store is damaged; what can be read of it was kept in a fresh one, the rest comes again from the cloud",
+	log.Error(err, "Replaced a damaged store: kept its readable records, waiting for the cloud to send the others",
 		"path", s.config.Path, "aside", s.aside, "lost", s.lost)
 	return s.openFile(s.config.Path)
 }
@@ -299,7 +299,7 @@ func (s *Store) replace() error {
 	saved := planOf(trees)
 	if err := errors.Join(s.restore(saved), s.db.Close()); err != nil {
 		os.Remove(fresh)
-		return fmt.Errorf("restoring what could be read of the damaged store: %w", err)
+		return fmt.Errorf("restoring the readable records of the damaged store: %w", err)
 	}
 	aside, err := s.setAside(fresh)
 	if err != nil {

@@ -104,7 +104,7 @@ func (r records) begin(id string) (lock, out *os.File, rec record, err error) {
 	}
 	for _, old := range []string{pidFile, exitFile, outputFile} {
 		if err := os.Remove(r.path(old)); err != nil && !errors.Is(err, os.ErrNotExist) {
-			return nil, nil, record{}, errors.Join(fmt.Errorf("removing what an earlier hook left: %w", err), lock.Close())
+			return nil, nil, record{}, errors.Join(fmt.Errorf("removing the files of an earlier hook: %w", err), lock.Close())
 		}
 	}
 	rec = record{ID: id, Boot: r.boot, Started: monotonic()}

@@ -45,7 +45,7 @@ func (d *Daemon) start(log klog.Logger) (*process, error) {
 	go func() {
 		defer close(p.done)
 		if err := cmd.Wait(); err != nil {
-			log.Info("keepalived ended", "err", err, "log", d.tail())
+			log.Info("keepalived exited", "err", err, "log", d.tail())
 		}
 	}()
 	return p, nil
@@ -183,7 +183,7 @@ func (p *process) stop(log klog.Logger) error {
 	select {
 	case <-p.done:
 	case <-time.After(grace):
-		log.Error(nil, "keepalived does not end; it is killed, and its addresses are removed", "pid", p.pid)
+		log.Error(nil, "Killing keepalived, which does not end, and removing its addresses", "pid", p.pid)
 		if err := p.signal(unix.SIGKILL); err != nil {
 			return err
 		}
@@ -214,7 +214,7 @@ func (d *Daemon) readFIFO(log klog.Logger, f *os.File) {
 		if !ok {
 			continue
 		}
-		log.V(3).Info("An election changed", "instance", name, "state", state)
+		log.V(3).Info("Election changed", "instance", name, "state", state)
 		d.statesMu.Lock()
 		if _, known := d.names[name]; known {
 			d.states[name] = state

@@ -49,16 +49,16 @@ func (d *Daemon) supervise(ctx context.Context) error {
 			poke(d.wake)
 		case <-sweep.C:
 			if err := d.sweep(false); err != nil {
-				log.Error(err, "Removing addresses that should be gone failed; it is tried again")
+				log.Error(err, "Failed to remove stale addresses, retrying")
 			}
 			if backoff > backoffMin && d.age() > time.Minute {
 				backoff = backoffMin
 			}
 		case <-ended:
-			log.Error(nil, "keepalived has ended by itself; its addresses are removed and it is started again", "in", backoff)
+			log.Error(nil, "keepalived exited unexpectedly, removing its addresses and restarting it", "in", backoff)
 			d.buried()
 			if err := d.sweep(true); err != nil {
-				log.Error(err, "Removing what keepalived left behind failed; it is tried again")
+				log.Error(err, "Failed to remove keepalived's leftovers, retrying")
 			}
 			again = time.After(backoff)
 			backoff = min(2*backoff, backoffMax)
@@ -67,7 +67,7 @@ func (d *Daemon) supervise(ctx context.Context) error {
 				continue // it starts when the time has come
 			}
 			if err := d.adjust(ctx); err != nil {
-				log.Error(err, "Starting keepalived failed; it is tried again", "in", backoff)
+				log.Error(err, "Failed to start keepalived, retrying", "in", backoff)
 				again = time.After(backoff)
 				backoff = min(2*backoff, backoffMax)
 			}
@@ -87,18 +87,18 @@ func (d *Daemon) adjust(ctx context.Context) error {
 			return err
 		}
 		if p != nil {
-			log.Info("keepalived of an earlier run is taken over", "pid", p.pid)
+			log.Info("Adopted keepalived of an earlier run", "pid", p.pid)
 			d.proc = p
 			d.seedStates()
 			return p.reload()
 		}
 		if err := d.sweepLocked(true); err != nil {
-			log.Error(err, "Removing addresses of an earlier run failed; it is tried again")
+			log.Error(err, "Failed to remove addresses of an earlier run, retrying")
 		}
 		if d.proc, err = d.start(log); err != nil {
 			return err
 		}
-		log.Info("keepalived runs", "pid", d.proc.pid)
+		log.Info("Started keepalived", "pid", d.proc.pid)
 	case !d.wanted && d.proc == nil:
 		// A process of an earlier run, although no instance is desired now.
 		p, err := d.adopt()

@@ -51,7 +51,7 @@ func (d *Daemon) owned() ([]place, error) {
 		return nil, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("reading which addresses are ours: %w", err)
+		return nil, fmt.Errorf("reading the list of our addresses: %w", err)
 	}
 	var all []place
 	for line := range strings.Lines(string(raw)) {

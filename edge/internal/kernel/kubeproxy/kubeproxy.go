@@ -96,7 +96,7 @@ func (*Driver) Clear(ctx context.Context) error {
 		failed = iptables.CleanupLeftovers(ctx) || failed
 	}
 	if failed {
-		return errors.New("rules of Services could not be removed from the kernel; the log says why")
+		return errors.New("failed to remove the rules of Services from the kernel; see the log")
 	}
 	return nil
 }

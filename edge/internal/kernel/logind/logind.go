@@ -145,7 +145,7 @@ func Run(ctx context.Context, c Config) error {
 			return failed.err
 		}
 		if text := err.Error(); text != logged { // once a cause: it may be so for as long as the device lives
-			log.Info("Shutdowns are not delayed: systemd-logind can't be asked; it is tried again", "in", c.Retry, "err", err)
+			log.Info("Failed to delay shutdowns: systemd-logind is unavailable, retrying", "in", c.Retry, "err", err)
 			logged = text
 		}
 		select {
@@ -193,7 +193,7 @@ func (s *server) serve(ctx context.Context) error {
 	default:
 		s.raise(ctx, conn, logind)
 		if lock, err = s.inhibit(ctx, logind); err == nil {
-			klog.FromContext(ctx).Info("Shutdowns of the device are delayed", "atMost", delay(logind), "why", s.Why)
+			klog.FromContext(ctx).Info("Delaying shutdowns of the device", "atMost", delay(logind), "why", s.Why)
 		} else if !preparing(ctx, logind) {
 			return err
 		} // else it was announced just now, and the signal waits
@@ -248,7 +248,7 @@ func (s *server) raise(ctx context.Context, conn *dbus.Conn, logind dbus.BusObje
 		}
 	}
 	if err != nil {
-		log.Error(err, "Failed to raise how long a shutdown is delayed", "wanted", s.Delay, "is", delay(logind), "file", s.DropIn)
+		log.Error(err, "Failed to raise systemd-logind's limit of a shutdown's delay", "wanted", s.Delay, "is", delay(logind), "file", s.DropIn)
 	}
 }
 
@@ -274,17 +274,17 @@ func delay(logind dbus.BusObject) time.Duration {
 
 func (s *server) prepare(ctx context.Context, limit time.Duration) {
 	log := klog.FromContext(ctx)
-	log.Info("The device shuts down", "delayedAtMost", limit)
+	log.Info("Device is shutting down", "delayedAtMost", limit)
 	s.down = true
 	ctx, cancel := context.WithTimeout(ctx, max(limit-margin, limit/2))
 	defer cancel()
 	if err := s.Prepare(ctx); err != nil {
-		log.Error(err, "Preparing for the shutdown failed in part")
+		log.Error(err, "Failed to prepare completely for the shutdown")
 	}
 }
 
 func (s *server) resume(ctx context.Context) error {
-	klog.FromContext(ctx).Info("The shutdown of the device was cancelled")
+	klog.FromContext(ctx).Info("Shutdown of the device was cancelled")
 	s.down = false
 	if err := s.Resume(ctx); err != nil {
 		return &resumeError{err}

@@ -49,7 +49,7 @@ func watch(ctx context.Context, open func() (*subscription, error), list func() 
 		var wake <-chan struct{}
 		switch {
 		case err != nil:
-			log.Error(err, "Failed to read the network interfaces; it is tried again", "in", pause)
+			log.Error(err, "Failed to read the network interfaces, retrying", "in", pause)
 			again = time.After(pause)
 			pause = min(2*pause, pauseMost)
 		case first || !reflect.DeepEqual(last, now): // changes before the first reading are unknown
@@ -64,7 +64,7 @@ func watch(ctx context.Context, open func() (*subscription, error), list func() 
 			return
 		case <-again:
 		case err := <-s.ended():
-			log.V(2).Info("Changes of the network interfaces were lost; they are subscribed to again", "err", err)
+			log.V(2).Info("Lost changes of the network interfaces, subscribing again", "err", err)
 			s.close()
 			s = nil
 		case <-wake:

@@ -133,7 +133,7 @@ func (o *round) save(ctx context.Context, now map[string]Known) error {
 		}
 		raw, err := json.Marshal(k)
 		if err != nil {
-			return fmt.Errorf("encoding what is known of %s: %w", key, err)
+			return fmt.Errorf("encoding the state of %s: %w", key, err)
 		}
 		changes[key] = raw
 	}
@@ -169,9 +169,9 @@ func (o *round) sync(ctx context.Context) (time.Duration, error) {
 		return 0, err
 	}
 	if was := o.show(p); p.Silent && !was {
-		klog.FromContext(ctx).Info("Applications are not reported until there is a link", "lost", o.lost)
+		klog.FromContext(ctx).Info("Pausing reports of applications until there is a link", "lost", o.lost)
 	} else if was && !p.Silent {
-		klog.FromContext(ctx).Info("Applications are reported again")
+		klog.FromContext(ctx).Info("Resuming reports of applications")
 	}
 	if p.Silent {
 		return p.Next, nil

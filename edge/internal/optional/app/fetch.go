@@ -222,10 +222,10 @@ func (f *fetches) remove(ctx context.Context, now time.Time) {
 	}
 	removed, err := f.fetcher.Prune(keep)
 	if len(removed) > 0 {
-		klog.FromContext(ctx).Info("Removed content that no application names", "files", removed)
+		klog.FromContext(ctx).Info("Removed content that no application references", "files", removed)
 	}
 	if err != nil {
-		klog.FromContext(ctx).Error(err, "Failed to remove content that no application names, retrying")
+		klog.FromContext(ctx).Error(err, "Failed to remove unreferenced content, retrying")
 		f.mu.Lock()
 		f.prune = now.Add(pruneAfter)
 		f.mu.Unlock()

@@ -109,7 +109,7 @@ func identify(r io.Reader) (string, error) {
 }
 
 // errMoved: the file of that name is another one by now. The next look finds both.
-var errMoved = errors.New("the log was rotated meanwhile")
+var errMoved = errors.New("the log was rotated while it was read")
 
 // from opens a file at an offset of its content.
 func from(f file, offset int64) (io.ReadCloser, error) {

@@ -125,14 +125,14 @@ func (s *Store) download(ctx context.Context, source, digest string) error {
 	}
 	got, err := digestOf(part)
 	if err != nil {
-		return fmt.Errorf("reading what was fetched: %w", err)
+		return fmt.Errorf("reading the fetched content: %w", err)
 	}
 	if got != digest {
 		// Started again next time: continuing would never mend it.
 		return errors.Join(fmt.Errorf("%s has the SHA-256 %s, not %s", source, got, digest), os.Remove(part))
 	}
 	if err := os.Rename(part, s.Path(digest)); err != nil {
-		return fmt.Errorf("keeping what was fetched: %w", err)
+		return fmt.Errorf("storing the fetched content: %w", err)
 	}
 	return nil
 }

@@ -127,7 +127,7 @@ func (a *Agent) start(_ context.Context, r *agent.Run) (agent.Sync, error) {
 		a.writes.Add(float64(changed))
 		a.note(&c, rules)
 		if err != nil {
-			err = fmt.Errorf("marking connections, which modules.marks.enable switches off: %w", err)
+			err = fmt.Errorf("marking connections (disable with modules.marks.enable): %w", err)
 		}
 		return 0, errors.Join(err, report(r, collections, entry(a.config.NodeName, &c, rules, err)))
 	}, nil

@@ -155,7 +155,7 @@ func (a *Agent) note(ctx context.Context, err error) {
 		text = err.Error()
 	}
 	if text != "" && a.problem == "" {
-		klog.FromContext(ctx).Error(err, "Failed to keep samples of metrics on the disk; those in memory are lost if edgecore ends")
+		klog.FromContext(ctx).Error(err, "Failed to write metric samples to the disk; those in memory are lost if edgecore ends")
 	}
 	a.problem = text
 }
@@ -215,7 +215,7 @@ func (a *Agent) Attach(up linkstate.Link, send func(context.Context, message.Mes
 			return
 		}
 		if err := a.serve(ctx, send, answers); err != nil && ctx.Err() == nil {
-			klog.FromContext(ctx).V(2).Info("Failed to send samples of metrics over this link", "err", err)
+			klog.FromContext(ctx).V(2).Info("Failed to send metric samples over this link", "err", err)
 		}
 	}
 }
@@ -226,7 +226,7 @@ func (a *Agent) serve(ctx context.Context, send func(context.Context, message.Me
 		m, err := a.next(a.now())
 		switch {
 		case err != nil:
-			klog.FromContext(ctx).Error(err, "Dropped samples of metrics that can't be read")
+			klog.FromContext(ctx).Error(err, "Dropped unreadable metric samples")
 			continue
 		case m == nil:
 			select {

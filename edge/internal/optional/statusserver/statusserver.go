@@ -74,7 +74,7 @@ func (s *Server) Run(ctx context.Context, port *beehive.Port) error {
 	for {
 		if present(s.config.Listen.Addr()) {
 			if err := s.listen(ctx); err != nil && ctx.Err() == nil {
-				klog.FromContext(ctx).Error(err, "Status server does not listen; it tries again", "address", s.config.Listen)
+				klog.FromContext(ctx).Error(err, "Status server failed to listen, retrying", "address", s.config.Listen)
 			}
 		}
 		select {
@@ -109,7 +109,7 @@ func (s *Server) listen(ctx context.Context) error {
 		Handler: s.Handler(), TLSConfig: s.TLS(), ReadTimeout: ioTimeout, ReadHeaderTimeout: ioTimeout,
 		WriteTimeout: ioTimeout + peerTimeout, MaxHeaderBytes: 16 << 10,
 	}
-	klog.FromContext(ctx).Info("Status server listens", "address", l.Addr())
+	klog.FromContext(ctx).Info("Status server is listening", "address", l.Addr())
 	g, serving := errgroup.WithContext(ctx)
 	g.Go(func() error {
 		bounded := netutil.LimitListener(connshare.Listen(l, connshare.New(mostConns, connsOfAddress).Each), mostConns)
@@ -127,7 +127,7 @@ func (s *Server) listen(ctx context.Context) error {
 				return server.Close()
 			case <-tick.C:
 				if !present(s.config.Listen.Addr()) {
-					klog.FromContext(ctx).Info("Status server closes: its address is on no interface", "address", s.config.Listen)
+					klog.FromContext(ctx).Info("Closing the status server: its address is on no interface", "address", s.config.Listen)
 					return server.Close()
 				}
 			}

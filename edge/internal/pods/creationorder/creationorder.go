@@ -92,7 +92,7 @@ func (m *Module) Run(ctx context.Context, port *beehive.Port) error {
 			continue
 		}
 		if err := m.Mend(ctx); err != nil && ctx.Err() == nil {
-			klog.FromContext(ctx).V(1).Info("Failed to remove containers that were created later than now, retrying", "err", err)
+			klog.FromContext(ctx).V(1).Info("Failed to remove dead containers with creation times in the future, retrying", "err", err)
 		}
 	}
 }
@@ -129,7 +129,7 @@ func (m *Module) Mend(ctx context.Context) error {
 	plan := Plan(state)
 	err = remove(ctx, runtime, plan)
 	if n := len(plan.Sandboxes) + len(plan.Containers); n > 0 {
-		klog.FromContext(ctx).Info("Removed dead containers that were created later than those after them: the clock was set back",
+		klog.FromContext(ctx).Info("Removed dead containers with later creation times than their successors: the clock was set back",
 			"sandboxes", len(plan.Sandboxes), "containers", len(plan.Containers), "now", state.Now, "err", err)
 	}
 	m.mu.Lock()

@@ -240,7 +240,7 @@ func (m *Module) run(ctx context.Context, recorder agent.Recorder) error {
 		case <-timer.C:
 		}
 		if err := m.look(ctx, recorder); err != nil && ctx.Err() == nil {
-			klog.FromContext(ctx).V(1).Info("Failed to look for devices that pods wait for, retrying", "err", err)
+			klog.FromContext(ctx).V(1).Info("Failed to check the devices that pods wait for, retrying", "err", err)
 		}
 		if next := m.next(); next > 0 {
 			timer.Reset(next)
@@ -385,7 +385,7 @@ func (m *Module) giveUp(ctx context.Context, recorder agent.Recorder) {
 	clear(m.admitted)
 	m.mu.Unlock()
 	for uid, w := range left {
-		klog.FromContext(ctx).Info("Showing a pod to the kubelet whose device plugin has not registered in time", "pod", klog.KRef(w.ref.Namespace, w.ref.Name), "reason", w.reason)
+		klog.FromContext(ctx).Info("Showing a pod to the kubelet although its device plugin has not registered in time", "pod", klog.KRef(w.ref.Namespace, w.ref.Name), "reason", w.reason)
 		recorder.Eventf(&corev1.ObjectReference{Kind: "Pod", APIVersion: "v1", Namespace: w.ref.Namespace, Name: w.ref.Name, UID: uid}, corev1.EventTypeWarning, "DevicePluginTimeout",
 			"%s; the pod has waited for %s and is started now. Look for the device plugin's pod on this node, or raise modules.edged.devicePluginTimeout", w.reason, m.config.Timeout)
 		m.changed[w.ref] = struct{}{}

@@ -83,7 +83,7 @@ func (m *Module) awaitAll(ctx context.Context, needs []need) error {
 		}
 		m.wait(err)
 		if err.Error() != said || time.Since(at) >= sayInterval {
-			logger.Error(err, "The kubelet waits; what runs on the device goes on")
+			logger.Error(err, "Delaying the kubelet; running containers are not affected")
 			said, at = err.Error(), time.Now()
 		}
 		select {
@@ -117,7 +117,7 @@ func (m *Module) advise(ctx context.Context, lookup func(ctx context.Context, ho
 	ctx, cancel := context.WithTimeout(ctx, lookupTime)
 	defer cancel()
 	if _, err := lookup(ctx, m.config.NodeName); err != nil && errors.Is(ctx.Err(), context.DeadlineExceeded) {
-		klog.FromContext(ctx).Info("This node's own name takes long to look up, which slows the kubelet",
+		klog.FromContext(ctx).Info("Looking up this node's own name is slow, which delays the kubelet",
 			"name", m.config.NodeName, "do", "add the name to /etc/hosts, or set modules.edged.nodeIP")
 	}
 }
@@ -205,7 +205,7 @@ func (m *Module) portsFree() error {
 	return nil
 }
 
-var errFirstContact = errors.New("this device has never heard from the cloud which pods are its own; it needs a link once (see edgecore status)")
+var errFirstContact = errors.New("waiting for the cloud to send this device's pods for the first time; it needs a link once (see edgecore status)")
 
 // synced makes the kubelet's own first requests, with the same selectors: its Node and its pods. A
 // kubelet may start only if both can be answered: one that receives an empty list would end the

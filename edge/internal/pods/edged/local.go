@@ -135,5 +135,5 @@ func verifyOwn(file string, shown []*x509.Certificate) error {
 			return nil
 		}
 	}
-	return errors.New("what listens at the kubelet's port is not this kubelet")
+	return errors.New("the server at the kubelet's port is not this kubelet")
 }

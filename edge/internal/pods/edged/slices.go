@@ -60,7 +60,7 @@ func (c keepingSlices) DeleteCollection(ctx context.Context, options metav1.Dele
 		return nil
 	}
 	if len(running) > 0 {
-		klog.FromContext(ctx).Info("Keeping the ResourceSlices of DRA drivers that run", "drivers", running, "deleted", selector)
+		klog.FromContext(ctx).Info("Keeping the ResourceSlices of running DRA drivers", "drivers", running, "deleted", selector)
 	}
 	list.FieldSelector = selector
 	return c.ResourceSliceInterface.DeleteCollection(ctx, options, list)

@@ -184,7 +184,7 @@ func (s *Server) sandboxImage(ctx context.Context) string {
 	defer cancel()
 	name, err := SandboxImage(ctx, s.config.Runtime)
 	if err != nil {
-		klog.FromContext(ctx).V(2).Info("The container runtime does not tell its sandbox image", "err", err)
+		klog.FromContext(ctx).V(2).Info("Container runtime does not report its sandbox image", "err", err)
 		return ""
 	}
 	s.mu.Lock()
@@ -205,7 +205,7 @@ func (s *Server) TryRestore(ctx context.Context) {
 	s.failure = text
 	s.mu.Unlock()
 	if err != nil && text != before {
-		klog.FromContext(ctx).Error(err, "Failed to restore the image of pods' sandboxes, retrying")
+		klog.FromContext(ctx).Error(err, "Failed to restore the sandbox image, retrying")
 	}
 }
 
@@ -230,6 +230,6 @@ func (s *Server) Restore(ctx context.Context) error {
 	if err := archive.Import(ctx, conn, s.config.Archive, name); err != nil {
 		return fmt.Errorf("importing the sandbox image %s from %s: %w", name, s.config.Archive, err)
 	}
-	klog.FromContext(ctx).Info("Restored the image of pods' sandboxes", "image", name, "from", s.config.Archive)
+	klog.FromContext(ctx).Info("Restored the sandbox image", "image", name, "from", s.config.Archive)
 	return nil
 }

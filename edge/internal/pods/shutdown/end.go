@@ -98,7 +98,7 @@ func (e *ender) container(ctx context.Context, p Pod, c Container, ended map[str
 	defer cancel()
 	if c.PreStop != nil && p.Grace > 0 {
 		if err := preStop(turn, e.runtime, c); err != nil {
-			klog.FromContext(ctx).Error(err, "A preStop hook failed", "pod", klog.KRef(p.Namespace, p.Name), "container", c.Name)
+			klog.FromContext(ctx).Error(err, "preStop hook failed", "pod", klog.KRef(p.Namespace, p.Name), "container", c.Name)
 		}
 	}
 	for _, name := range c.After {

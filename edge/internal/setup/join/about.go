@@ -44,7 +44,7 @@ func Ask(ctx context.Context, o Options) (ca *x509.Certificate, about *pki.About
 	}
 	about = new(pki.About)
 	if err := json.NewDecoder(io.LimitReader(response.Body, pki.MaxJoinBody)).Decode(about); err != nil {
-		return nil, nil, fmt.Errorf("%w: what %s says of itself is no JSON: %w", ErrNotCloudcore, o.Server, err)
+		return nil, nil, fmt.Errorf("%w: the description sent by %s is not valid JSON: %w", ErrNotCloudcore, o.Server, err)
 	}
 	return ca, about, nil
 }

@@ -205,13 +205,13 @@ func (i *Identity) Run(ctx context.Context, csrs certificatesclient.CertificateS
 				fails = min(fails, renewEndedMax)
 			}
 			earliest = time.Now().Add(fails/2 + rand.N(fails))
-			logger.Error(err, "The node's certificate can't be renewed", "notAfter", cert.Leaf.NotAfter.UTC().Format(time.RFC3339),
+			logger.Error(err, "Failed to renew the node's certificate", "notAfter", cert.Leaf.NotAfter.UTC().Format(time.RFC3339),
 				"again", time.Until(earliest).Round(time.Second))
 			continue
 		}
 		// However far ahead the clock may be, a new certificate has some rest.
 		fails, earliest = 0, time.Now().Add(life/10)
-		logger.Info("The node's certificate was renewed", "notAfter", cert.Leaf.NotAfter.UTC().Format(time.RFC3339))
+		logger.Info("Renewed the node's certificate", "notAfter", cert.Leaf.NotAfter.UTC().Format(time.RFC3339))
 	}
 }
 
@@ -432,13 +432,13 @@ func (i *Identity) takeJoined(ctx context.Context) {
 	switch {
 	case id.certificate[0].Equal(i.current.Load().Leaf):
 	case id.cluster.Node != i.cluster.Node:
-		klog.FromContext(ctx).Error(nil, "This device was joined under another name, which edgecore uses once it is restarted", "node", i.cluster.Node, "joined", id.cluster.Node)
+		klog.FromContext(ctx).Error(nil, "Device was joined under another name; restart edgecore to use it", "node", i.cluster.Node, "joined", id.cluster.Node)
 		i.note(fmt.Errorf("this device was joined as %s: restart edgecore (systemctl restart edgecore)", id.cluster.Node))
 	default:
 		i.clock.AtLeast(id.certificate[0].NotBefore)
 		i.trust.Store(newTrust(id.ca, id.clientCA))
 		i.use(id.tls())
-		klog.FromContext(ctx).Info("Took over the identity that a join has written", "notAfter", id.certificate[0].NotAfter.UTC().Format(time.RFC3339))
+		klog.FromContext(ctx).Info("Loaded the new identity written by a join", "notAfter", id.certificate[0].NotAfter.UTC().Format(time.RFC3339))
 		if i.Renewed != nil {
 			i.Renewed()
 		}

@@ -107,7 +107,7 @@ func Join(ctx context.Context, o Options) (Result, error) {
 	}
 	result.NotAfter, result.Cluster = id.certificate[0].NotAfter, id.cluster
 	if result.Skew > time.Minute || result.Skew < -time.Minute {
-		klog.FromContext(ctx).Info("The clock of this device is off", "ahead", result.Skew, "cloud", cloud.UTC().Format(time.RFC3339))
+		klog.FromContext(ctx).Info("Clock of this device differs from the cloud's", "ahead", result.Skew, "cloud", cloud.UTC().Format(time.RFC3339))
 	}
 	return result, nil
 }

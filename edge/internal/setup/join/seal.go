@@ -21,7 +21,7 @@ const sealedBlock = "SKERRY SEALED KEY"
 
 // errInTheClear is returned for an identity from a time without sealing. Sealing it now would leave
 // the old key in unused blocks of the disk.
-var errInTheClear = errors.New("its private key lies on the disk in the clear, and modules.metaManager.encryption says that nothing may: run `edgecore reset`, which gives up that key")
+var errInTheClear = errors.New("its private key is on the disk in the clear, which modules.metaManager.encryption forbids: run `edgecore reset`, which discards that key")
 
 // encodeKey is a key as the file of that name holds it.
 func encodeKey(seal Sealer, name string, key crypto.Signer) ([]byte, error) {
@@ -46,7 +46,7 @@ func decodeKey(seal Sealer, name string, data []byte) (crypto.Signer, error) {
 		}
 		return pki.ParseKey(data)
 	case seal == nil:
-		return nil, errors.New("its key is sealed, and modules.metaManager.encryption names nothing that opens it")
+		return nil, errors.New("its key is sealed, and modules.metaManager.encryption names no key to open it")
 	}
 	text, err := seal.Open(name, block.Bytes)
 	if err != nil {

@@ -51,7 +51,7 @@ func TestSealed(t *testing.T) {
 	if id, err := join.Load(o.Dir, key, o.Clock); err != nil || id.Node() != edge1 {
 		t.Error(err)
 	}
-	for says, seal := range map[string]join.Sealer{"another key": another, "names nothing that opens it": nil} {
+	for says, seal := range map[string]join.Sealer{"another key": another, "names no key to open it": nil} {
 		if _, err := join.Load(o.Dir, seal, o.Clock); err == nil || !strings.Contains(err.Error(), says) {
 			t.Errorf("%v; want %q", err, says)
 		}

@@ -45,7 +45,7 @@ func (i *Identity) Renew(teller *x509.Certificate, ca, clientCA []byte) error {
 	}
 	for _, c := range roots {
 		if !c.IsCA {
-			return fmt.Errorf("%s is named as an authority, and is none", c.Subject)
+			return fmt.Errorf("%s is listed as a certificate authority, but is not one", c.Subject)
 		}
 	}
 	have := i.trust.Load()
@@ -63,7 +63,7 @@ func (i *Identity) Renew(teller *x509.Certificate, ca, clientCA []byte) error {
 	if _, err := teller.Verify(x509.VerifyOptions{
 		Roots: next.roots, CurrentTime: i.clock.Now(), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
 	}); err != nil {
-		return fmt.Errorf("the cloud names authorities by which it would not be trusted itself: %w", err)
+		return fmt.Errorf("the cloud's new authorities would end the trust in the cloud itself: %w", err)
 	}
 	d, err := openDirectory(i.dir, i.seal)
 	if err != nil {

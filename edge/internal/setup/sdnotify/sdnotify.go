@@ -32,7 +32,7 @@ func (Module) Name() message.Name { return "sdnotify" }
 func (m Module) Run(ctx context.Context, port *beehive.Port) error {
 	port.Ready()
 	if _, err := daemon.SdNotify(false, daemon.SdNotifyReady); err != nil {
-		klog.FromContext(ctx).Error(err, "Saying READY=1 to systemd failed")
+		klog.FromContext(ctx).Error(err, "Failed to send READY=1 to systemd")
 	}
 	return m.watchdog.Run(ctx)
 }

@@ -105,7 +105,7 @@ func (t *Tunnel) Attach(up linkstate.Link, send func(context.Context, message.Me
 			t.mu.Unlock()
 		}()
 		if err := mux.Run(ctx); err != nil {
-			klog.FromContext(ctx).Error(err, "Serving the cloud's streams failed")
+			klog.FromContext(ctx).Error(err, "Failed to serve the cloud's streams")
 		}
 		t.answers.Wait() // their streams have ended
 	}

@@ -160,7 +160,7 @@ func (a *Agent) Load(ctx context.Context) error {
 	var names []string
 	if raw := kept[metKey]; raw != nil {
 		if err := json.Unmarshal(raw, &names); err != nil {
-			klog.FromContext(ctx).Error(err, "Failed to read which devices were met; the cloud's data is used for them until they are met again")
+			klog.FromContext(ctx).Error(err, "Failed to load peer state, using the cloud's endpoints until peers are seen")
 		}
 	}
 	for _, n := range names {

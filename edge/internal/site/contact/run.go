@@ -197,7 +197,7 @@ func (a *Agent) keepMet(ctx context.Context) error {
 			}
 		}
 		if err != nil && ctx.Err() == nil {
-			klog.FromContext(ctx).Error(err, "Failed to save which devices were met")
+			klog.FromContext(ctx).Error(err, "Failed to save peer state")
 		}
 		a.keepRun(ctx, state)
 		select {
@@ -241,7 +241,7 @@ func (a *Agent) keepRun(ctx context.Context, s runState) {
 		err = atomicfile.Write(a.config.RunFile, raw, 0o600)
 	}
 	if err != nil && ctx.Err() == nil {
-		klog.FromContext(ctx).V(2).Info("Failed to save what the devices of the site reported, for a restart", "err", err)
+		klog.FromContext(ctx).V(2).Info("Failed to save the peers' reports for a restart", "err", err)
 	}
 }
 
@@ -265,7 +265,7 @@ func (a *Agent) beacons(ctx context.Context) error {
 				wait = beaconSlow
 			}
 			if err := a.config.Network.Beacon(packet, a.config.Port); err != nil {
-				klog.FromContext(ctx).V(4).Info("A beacon could not be sent everywhere", "err", err)
+				klog.FromContext(ctx).V(4).Info("Failed to send a beacon on some networks", "err", err)
 			}
 		}
 		select {

@@ -81,7 +81,7 @@ func (a *Agent) ask(ctx context.Context, x action) {
 		return
 	}
 	if err != nil {
-		klog.FromContext(ctx).V(2).Info("A silent device could not be asked", "device", x.node, "err", err)
+		klog.FromContext(ctx).V(2).Info("Failed to probe an unresponsive peer", "device", x.node, "err", err)
 		a.event(ctx, func(now time.Time, c *core) { c.unasked(now, x.node) })
 	} else {
 		a.event(ctx, func(now time.Time, c *core) { c.answered(now, x.node, yes) })
@@ -103,7 +103,7 @@ func (a *Agent) forget(ctx context.Context, node string) {
 	n, err := a.config.Forget(ranges)
 	a.forgotten.Add(uint64(n))
 	if err != nil {
-		klog.FromContext(ctx).Error(err, "Connections to the pods of a dead device could not all be ended", "device", node)
+		klog.FromContext(ctx).Error(err, "Failed to end some connections to the pods of a dead device", "device", node)
 	}
 }
 
@@ -150,7 +150,7 @@ func (a *Agent) dial(ctx context.Context, node string) {
 		all.Go(func() {
 			conn, err := a.transport.Dial(dialling, net.UDPAddrFromAddrPort(at), secure, quicConfig())
 			if err != nil {
-				klog.FromContext(ctx).V(4).Info("A device of the site can't be reached", "device", node, "address", at.String(), "err", err)
+				klog.FromContext(ctx).V(4).Info("Failed to connect to a device of the site", "device", node, "address", at.String(), "err", err)
 				return
 			}
 			cancel() // the others are not needed
@@ -195,7 +195,7 @@ func (a *Agent) candidates(node string) (all []netip.AddrPort) {
 // refuse counts a connection that was refused for the certificate of its other end.
 func (a *Agent) refuse(ctx context.Context, peer string, why error) {
 	a.refused.Add(1)
-	klog.FromContext(ctx).V(2).Info("A connection was refused", "peer", peer, "err", why)
+	klog.FromContext(ctx).V(2).Info("Rejected a peer connection", "peer", peer, "err", why)
 }
 
 // serve speaks with a peer until the connection ends.

@@ -167,7 +167,7 @@ func (s *syncer) recordPreBoot(ctx context.Context, pods []*corev1.Pod) (map[str
 		// A disk without room must not keep Services down. Whether an earlier run of this boot was
 		// here can't be known now, and a pod that began in this boot would stay out for as long as
 		// it runs: so when it began decides, although a device's clock may be wrong when it boots.
-		klog.FromContext(ctx).Error(err, "Which containers are of an earlier boot can't be kept; it is tried again")
+		klog.FromContext(ctx).Error(err, "Failed to store the containers of an earlier boot, retrying")
 		if earlier {
 			began := s.BootTime().Add(-time.Second) // times in a pod are in whole seconds
 			b.note(pods, func(c corev1.ContainerStatus) bool {

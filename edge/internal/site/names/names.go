@@ -113,7 +113,7 @@ func (m *Module) serve(ctx context.Context, s sockets) error {
 	if m.config.Address != nil {
 		g.Go(func() error { return m.keepAddress(ctx) })
 	}
-	klog.FromContext(ctx).Info("DNS server listens", "listen", m.config.Listen, "domain", m.config.Domain)
+	klog.FromContext(ctx).Info("DNS server is listening", "listen", m.config.Listen, "domain", m.config.Domain)
 	return g.Wait()
 }
 

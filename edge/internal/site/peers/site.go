@@ -137,7 +137,7 @@ func Read(p *topicpb.Site, node string) (*Site, error) {
 		s.Members = append(s.Members, one)
 	}
 	if s.Member(node) == nil {
-		return nil, errors.New("this device is not in the site that is said to be its own")
+		return nil, errors.New("this device is not a member of the site that the cloud assigned to it")
 	}
 	return s, nil
 }
@@ -283,7 +283,7 @@ func (h *Holder) Attach(_ linkstate.Link, send func(context.Context, message.Mes
 				h.keep(ctx)
 			case p := <-latest:
 				if err := h.take(ctx, p); err != nil && ctx.Err() == nil {
-					klog.FromContext(ctx).Error(err, "The site that the cloud describes was not taken over")
+					klog.FromContext(ctx).Error(err, "Rejected the cloud's description of the site")
 				}
 			}
 		}
@@ -302,7 +302,7 @@ func (h *Holder) take(ctx context.Context, p *topicpb.Site) error {
 	}
 	var unkept []byte
 	if err := h.memory.Save(ctx, map[string][]byte{key: raw}); err != nil {
-		klog.FromContext(ctx).Error(err, "The site can't be kept for the next boot; it is tried again") // a full disk: it counts all the same
+		klog.FromContext(ctx).Error(err, "Failed to store the site for the next boot, retrying") // a full disk: it counts all the same
 		unkept = raw
 	}
 	klog.FromContext(ctx).Info("Site changed", "site", s.Name, "devices", len(s.Members))

@@ -125,7 +125,7 @@ func (f findings) judge(p *Plan, own []netip.Prefix) {
 		p.Reason, p.Message = ReasonNotOnLink, "on no network of this device, and there is no tunnel to "+names(f.away)
 	case len(f.strays) > 0:
 		p.Reason = ReasonOldRange
-		p.Message = fmt.Sprintf("no other device reaches the pods at %s, which began before this device had %s: delete them, and their controllers make them again",
+		p.Message = fmt.Sprintf("other devices can't reach the pods at %s, which started before this device had %s: delete them, and their controllers recreate them",
 			strings.Join(f.strays, ", "), join(own))
 	case len(f.tunnels) > 0:
 		p.Message += "; by WireGuard: " + names(f.tunnels)

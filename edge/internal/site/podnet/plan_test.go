@@ -111,7 +111,7 @@ func TestClaims_26_RoutesFollowWhatNeighboursSay(t *testing.T) {
 		}, "NotOnLink: on no network of this device, and there is no tunnel to b (this kernel has no WireGuard)\nconflist\n"},
 		"pods from before": {func(s *podnet.State) {
 			s.Pods = []netip.Addr{netip.MustParseAddr("10.1.0.7"), netip.MustParseAddr("10.222.0.3"), netip.MustParseAddr("10.222.0.2")}
-		}, "PodsInOldRange: no other device reaches the pods at 10.222.0.2, 10.222.0.3, which began before this device had 10.1.0.0/24: delete them, and their controllers make them again\n" +
+		}, "PodsInOldRange: other devices can't reach the pods at 10.222.0.2, 10.222.0.3, which started before this device had 10.1.0.0/24: delete them, and their controllers recreate them\n" +
 			"route 10.1.1.0/24 via 192.168.1.2 dev lan0\nconflist\n"},
 		"another CNI":  {func(s *podnet.State) { s.Foreign = []string{"10-calico.conflist"} }, "Foreign: the pod network is made by 10-calico.conflist\nhands off\n"},
 		"switched off": {func(s *podnet.State) { s.Site.PodNetwork = "None" }, "Off: the NodePool says podNetwork: None\nhands off\n"},

@@ -338,7 +338,7 @@ func (s *syncer) masquerade(ctx context.Context, rules masquerade.Rules) error {
 	}
 	if err := s.Masquerade.Apply(ctx, rules); err != nil {
 		s.ruled = time.Time{}
-		return fmt.Errorf("masquerading what pods send out of the site: %w", err)
+		return fmt.Errorf("masquerading pod traffic that leaves the site: %w", err)
 	}
 	s.rules, s.ruled = rules, time.Now()
 	return nil

@@ -98,13 +98,13 @@ func (n *Networks) load() {
 	}
 	all, err := n.config.Memory.Load()
 	if err != nil {
-		klog.Background().Error(err, "Failed to read which addresses are protected, retrying")
+		klog.Background().Error(err, "Failed to read protected addresses, retrying")
 		return
 	}
 	n.loaded = true
 	for key, list := range map[string]*[]netip.Addr{cloudsKey: &n.clouds, gatewaysKey: &n.gateways} {
 		if err := json.Unmarshal(all[key], list); err != nil && len(all[key]) > 0 {
-			klog.Background().Error(err, "Failed to read which addresses are protected", "key", key)
+			klog.Background().Error(err, "Failed to read protected addresses", "key", key)
 		}
 	}
 }

@@ -150,7 +150,7 @@ type switcher struct {
 }
 
 // errRoom ends edgecore.
-var errRoom = errors.New("a kube-proxy pod has come to this device: edgecore starts again without rules of its own for Services")
+var errRoom = errors.New("a kube-proxy pod runs on this device now: restarting edgecore without its own rules for Services")
 
 func (s *switcher) sync(ctx context.Context, pods []*corev1.Pod, node *corev1.Node) error {
 	if other := KubeProxy(pods); other != "" {
@@ -159,7 +159,7 @@ func (s *switcher) sync(ctx context.Context, pods []*corev1.Pod, node *corev1.No
 	if s.aside != "" {
 		s.aside = ""
 		s.run.Note("")
-		klog.FromContext(ctx).Info("No kube-proxy pod is on this device any more")
+		klog.FromContext(ctx).Info("kube-proxy pod is gone from this device")
 	}
 	if s.proxy == nil {
 		if err := s.begin(ctx, node); err != nil {
@@ -213,7 +213,7 @@ func (s *switcher) reset(ctx context.Context, now time.Time) (again time.Duratio
 	done, err := s.Driver.ResetTCP(ctx)
 	switch {
 	case err != nil: // ICMP refuses too
-		klog.FromContext(ctx).Error(err, "Failed to have TCP refused by a reset; retrying later")
+		klog.FromContext(ctx).Error(err, "Failed to set up TCP resets for refused connections, retrying later")
 	case !done:
 		return resetAgain
 	}
@@ -294,7 +294,7 @@ func (s *switcher) begin(ctx context.Context, node *corev1.Node) error {
 	// again, each time.
 	switch err := s.own(ctx); {
 	case errors.Is(err, store.ErrFull):
-		klog.FromContext(ctx).Error(err, "That rules of Services may be ours can't be kept; it is tried again")
+		klog.FromContext(ctx).Error(err, "Failed to persist ownership of Service rules, retrying")
 	case err != nil:
 		return err
 	}
@@ -309,7 +309,7 @@ func (s *switcher) begin(ctx context.Context, node *corev1.Node) error {
 		return err
 	}
 	go p.SyncLoop() // has no end in Kubernetes' code; the module runs once in a process
-	klog.FromContext(ctx).Info("Services are served by this device", "mode", mode)
+	klog.FromContext(ctx).Info("Serving Services on this device", "mode", mode)
 	return nil
 }
 
@@ -362,7 +362,7 @@ func (s *switcher) standAside(ctx context.Context, pod string) error {
 	text := fmt.Sprintf("off: the pod %s serves Services on this device", pod)
 	s.run.Note(text)
 	s.run.Event(corev1.EventTypeNormal, "ServicesOff", "edgecore's own proxy is %s", text)
-	klog.FromContext(ctx).Info("Services are left to a kube-proxy pod", "pod", pod)
+	klog.FromContext(ctx).Info("Leaving Services to a kube-proxy pod", "pod", pod)
 	// Rules of an earlier run are the pod's now: kube-proxy uses the same names, and removes those
 	// of its other modes.
 	return s.Memory.Save(ctx, map[string][]byte{ownKey: nil})

@@ -74,7 +74,7 @@ func informer(api *rest.Config, gv schema.GroupVersion, resource string, example
 	// Not client-go's own handler, whose delay all watches of the process share. The reflector has
 	// a back-off too.
 	if err := informer.SetWatchErrorHandlerWithContext(func(ctx context.Context, _ *cache.Reflector, err error) {
-		klog.FromContext(ctx).V(2).Info("Watch of the edge API ended, it is opened again", "resource", resource, "err", err)
+		klog.FromContext(ctx).V(2).Info("Watch of the edge API ended, reopening it", "resource", resource, "err", err)
 	}); err != nil {
 		return nil, fmt.Errorf("watching %s: %w", resource, err)
 	}

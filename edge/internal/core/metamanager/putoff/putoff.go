@@ -75,7 +75,7 @@ func (p *Queue) Put(ctx context.Context, r *topicpb.WriteResult) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if len(p.ids) == 0 {
-		klog.FromContext(ctx).V(2).Info("The cloud takes no more writes for now: a quota of this node is exhausted", "quota", quota, "retryIn", after)
+		klog.FromContext(ctx).V(2).Info("Deferring writes: a quota of this node is exhausted", "quota", quota, "retryIn", after)
 	}
 	p.ids = append(p.ids, r.GetId())
 	p.note(quota, after)

@@ -44,9 +44,9 @@ func (t *Keeper) Refresh(ctx context.Context, linked <-chan struct{}) error {
 			}
 		}
 		if n, err := t.refreshAll(ctx, time.Now()); err != nil && ctx.Err() == nil {
-			klog.FromContext(ctx).Info("Not all kept tokens could be renewed; the kubelet asks for them when it needs them", "renewed", n, "err", err)
+			klog.FromContext(ctx).Info("Failed to renew some kept tokens, leaving it to the kubelet's next requests", "renewed", n, "err", err)
 		} else if n > 0 {
-			klog.FromContext(ctx).V(2).Info("Kept tokens were renewed", "tokens", n)
+			klog.FromContext(ctx).V(2).Info("Renewed kept tokens", "tokens", n)
 		}
 	}
 }

@@ -44,7 +44,7 @@ func (m *Module) Run(ctx context.Context, port *beehive.Port) error {
 		return nil
 	case <-m.store.Damaged():
 	}
-	klog.FromContext(ctx).Error(nil, "The store is damaged; edgecore goes on from memory until it can start again without a loss")
+	klog.FromContext(ctx).Error(nil, "Store is damaged, running from memory until edgecore can restart without a loss")
 	// The file is read once: it is no longer written to.
 	keepsAll := m.store.Salvageable()
 	tick := time.NewTicker(damagePoll)

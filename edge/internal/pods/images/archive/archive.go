@@ -74,7 +74,7 @@ func Import(ctx context.Context, conn grpc.ClientConnInterface, file, name strin
 		"containerd.io/gc.expire": time.Now().Add(leaseTime).Format(time.RFC3339),
 	}, ID: fmt.Sprintf("skerry-%d", time.Now().UnixNano())})
 	if err != nil {
-		return fmt.Errorf("asking containerd to keep what is imported: %w", err)
+		return fmt.Errorf("creating a containerd lease for the import: %w", err)
 	}
 	defer func() { // else it runs out
 		_, _ = leases.Delete(context.WithoutCancel(ctx), &leasesv1.DeleteRequest{ID: made.Lease.ID})
