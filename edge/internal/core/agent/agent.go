@@ -74,7 +74,7 @@ type State struct {
 	Name string `json:"name"`
 	// Waiting names the missing information without which the agent does not act; "" if it works.
 	Waiting string `json:"waiting,omitempty"`
-	// Problem is the error of the last Sync; "" where it went well.
+	// Problem is the error of the last Sync; "" if it succeeded.
 	Problem string `json:"problem,omitempty"`
 	// Note is the agent's description of its work (Run.Note).
 	Note     string    `json:"note,omitempty"`
@@ -92,8 +92,8 @@ type Module struct {
 	mu    sync.Mutex
 	state State
 	run   *Run // the present one; nil without one
-	// repeats counts calls of Repeat, heard those that a run has handled: a run that begins handles
-	// those before it.
+	// repeats counts calls of Repeat, heard those that a run has handled: a starting run handles
+	// earlier ones.
 	repeats, heard int
 }
 
@@ -211,7 +211,7 @@ func (m *Module) begin(r *Run) {
 	m.run = r
 }
 
-// once calls the agent's Sync, if it knows enough.
+// once calls the agent's Sync, if no information is missing.
 func (m *Module) once(ctx context.Context, r *Run) (again time.Duration, err error) {
 	if waiting := r.missing(); waiting != "" {
 		m.note(func(s *State) { s.Waiting = waiting })

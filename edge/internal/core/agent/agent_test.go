@@ -153,7 +153,7 @@ func TestModule_WaitsForItsWatches(t *testing.T) {
 	})
 }
 
-// A failure is tried again after 1 s, 2 s, 4 s, up to 30 s, for as long as it lasts; then the first
+// A failure is retried after 1 s, 2 s, 4 s, up to 30 s, for as long as it lasts; then the first
 // delay counts again.
 func TestModule_TriesAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -190,7 +190,7 @@ func routeRef(name string) object.Ref {
 }
 
 // Reports are a state: sent when they change, kept when the outbox refuses, and repeated at link-up
-// once they are old, in batches, however often the link comes up.
+// once they are old, in batches, however often the link is opened.
 func TestReports(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		outbox := &agenttest.Outbox{}

@@ -122,9 +122,8 @@ func (p *Reports) Sent(ref object.Ref) bool {
 	return !due
 }
 
-// Flush passes the due entries to the reporter, at most so many entries that one call stays short.
-// The kit calls it after each Sync; a Sync that must know whether its entries are on the disk calls
-// it itself.
+// Flush passes the due entries to the reporter, bounded in number to keep one call short. The kit
+// calls it after each Sync; a Sync that needs its entries on the disk calls it itself.
 func (p *Reports) Flush(ctx context.Context) error { return p.flush(ctx) }
 
 func (p *Reports) flush(ctx context.Context) error {

@@ -106,7 +106,7 @@ func (r *Run) Event(eventType, reason, format string, args ...any) {
 // Recorder records events about anything; nil for an agent without one.
 func (r *Run) Recorder() record.EventRecorder { return r.recorder }
 
-// Note sets a text in State for a person who inspects the device; "" removes it.
+// Note sets a text in State for a user who inspects the device; "" removes it.
 func (r *Run) Note(text string) { r.note(text) }
 
 func closeRecorder(ctx context.Context, recorder Recorder) {

@@ -94,7 +94,7 @@ func program(n int) []byte {
 	return b
 }
 
-// Whatever is wrong with an artefact, it is refused with the reason, and no program comes of it.
+// Every kind of bad artefact is refused with the reason, and no program is made of it.
 func TestFleet_08_WrongArtefactsAreRefused(t *testing.T) {
 	good := program(100_000)
 	for name, c := range map[string]struct {
@@ -229,7 +229,7 @@ func (c *cut) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// A file that is cut 20 times comes whole, and no byte of it twice.
+// A download that is cut 20 times completes, without fetching any byte twice.
 func TestFleet_10_NoByteComesTwice(t *testing.T) {
 	s := newSystem(t)
 	want := program(1 << 20)

@@ -1,5 +1,5 @@
 // Package artefact fetches programs that this device may run: edgecore for its architecture, signed
-// by keys that came with the package or that an operator has put on the device.
+// by keys of the package or of the operator on the device.
 //
 // It owns the trusted metadata (TUF's, the newest of which are kept on the device) and the files
 // being fetched. It refuses files and metadata not signed by a trusted key, metadata older than
@@ -206,7 +206,7 @@ func (s *Store) refresh(ctx context.Context, from Source, root []byte, offline b
 		stamp = known["timestamp.json"]
 	}
 	if kept := known["snapshot.json"]; kept != nil {
-		_, _ = t.UpdateSnapshot(kept, true) // an older one is there to compare with
+		_, _ = t.UpdateSnapshot(kept, true) // an older one, to compare with
 	}
 	snapshot, err := read(ctx, from, name(t.Timestamp.Signed.Meta["snapshot.json"].Version, "snapshot.json"))
 	if err != nil {
@@ -274,7 +274,7 @@ func (s *Store) keep(files map[string][]byte) error {
 	return nil
 }
 
-// reason tells why metadata were refused.
+// reason returns why metadata were refused.
 func reason(err error) error {
 	if _, ok := errors.AsType[*metadata.ErrExpiredMetadata](err); ok {
 		return fmt.Errorf("%w: %w", ErrExpired, err)

@@ -7,7 +7,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/core/connshare"
 )
 
-// One address has its share, which comes back with each connection that ends.
+// One address has its share, which is released with each connection that ends.
 func TestOneAddressHasItsShare(t *testing.T) {
 	inner, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -160,8 +160,8 @@ func TestListVersions(t *testing.T) {
 	}
 }
 
-// TestNeverEmpty goes through every way to ask for a set that has not been synced: the answer is
-// that the client should come back.
+// TestNeverEmpty tries every request for a set that has not been synced: the client is told to
+// retry.
 func TestNeverEmpty(t *testing.T) {
 	ways := map[string]func(context.Context, kubernetes.Interface) error{
 		"list": func(ctx context.Context, c kubernetes.Interface) error {
@@ -210,7 +210,7 @@ func TestNeverEmpty(t *testing.T) {
 	}
 }
 
-// noRetries takes the header away that client-go would wait for before it tells its caller.
+// noRetries removes the header that makes client-go wait before it returns the error.
 type noRetries struct{ http.RoundTripper }
 
 func (rt noRetries) RoundTrip(r *http.Request) (*http.Response, error) {

@@ -22,8 +22,8 @@ var (
 	notAfter  = time.Date(2120, 1, 1, 0, 0, 0, 0, time.UTC)
 )
 
-// kubernetesNames are those under which pods know the API server (RFC 1035 names that the
-// cluster's DNS has).
+// kubernetesNames are the names of the API server for pods (RFC 1035 names that the cluster's DNS
+// has).
 func kubernetesNames() []string {
 	return []string{"kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local"}
 }

@@ -23,9 +23,10 @@ type builtin struct {
 }
 
 // builtins reads Kubernetes' own resources off the scheme: the types with a list and object
-// metadata. The scheme does not tell which are cluster-scoped and which lack a verb: that is below;
-// the test compares all of it with Kubernetes' generated client. To read it off that client here,
-// by reflection over methods, makes the linker keep every exported method of edgecore (0071).
+// metadata. The scheme does not have the cluster-scoped ones and those that lack a verb: they are
+// listed below; the test compares all of it with Kubernetes' generated client. To read it off that
+// client here, by reflection over methods, makes the linker keep every exported method of edgecore
+// (0071).
 var builtins = sync.OnceValue(func() map[schema.GroupVersionResource]builtin {
 	all := map[schema.GroupVersionResource]builtin{}
 	for kind, t := range scheme.Scheme.AllKnownTypes() {

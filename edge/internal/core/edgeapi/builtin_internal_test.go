@@ -13,8 +13,8 @@ import (
 )
 
 // Kubernetes' own resources are those of its generated client, which has a method for each: its
-// name is the resource's, its argument tells whether the resource is in a namespace, and the
-// methods of its result are the verbs.
+// name is the resource's, its argument shows whether the resource is namespaced, and the methods of
+// its result are the verbs.
 func TestBuiltinsAreTheClients(t *testing.T) {
 	want := map[schema.GroupVersionResource]builtin{}
 	for group := range reflect.TypeFor[kubernetes.Interface]().Methods() {

@@ -18,8 +18,8 @@ import (
 // KubeconfigFile is the name of the admin's kubeconfig in the data directory.
 const KubeconfigFile = "edge.kubeconfig"
 
-// tlsConfig makes the TLS of the loopback listener. A client certificate is asked for and, where
-// given, must be of our authority; a pod comes with a token.
+// tlsConfig makes the TLS of the loopback listener. A client certificate is requested and, if
+// given, must be signed by our authority; a pod authenticates by a token.
 func (s *Server) tlsConfig() (*tls.Config, error) {
 	a, err := s.root()
 	if err != nil {

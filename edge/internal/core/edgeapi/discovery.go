@@ -156,7 +156,7 @@ func (k kept) kind(resource schema.GroupVersionResource) (string, bool) {
 	return "", false
 }
 
-// lists returns the documents of /api and /apis as the device knows them.
+// lists returns the device's documents of /api and /apis.
 func (d *discovery) lists() (core, groups *apidiscoveryv2.APIGroupDiscoveryList) {
 	k := d.documents()
 	core, groups = k.Core, k.Groups

@@ -24,8 +24,7 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// On a disk that is full the API starts, and the admin's kubeconfig of the start before
-// leads to it.
+// On a full disk the API starts, and the admin's kubeconfig of the previous start works.
 func TestAFullDiskIsServed(t *testing.T) {
 	smalldisk.Run(t, "served")
 }

@@ -116,8 +116,8 @@ func (g *grants) check(ctx context.Context, token string, a action) error {
 	return nil
 }
 
-// known looks an action up. Who may do it everywhere may do it here: Kubernetes' authorizers only
-// ever add rights.
+// known looks an action up. A permission in all namespaces includes this one: Kubernetes'
+// authorizers only ever add rights.
 func (g *grants) known(account string, a action) (allowed, known bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -172,8 +172,8 @@ func (g *grants) verified(bearer string) (j token, accepted bool, err error) {
 // admit checks whether a token is one of this cluster before the request's body is read, and
 // without asking over the link. Its permissions are checked later. The kubelet got the tokens of
 // this device's pods over the link before any pod could send one: learn knows their keys. An
-// unknown key is asked for with the kubelet's last token, once in a while, and never with the token
-// that names it.
+// unknown key is requested with the kubelet's last token, at a limited rate, and never with the
+// token that names it.
 func (g *grants) admit(ctx context.Context, bearer string) error {
 	g.load.Do(g.read)
 	_, _, err := g.verified(bearer)
@@ -248,10 +248,10 @@ func (k *keptGrants) with(more ...string) []string {
 // kube-apiserver's own validator.
 const deletedGrace = time.Minute
 
-// alive reports whether a token has not ended. It is worth as much as the pod that it was made for:
-// its expiry does not count then, as it could not be renewed without a link. A token without a pod
-// ends by its expiry; one without either was made for ever, and kube-apiserver alone knows whether
-// its Secret is still there.
+// alive reports whether a token is still valid. A pod's token is valid as long as the pod: its
+// expiry does not count, as it could not be renewed without a link. A token without a pod ends by
+// its expiry; one without either never expires, and only kube-apiserver knows whether its Secret
+// still exists.
 func (g *grants) alive(ctx context.Context, j token, accepted bool) error {
 	p := j.claims.Kubernetes.Pod
 	if p == nil {

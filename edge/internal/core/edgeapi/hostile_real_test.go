@@ -60,7 +60,7 @@ func newSite(t *testing.T, b *fakeBackend) (*site, *edgeapi.Server) {
 	}
 	s.lan.Address(t, "eth0", "192.168.7.3/24")
 	s.pods.Route(t, "169.254.20.20/32", "10.2.0.1")
-	s.lan.Route(t, "169.254.20.20/32", "192.168.7.2") // a host of the LAN leads the pods' address to the device
+	s.lan.Route(t, "169.254.20.20/32", "192.168.7.2") // a host of the LAN routes the pods' address to the device
 	dir := t.TempDir()
 	s.socket, s.config = dir+"/edge.sock", filepath.Join(dir, edgeapi.KubeconfigFile)
 	server := edgeapi.New(edgeapi.Config{NodeName: node, Backend: b, DataDir: dir, Socket: s.socket, Listen: lanAt, Pods: podsAt})
@@ -104,7 +104,7 @@ func (s *site) secure(host *wire.Host, from, to string, config *tls.Config) (*tl
 		return nil, err
 	}
 	if config == nil {
-		config = &tls.Config{InsecureSkipVerify: true, ServerName: "kubernetes"} //nolint:gosec // who it is does not matter here
+		config = &tls.Config{InsecureSkipVerify: true, ServerName: "kubernetes"} //nolint:gosec // the server's identity does not matter here
 	}
 	c := tls.Client(conn, config)
 	return c, c.HandshakeContext(s.t.Context())

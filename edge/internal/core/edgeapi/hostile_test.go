@@ -45,7 +45,7 @@ func TestPods_HostileClients(t *testing.T) {
 	}
 	dial := func() net.Conn {
 		t.Helper()
-		c, err := tls.Dial("tcp", at, &tls.Config{InsecureSkipVerify: true, ServerName: "kubernetes"}) //nolint:gosec // who it is does not matter here
+		c, err := tls.Dial("tcp", at, &tls.Config{InsecureSkipVerify: true, ServerName: "kubernetes"}) //nolint:gosec // the server's identity does not matter here
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -56,7 +56,7 @@ func TestPods_HostileClients(t *testing.T) {
 	for range 20 {
 		c := dial()
 		fmt.Fprintf(c, "POST /api/v1/namespaces/default/pods HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer a.b.c\r\nContent-Length: %d\r\n\r\n", 3<<20)
-		_, _ = c.Write(bytes.Repeat([]byte("x"), 64<<10)) // the rest never comes
+		_, _ = c.Write(bytes.Repeat([]byte("x"), 64<<10)) // the rest is never sent
 		res, err := http.ReadResponse(bufio.NewReader(c), nil)
 		if err != nil || res.StatusCode != http.StatusUnauthorized {
 			t.Fatalf("%v, %v; want 401 before the body has come", res, err)
@@ -196,9 +196,9 @@ func (r *recorder) Header() http.Header         { return r.header }
 func (r *recorder) WriteHeader(code int)        { r.code = code }
 func (r *recorder) Write(p []byte) (int, error) { return len(p), nil }
 
-// Pods get the issuer's documents from the device, and an address for its keys that they can
-// dial: with a link, with one that leads to no kube-apiserver, without one, and after a
-// restart without one.
+// Pods get the issuer's documents from the device, and an address for its keys that they can dial:
+// with a link, with one whose kube-apiserver is unreachable, without one, and after a restart
+// without one.
 func TestIssuerDiscovery(t *testing.T) {
 	b := newFakeBackend(t)
 	file, err := store.Open(t.Context(), store.Config{Path: t.TempDir() + "/store.db"})

@@ -24,8 +24,7 @@ const (
 	// requestTimeout bounds a request that isn't a watch where it names no bound of its own;
 	// kube-apiserver's --request-timeout has the same default.
 	requestTimeout = time.Minute
-	// retryAfter is after how many seconds a client comes back that has to wait for the
-	// link or for a sync.
+	// retryAfter is the delay in seconds for a client that has to wait for the link or for a sync.
 	retryAfter = 1
 )
 
@@ -96,7 +95,7 @@ type response struct {
 }
 
 // WriteHeader sends interactive clients Retry-After as a date. It may be a date or seconds (RFC
-// 9110, 10.2.3), and kubectl sleeps through seconds ten times before it prints the error: a person
+// 9110, 10.2.3), and kubectl sleeps through seconds ten times before it prints the error: a user
 // who asks an offline device for a missing object wants the error at once.
 func (r *response) WriteHeader(code int) {
 	if h := r.Header(); r.person && !r.begun && code == http.StatusServiceUnavailable {

@@ -64,7 +64,7 @@ func (m *Metrics) begin(who Identity, info *request.RequestInfo) (end func(*resp
 		if isWatch(info) {
 			m.watches.WithLabelValues(client).Dec()
 		}
-		code := "none" // given up, or ended without a word
+		code := "none" // cancelled, or closed without a response
 		if r.begun {
 			code = strconv.Itoa(r.code)
 		}

@@ -142,8 +142,8 @@ func pagesOf(t *testing.T, path string) map[string][]int {
 
 // One bit flips in a page of the store of a device that is cut off, and it reboots without a link:
 // every resource that is whole is served, with all that a kubelet needs for its pods; one that is
-// not is named, answered with 503 and never with a part of it; writes that waited are still there.
-// With a link it comes again, and all pods start. In process: the real store, metamanager and edge
+// not is named, answered with 503 and never with a part of it; pending writes still exist. With a
+// link it is delivered again, and all pods start. In process: the real store, metamanager and edge
 // API; a kubelet's lists are its client.
 func TestOrder_05_OneFlippedBitCostsOneResource(t *testing.T) {
 	dir := t.TempDir()

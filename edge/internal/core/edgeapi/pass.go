@@ -29,11 +29,10 @@ func (s *Server) pass(w http.ResponseWriter, r *http.Request) {
 	writeAnswer(w, answer)
 }
 
-// forward asks kube-apiserver: as the node, or as the service account whose token came
-// with the request.
+// forward asks kube-apiserver: as the node, or as the service account of the request's token.
 func (s *Server) forward(r *http.Request) (*topicpb.APIResponse, error) {
-	// One answer comes back whole; a stream both ways can't. kubectl exec and port-forward reach
-	// the kubelet through the cloud.
+	// Only complete responses can be passed; bidirectional streams can't. kubectl exec and
+	// port-forward reach the kubelet through the cloud.
 	if httpstream.IsUpgradeRequest(r) {
 		return nil, apierrors.NewMethodNotSupported(resourceOf(r), "connect")
 	}
@@ -148,7 +147,7 @@ func (s *Server) serveIssuer(w http.ResponseWriter, r *http.Request, path string
 	writeAnswer(w, answer)
 }
 
-// learnIssuer asks for the discovery document once, so that it is there without a link.
+// learnIssuer asks for the discovery document once, so that it is available without a link.
 func (s *Server) learnIssuer(ctx context.Context, bearer string) {
 	if _, there := s.grants.issuer(issuerPath); there {
 		return
@@ -166,7 +165,7 @@ func unreachable(answer *topicpb.APIResponse) bool {
 	return code == http.StatusBadGateway || code == http.StatusServiceUnavailable || code == http.StatusGatewayTimeout
 }
 
-// bodyError tells a body that is too long from one that broke off.
+// bodyError distinguishes a body that is too long from an interrupted one.
 func bodyError(err error) error {
 	var tooLarge *http.MaxBytesError
 	if errors.As(err, &tooLarge) {

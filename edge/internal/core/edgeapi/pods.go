@@ -70,7 +70,7 @@ func (s *Server) PodSources() func(ctx context.Context, source netip.Addr) bool 
 	return s.sources.allows
 }
 
-// podsTLS asks for no client certificate: a pod comes with a token, and from this device.
+// podsTLS asks for no client certificate: a pod authenticates by a token, and from this device.
 func (s *Server) podsTLS() *tls.Config {
 	return &tls.Config{
 		GetConfigForClient: s.sources.check,
@@ -87,8 +87,8 @@ func (s *Server) podsTLS() *tls.Config {
 	}
 }
 
-// adapt changes an object, which is the caller's alone, for who reads it: pods on this device are
-// to trust its API's certificates as they do the cluster's.
+// adapt changes an unshared object for its reader: pods on this device have to trust its API's
+// certificates like the cluster's.
 func (s *Server) adapt(identity Identity, o runtime.Object) error {
 	m, ok := o.(*corev1.ConfigMap)
 	if !ok || s.config.Pods == "" || !identity.Kubelet || m.Name != rootConfigMap || m.Data[rootKey] == "" {
@@ -102,7 +102,7 @@ func (s *Server) adapt(identity Identity, o runtime.Object) error {
 	return nil
 }
 
-// freebind lets the listener open before the device has the address (IP_FREEBIND, ip(7)).
+// freebind allows listening before the device has the address (IP_FREEBIND, ip(7)).
 func freebind(_, _ string, c syscall.RawConn) error {
 	var err error
 	if controlErr := c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_FREEBIND, 1) }); controlErr != nil {

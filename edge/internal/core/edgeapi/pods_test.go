@@ -85,8 +85,8 @@ func TestPods_KubeletHandsOutTheAuthority(t *testing.T) {
 	}
 }
 
-// Pods are served under the address that they know, with a certificate that the kubelet's bundle
-// verifies, and by their tokens alone.
+// Pods are served at their address of the API server, with a certificate that the kubelet's bundle
+// verifies, and only by their tokens.
 func TestPods_Listener(t *testing.T) {
 	b := newFakeBackend(t)
 	b.sync(configMaps)
@@ -110,7 +110,7 @@ func TestPods_Listener(t *testing.T) {
 	if err := s.ServePods([]netip.Addr{netip.MustParseAddr("10.96.0.1")}); err != nil {
 		t.Fatal(err)
 	}
-	heard := func(err error) bool { // TLS stands, and the token was looked at
+	heard := func(err error) bool { // TLS succeeded, and the token was checked
 		return apierrors.IsUnauthorized(err) && strings.Contains(err.Error(), "not a ServiceAccount token")
 	}
 	for name, test := range map[string]struct {

@@ -239,9 +239,9 @@ func (rd *reading) selection(labelSelector, fieldSelector string) (object.Select
 	return sel, rd.checkFields(sel.Fields)
 }
 
-// checkFields refuses a selector by a field that the edge doesn't know of the kind: it would return
-// a wrong empty answer. For kinds without a Go type it knows the two fields that all kinds have;
-// only kube-apiserver knows the other selectable fields of a CustomResourceDefinition.
+// checkFields refuses a selector by a field that the edge doesn't support for the kind: it would
+// return a wrong empty answer. For kinds without a Go type it knows the two fields that all kinds
+// have; only kube-apiserver knows the other selectable fields of a CustomResourceDefinition.
 func (rd *reading) checkFields(selector fields.Selector) error {
 	if selector.Empty() {
 		return nil
@@ -328,8 +328,8 @@ func (rd *reading) Watch(ctx context.Context, options *metainternalversion.ListO
 	}
 	if from != 0 && from < firstVersion && !initial {
 		if !rd.identity.Device {
-			// The version is of a list that passed through. The interest is made all the same: the
-			// list that follows this refusal is covered by it.
+			// The version is of a list that passed through. The interest is created nevertheless:
+			// the list that follows this refusal is covered by it.
 			if w, err := rd.server.backend.Watch(ctx, selection, metamanager.WatchOptions{Caller: rd.identity.caller()}); err == nil {
 				w.Stop()
 			} else {
@@ -337,7 +337,7 @@ func (rd *reading) Watch(ctx context.Context, options *metainternalversion.ListO
 			}
 			return nil, apierrors.NewResourceExpired("the version is of a list that kube-apiserver answered: list again")
 		}
-		initial = true // a person who watches sees some lines again instead of an error
+		initial = true // a user who watches sees some lines again instead of an error
 	}
 	opts := metamanager.WatchOptions{From: from, Held: rd.held, Caller: rd.identity.caller()}
 	switch {

@@ -48,8 +48,8 @@ func (s *Server) NewRecorder(ctx context.Context, component string) (*Recorder, 
 func (r *Recorder) Close(ctx context.Context) error {
 	var err error
 	r.close.Do(func() {
-		// The broadcaster can't be asked whether its queue is empty. Its queue keeps the order, so
-		// this event, which goes nowhere, is the last out.
+		// The broadcaster doesn't report whether its queue is empty. The queue keeps the order, so
+		// this event, which is discarded, is the last one out.
 		r.Event(&r.last, corev1.EventTypeNormal, "Closing", "the last event")
 		select {
 		case <-r.flushed:

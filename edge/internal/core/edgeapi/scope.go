@@ -74,8 +74,7 @@ func newScope(resource schema.GroupVersionResource, kind schema.GroupVersionKind
 	return scope
 }
 
-// convertor leaves field labels as they are: which ones a resource knows is decided where they are
-// used (checkFields).
+// convertor leaves field labels unchanged: they are validated where they are used (checkFields).
 type convertor struct{ *runtime.Scheme }
 
 func (convertor) ConvertFieldLabel(_ schema.GroupVersionKind, label, value string) (string, string, error) {

@@ -104,8 +104,8 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request, info *request.Req
 	}
 }
 
-// timeoutOf is the client's own bound (?timeout=30s, the parameter that kube-apiserver knows) where
-// it is shorter than ours.
+// timeoutOf is the client's own bound (?timeout=30s, a parameter of kube-apiserver) if it is
+// shorter than ours.
 func timeoutOf(r *http.Request) time.Duration {
 	if d, err := time.ParseDuration(r.URL.Query().Get("timeout")); err == nil && d > 0 && d < requestTimeout {
 		return d

@@ -52,7 +52,7 @@ type Config struct {
 	// port-forward of its pods, which root alone may ask for; HTTP/1.1. nil: they are not served.
 	DialKubelet func(ctx context.Context) (net.Conn, error)
 	// MaxRequests and MaxWatches bound the open requests and watches of one listener's clients; one
-	// client (an address) has a quarter of them; the excess is told to retry. 0: the defaults.
+	// client (an address) has a quarter of them; further ones get a 429. 0: the defaults.
 	MaxRequests int
 	MaxWatches  int
 }

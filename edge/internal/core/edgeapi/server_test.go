@@ -399,7 +399,8 @@ func TestHeld(t *testing.T) {
 	}
 }
 
-// A device answers the same whether its link is down, or stands and leads to no kube-apiserver.
+// A device gives the same answer if its link is down, and if kube-apiserver can't be reached by the
+// link.
 func TestSameAnswerWithoutKubeAPIServer(t *testing.T) {
 	b := newFakeBackend(t)
 	b.sync(pods, "spec.nodeName="+node)

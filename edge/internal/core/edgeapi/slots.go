@@ -15,8 +15,8 @@ const bodyTimeout = 30 * time.Second
 // requestShares bound the requests that are open at once; one client has at most a quarter.
 func requestShares(all int) *connshare.Shares { return connshare.New(all, max(1, all/4)) }
 
-// clientOf is a pod's address; "" for root, who has the whole listener: on the device, or
-// by certificate.
+// clientOf is a pod's address; "" for root, which may use the whole listener: on the device, or by
+// certificate.
 func clientOf(r *http.Request) string {
 	if identityFrom(r.Context()).Device {
 		return ""

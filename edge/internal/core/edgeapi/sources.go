@@ -28,9 +28,9 @@ const (
 
 var errNotAPod = errors.New("the listener for pods is for those of this device")
 
-// podSources knows from where the pods of this device come. The address of their listener is of the
-// loopback interface, but Linux takes packets for it from any (the weak host model), so that a host
-// of the LAN which routes it here would reach it.
+// podSources has the source addresses of this device's pods. The address of their listener is on
+// the loopback interface, but Linux accepts packets to it on any (the weak host model), so that a
+// host of the LAN which routes it here would reach it.
 type podSources struct {
 	nodeName   string
 	backend    Backend
@@ -42,8 +42,8 @@ type podSources struct {
 	addrs []netip.Addr
 }
 
-// check lets the pods of this device through the handshake. It waits a little for an address that
-// is not known yet; the handshake's own timeout bounds how many can wait.
+// check accepts the pods of this device in the handshake. It waits briefly for an address that is
+// not known yet; the handshake's own timeout bounds how many can wait.
 func (p *podSources) check(hello *tls.ClientHelloInfo) (*tls.Config, error) {
 	at, err := netip.ParseAddrPort(hello.Conn.RemoteAddr().String())
 	if err != nil {

@@ -104,7 +104,7 @@ func TestConnectionsOfAnAddress(t *testing.T) {
 	}
 }
 
-// knocking is a listener to which one address comes so many times.
+// knocking is a listener with so many connections from one address.
 type knocking struct {
 	net.Listener
 	from net.Addr

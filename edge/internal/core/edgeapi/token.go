@@ -22,7 +22,7 @@ type claims struct {
 	} `json:"kubernetes.io"`
 }
 
-// token is a ServiceAccount token taken apart; its signature has not been looked at.
+// token is a parsed ServiceAccount token; its signature has not been verified.
 type token struct {
 	parsed    *jwt.JSONWebToken
 	algorithm string

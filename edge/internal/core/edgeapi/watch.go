@@ -36,7 +36,7 @@ type watcher struct {
 	version   func() uint64 // newest of the store
 	kind      schema.GroupVersionKind
 	bookmarks bool
-	adapt     func(runtime.Object) error // changes an object for who watches
+	adapt     func(runtime.Object) error // changes an object for the watching client
 	result    chan watch.Event
 	done      chan struct{}
 	stop      sync.Once
@@ -72,7 +72,7 @@ func (w *watcher) run() {
 		defer ticker.Stop()
 		tick = ticker.C
 	}
-	var sent uint64 // the version that the client knows to have reached
+	var sent uint64 // the last version that the client has
 	for {
 		var e metamanager.Event
 		var ok bool

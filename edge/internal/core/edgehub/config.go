@@ -32,13 +32,13 @@ type Config struct {
 	// Alive reports whether the kubelet renewed its Lease within the lease duration. It must be
 	// quick.
 	Alive func() bool
-	// AliveChanged, when it is not nil, tells that Alive may have changed. Without it Alive is
-	// asked every second.
+	// AliveChanged, if not nil, signals that Alive may have changed. Without it Alive is called
+	// every second.
 	AliveChanged <-chan struct{}
 	// Report returns the other fields of heartbeats; may be nil. It must be quick.
 	Report func() Report
-	// Wake tells that the network changed (a link came up, a route or address is new): dial at
-	// once. May be nil.
+	// Wake signals that the network changed (a carrier, a new route or address): dial at once. May
+	// be nil.
 	Wake <-chan struct{}
 
 	// Trust stores the trusted certificates of this device; nil: changes are ignored.
@@ -55,8 +55,8 @@ type Config struct {
 	Routes map[message.Kind]message.Name
 	Module message.Name // default "metamanager"
 
-	// Keepalive is the time between two heartbeats: 10 s. A link is given up three of them after
-	// the last heartbeat that was followed by a sign of the cloud.
+	// Keepalive is the time between two heartbeats: 10 s. A link is closed three of them after the
+	// last heartbeat that was followed by a sign of the cloud.
 	Keepalive time.Duration
 	// BackoffMin and BackoffMax bound the exponential back-off between rounds of dialling:
 	// 1 s and 30 s.

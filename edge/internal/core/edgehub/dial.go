@@ -17,7 +17,7 @@ import (
 )
 
 // Limits of concurrent attempts. One, as a rule. While no server answers, two more that are soon
-// given up and restarted, because an attempt from before the network's return waits for TCP's own
+// cancelled and restarted, because an attempt from before the network's return waits for TCP's own
 // back-off (RFC 6298) while a new one sends at once; the first one continues, for a network that is
 // so slow that the others never complete. And one more when the network changed.
 const (

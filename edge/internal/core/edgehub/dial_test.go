@@ -46,8 +46,8 @@ func TestHub_DialsAtOnce_AndBacksOff(t *testing.T) {
 	})
 }
 
-// A silent cut: packets vanish and no interface tells. A try begun before the end of the cut waits
-// for TCP's own back-off; a fresh one connects.
+// A silent cut: packets vanish without an interface event. An attempt begun before the end of the
+// cut waits for TCP's own back-off; a fresh one connects.
 func TestHub_SilentCutOf60s_IsOverWithinASecond(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, nil)

@@ -30,7 +30,7 @@ var (
 // Status is the part of `edgecore status` for the link.
 type Status struct {
 	Linked    bool           `json:"linked"`
-	Server    string         `json:"server"` // that the link goes to, or that was last dialled
+	Server    string         `json:"server"` // of the link, or the one dialled last
 	Transport link.Transport `json:"transport,omitempty"`
 	Instance  string         `json:"instance,omitempty"` // the replica of cloudcore, by its own name
 	Version   string         `json:"version,omitempty"`  // of cloudcore

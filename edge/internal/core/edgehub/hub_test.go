@@ -129,7 +129,7 @@ func TestHub_CarriesMessages(t *testing.T) {
 		}
 		asks.Wait()
 
-		// An answer for which no caller waits any more is dropped.
+		// An answer without a waiting caller is dropped.
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 		defer cancel()
 		if _, err := b.port.SendSync(ctx, edgehub.Name, request("/late")); !errors.Is(err, context.DeadlineExceeded) {

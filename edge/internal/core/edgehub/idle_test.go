@@ -54,7 +54,7 @@ func (d ackingDialer) Dial(ctx context.Context, address string) (link.Conn, erro
 	return a, nil
 }
 
-// Where the transport shows that heartbeats arrive, few want an answer, and the link lives on
+// If the transport reports that heartbeats arrive, few request an answer, and the link is kept by
 // acknowledgements.
 func TestHub_WhereTheTransportAcknowledges_AsksSeldom(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -117,7 +117,7 @@ func TestHub_WhereTheTransportAcknowledges_CountsFromTheLastHeartbeat(t *testing
 				c.welcome()
 				b.up()
 				conn := <-made
-				for range 2 { // the first wants an answer
+				for range 2 { // the first requests an answer
 					m := c.receive()
 					beat, err := topic.Heartbeat.Content(m)
 					if err != nil {
@@ -153,7 +153,7 @@ func TestHub_WhereTheTransportAcknowledges_CountsFromTheLastHeartbeat(t *testing
 	}
 }
 
-// A kernel that acknowledges for a cloudcore that stands still does so in vain.
+// A kernel that acknowledges for a blocked cloudcore does not keep the link.
 func TestHub_WhereTheTransportAcknowledges_NoticesACloudThatStandsStill(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		made := make(chan *acking, 16)
@@ -281,7 +281,7 @@ func TestIsland_IdleBytes(t *testing.T) {
 		}
 	}
 	round := func(n int) {
-		var all errgroup.Group // at one time: both links want their answers
+		var all errgroup.Group // at one time: both links request their answers
 		for _, receive := range received {
 			all.Go(func() error { return receive(n) })
 		}

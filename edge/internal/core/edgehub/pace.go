@@ -14,8 +14,8 @@ import (
 )
 
 // While a machine refuses connections and the failures began recently, the back-off is bounded by
-// nearBackoffs BackoffMin: the mean wait is half of it, so that with the defaults a device comes
-// every 2 s. For as long as the node's Lease may still hold it is bounded by soonBackoffs if no
+// nearBackoffs BackoffMin: the mean wait is half of it, so that with the defaults a device dials
+// every 2 s. For as long as the node's Lease may still be valid it is bounded by soonBackoffs if no
 // process listens (ECONNREFUSED): as many attempts as without any answer, and none of them loads a
 // cloudcore. A connection that is reset or closed may have been accepted by an overloaded
 // cloudcore, and more attempts would only add to its handshakes.
@@ -25,9 +25,9 @@ const (
 	nearBackoffs = 4
 )
 
-// versionTries is how often in a row an address may lead to another protocol before it is left
-// alone for SlowRetry: behind one name there may be several replicas, and while they are upgraded
-// one after another each try is another's luck. The back-off is between them.
+// versionTries is how often in a row an address may answer with another protocol before it is
+// skipped for SlowRetry: one name may have several replicas, and while they are upgraded one after
+// another each attempt may reach another. The back-off applies between them.
 const versionTries = 10
 
 // pace decides which server to dial next and when. It has no clock and no goroutine; owned by the

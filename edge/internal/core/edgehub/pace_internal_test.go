@@ -183,8 +183,8 @@ func TestPace_HonoursWhatServersAsk(t *testing.T) {
 	}
 }
 
-// Behind one balancer's name there are replicas of two protocols while they are upgraded: the name
-// is tried again soon. Where all speak another, it is left alone.
+// A balancer's name has replicas of two protocols while they are upgraded: the name is retried
+// soon. If all have another one, it is skipped.
 func TestPace_AnotherReplicaMayBeBehindTheSameAddress(t *testing.T) {
 	other := &link.CloseError{Code: link.CloseVersion, Remote: true}
 	p := testPace(0.999, "balancer:1")

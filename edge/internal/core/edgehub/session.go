@@ -28,9 +28,9 @@ const (
 	// ackError is by how much two readings of the time of one acknowledgement may differ: the
 	// kernel has it to one of its ticks, of 10 ms at most.
 	ackError = 20 * time.Millisecond
-	// answerEvery is which heartbeats want an answer of cloudcore itself where the transport
-	// shows that they arrive. On an idle link an answer, with its own acknowledgement, costs as
-	// much as the heartbeat.
+	// answerEvery is the interval of heartbeats that request an answer of cloudcore itself if the
+	// transport reports that they arrive. On an idle link an answer, with its own acknowledgement,
+	// costs as much as the heartbeat.
 	answerEvery = 6
 )
 
@@ -54,7 +54,7 @@ type session struct {
 	skew      time.Duration
 	since     time.Time
 
-	heard      atomic.Bool  // something came since the last look
+	heard      atomic.Bool  // a message was received since the last check
 	delivering atomic.Bool  // the read loop waits for a module: silence is our own doing then
 	lastHeard  atomic.Int64 // Unix nanoseconds
 	renew      atomic.Bool  // a module asked for another session
@@ -66,7 +66,7 @@ type session struct {
 	pending map[message.ID]pending
 }
 
-// pending is a request that went up and has no answer yet.
+// pending is a sent request without an answer yet.
 type pending struct {
 	request message.Message
 	since   time.Time
@@ -111,7 +111,8 @@ func (s *session) run(ctx context.Context, port Port) error {
 	return err
 }
 
-// address is the one of a link's other end; the zero value if the transport doesn't know it.
+// address returns the address of a link's other end; the zero value if the transport doesn't know
+// it.
 func address(remote net.Addr) netip.Addr {
 	if at, ok := remote.(interface{ AddrPort() netip.AddrPort }); ok { // *net.TCPAddr, *net.UDPAddr
 		return at.AddrPort().Addr().Unmap()
@@ -236,7 +237,7 @@ func (s *session) send(ctx context.Context, m message.Message) error {
 	return err
 }
 
-// await remembers a request until its answer comes.
+// await records a request until its answer arrives.
 func (s *session) await(m message.Message) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -358,7 +359,7 @@ func (s *session) beat(ctx context.Context, port Port) {
 				misses = 0
 			}
 			if silence := silentIntervals * s.config.Keepalive; !asked.IsZero() && time.Since(asked) >= silence && misses < missesAllowed {
-				// cloudcore stands still, and its kernel does not.
+				// cloudcore is blocked, but its kernel is not.
 				_ = s.conn.Close(link.CloseTimeout, fmt.Sprintf("cloudcore has not answered for %v", silence))
 				return
 			}

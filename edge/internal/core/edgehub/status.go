@@ -122,7 +122,7 @@ func problem(p *pace, server string, err error) string {
 	return fmt.Sprintf("the cloud refuses this node: %s (%s; join again if the certificate is wrong)", end.Reason, retry)
 }
 
-// unresolved reports whether a dial failed since no name server knows the host.
+// unresolved reports whether a dial failed since the host name does not exist.
 func unresolved(err error) bool {
 	dns, ok := errors.AsType[*net.DNSError](err)
 	return ok && dns.IsNotFound || strings.Contains(err.Error(), ": no such host")

@@ -263,8 +263,8 @@ const (
 	inDir  = "LAUNCH_TEST_DIR"
 )
 
-// TestMain is the two processes of the test below where it is told so: the upgrade that is killed,
-// and skerry-launch.
+// TestMain runs as one of the two processes of the test below if its environment requests it: the
+// upgrade that is killed, and skerry-launch.
 func TestMain(m *testing.M) {
 	d := Directory{Path: filepath.Join(os.Getenv(inDir), "bin"), Disk: System{}}
 	switch at := os.Getenv(killAt); at {

@@ -11,8 +11,7 @@ import (
 	"time"
 )
 
-// Environment is the variable by which an edgecore knows that skerry-launch has executed it: a
-// Started as JSON.
+// Environment is the environment variable that skerry-launch sets for edgecore: a Started as JSON.
 const Environment = "SKERRY_LAUNCH"
 
 // Started has the parameters passed to an executed program.
@@ -131,7 +130,7 @@ func (l Launch) installed() Installed {
 	return i
 }
 
-// bootID tells one boot of the device from another (proc(5)).
+// bootID returns the unique ID of this boot (proc(5)).
 func bootID() string {
 	id, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {

@@ -66,7 +66,7 @@ type Former struct {
 	Crashes   int       `json:"crashes"`
 }
 
-// Cause is why a program went back.
+// Cause is the reason of a rollback.
 type Cause string
 
 // The causes.
@@ -79,7 +79,7 @@ const (
 	Crashed      Cause = "Crashed"      // it crashed too often during its probation
 )
 
-// Returned is a trial, or a confirmed program, that went back.
+// Returned is a trial, or a confirmed program, that was rolled back.
 type Returned struct {
 	Program   Program `json:"program"`
 	Operation string  `json:"operation"`
@@ -98,7 +98,7 @@ type State struct {
 	Returned   *Returned `json:"returned,omitempty"`
 	// Rejected are digests of programs and overlays that a trial run has judged.
 	Rejected []string `json:"rejected,omitempty"`
-	// Boot is the boot of the last start; Stopped: that run ended as it was told to.
+	// Boot is the boot of the last start; Stopped: that run was stopped deliberately.
 	Boot    string `json:"boot,omitempty"`
 	Stopped bool   `json:"stopped,omitempty"`
 }
@@ -226,13 +226,13 @@ func (s State) Judge() State {
 	return s
 }
 
-// Noted forgets how a trial went back: its operation knows.
+// Noted drops the record of a rolled-back trial: its operation has it.
 func (s State) Noted() State {
 	s.Returned = nil
 	return s
 }
 
-// Stop notes that this run ends as it was told to.
+// Stop records that this run is stopped deliberately.
 func (s State) Stop() State {
 	s.Stopped = true
 	return s
@@ -249,7 +249,7 @@ func (s *State) reject(p Program) {
 	s.Rejected = s.Rejected[max(0, len(s.Rejected)-maxRejected):]
 }
 
-// Forgive lets a rejected program be tried again.
+// Forgive allows a rejected program to be tried again.
 func (s State) Forgive(p Program) State {
 	s.Rejected = slices.DeleteFunc(slices.Clone(s.Rejected), func(k string) bool { return k == p.Key() })
 	return s

@@ -66,7 +66,7 @@ func TestStart(t *testing.T) {
 	}
 }
 
-// Starts after a reboot, or after edgecore was told to stop, are no crashes of the probation.
+// Starts after a reboot, or after a deliberate stop, do not count as crashes in the probation.
 func TestFleet_24_ProbationCountsCrashesAlone(t *testing.T) {
 	s := State{Installed: disk1, Confirmed: older}.Arm(newer, "one", noon)
 	f := Facts{Boot: "1", Now: noon, Installed: disk1}

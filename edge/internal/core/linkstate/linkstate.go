@@ -58,7 +58,7 @@ var (
 	Down = message.NewTopic[Loss](Kind, message.Delete, message.Every)
 )
 
-// Agents is the group of modules that want the link as a state, not as a series of events.
+// Agents is the group of modules that receive the link's state, not a series of events.
 const Agents message.Group = "agents"
 
 // State reports whether there is a session. The zero value is a device without one.

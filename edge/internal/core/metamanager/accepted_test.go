@@ -134,7 +134,7 @@ func TestAcceptedWritesOfARestoredCluster(t *testing.T) {
 	})
 }
 
-// agedPod is a pod whose statuses have come down; later changes in the cloud are not delivered.
+// agedPod is a pod whose statuses were delivered; later changes in the cloud are not delivered.
 // restore resets the cloud to the state before the statuses.
 func agedPod(t *testing.T, statuses ...string) (e *edge, c *cloud, restore func()) {
 	t.Helper()

@@ -106,7 +106,7 @@ func (m *Manager) applyObject(b *batch, ref object.Ref, c *topicpb.Change) error
 		b.view.Unretain(ref)
 	}
 	if have != nil && have.Shown.UID == uid && have.Shown.CloudVersion == version {
-		return nil // came again: no change that a client could see
+		return nil // delivered again: no change that a client could see
 	}
 	o.UID, o.CloudVersion = uid, version
 	// A write that the cloud accepted is part of the delivered object, or was undone there.
@@ -187,7 +187,7 @@ func (m *Manager) applyResult(b *batch, r *topicpb.WriteResult, log klog.Logger)
 	b.After(func() { m.counters.refused.Add(1) })
 	gone := have == nil && (st.Reason == metav1.StatusReasonNotFound || st.Reason == metav1.StatusReasonConflict)
 	level := 0
-	if gone { // that a status came too late for its pod is everyday
+	if gone { // statuses that arrive too late for their pod are common
 		level = 4
 	}
 	log.V(level).Info("Cloud rejected a write permanently", "object", ref, "verb", e.Verb, "subresource", e.Subresource, "reason", st.Reason, "why", st.Message)

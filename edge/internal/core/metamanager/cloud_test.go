@@ -197,7 +197,7 @@ func (c *cloud) restore(objects map[object.Ref]*thing, at uint64) {
 	c.objects, c.revision = maps.Clone(objects), at
 }
 
-// put keeps the uid of an object that is there.
+// put keeps the uid of an existing object.
 func (c *cloud) put(r object.Ref, obj runtime.Object) *thing {
 	c.revision++
 	th := &thing{obj: obj, uid: types.UID(fmt.Sprintf("uid-%d", c.revision)), version: c.revision, prefix: c.prefix}
@@ -232,5 +232,5 @@ func (c *cloud) state(r object.Ref) runtime.Object {
 
 func (th *thing) id() string { return string(th.uid) + "/" + th.travels() }
 
-// travels is the version that goes down.
+// travels returns the version on the wire.
 func (th *thing) travels() string { return th.prefix + strconv.FormatUint(th.version, 10) }

@@ -53,7 +53,7 @@ type Limits struct {
 	HistoryBytes   int           // of those; default 256 KiB
 	WatchQueue     int           // events that wait for a slow watcher; default 1,024, then it gets 410
 	Answers        int           // kept tokens; default 1,024, the oldest go first
-	SettleWait     time.Duration // how long a write that passed through waits until it is seen here; default 1 s, then it is answered all the same
+	SettleWait     time.Duration // how long a proxied write waits until its object is delivered; default 1 s, then it is answered regardless
 	RequestTimeout time.Duration // for proxied requests without a deadline; default 60 s
 }
 

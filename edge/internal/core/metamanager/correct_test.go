@@ -35,7 +35,7 @@ func (n *note) Correct(o object.Object, decoded runtime.Object) []byte {
 }
 
 // A correction is visible at the edge only: the store and the digests have the delivered object,
-// and a correction that changes comes as a change of the object.
+// and a changed correction is a change of the object.
 func TestACorrectionIsShownAndNothingElse(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		n := &note{}

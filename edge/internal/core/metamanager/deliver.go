@@ -141,7 +141,7 @@ func (m *Manager) deliver(ctx context.Context, d delivery) error {
 				log.Error(err, "Failed to report the number of dropped events")
 			}
 		}
-		b.After(func() { // in the core, so that no message of a newer session comes between
+		b.After(func() { // in the core, so that a newer session's messages can't interleave
 			for _, r := range d.results {
 				m.outbox.Finish(r.Id)
 			}
@@ -169,7 +169,7 @@ func (m *Manager) deliver(ctx context.Context, d delivery) error {
 			in.sequence = s.state.Sequence
 		}
 		ack := d.states[n-1].message.Answer(&topicpb.StateAck{Sequence: in.sequence})
-		ack.Header.ParentID = 0 // its sequence tells which message it acknowledges, and each byte of it counts
+		ack.Header.ParentID = 0 // its sequence identifies the acknowledged message, and each byte of it counts
 		m.sender.PutAck(ack)
 	}
 	in.mu.Unlock()

@@ -148,8 +148,8 @@ func (m *Manager) reportDropped(b *batch) error {
 	return err
 }
 
-// reportRefused notes in the events shown here that a write was refused for good. Not in the
-// cloud: it knows.
+// reportRefused records a permanently refused write as an event on this device. The cloud doesn't
+// get it.
 func (m *Manager) reportRefused(b *batch, ref object.Ref, e *outbox.Entry, st *metav1.Status) {
 	if ref.Resource == view.Events && ref.Namespace == metav1.NamespaceDefault && e.UID == "" {
 		return // an event of our own

@@ -10,8 +10,8 @@ import (
 )
 
 const (
-	// unheld is how long to wait for the kubelet, or whoever else has an interest, to open its own
-	// watch.
+	// unheld is how long to wait for the kubelet, or another client with an interest, to open its
+	// own watch.
 	unheld = 5 * time.Second
 	// heldEnded is how long to wait after a watch has ended, so that one that ends at once is no
 	// busy loop.

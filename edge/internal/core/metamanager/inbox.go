@@ -14,8 +14,8 @@ import (
 
 // inbox queues the messages received over the link for the core: states and results, in order. Its
 // bound is the cloud's window of unacknowledged states and our own window of writes. When the disk
-// is full, states wait and are tried again, and the cloud sends no more in the meantime; results
-// that find space are taken regardless.
+// is full, states wait and are retried, and the cloud stops sending; results that find space are
+// taken regardless.
 type inbox struct {
 	wake chan struct{}
 	most int // results that are gathered
@@ -109,8 +109,8 @@ func (in *inbox) putResult(r *topicpb.WriteResult, event bool) {
 	in.put(func() { in.results, in.pressing = append(in.results, r), in.pressing || !event })
 }
 
-// putInventory: an inventory must tell of every state that came before its request, so it
-// goes the same way.
+// putInventory: an inventory must include every state received before its request, so it takes the
+// same queue.
 func (in *inbox) putInventory(msg message.Message, r *topicpb.InventoryRequest) {
 	in.put(func() { in.inventories, in.pressing = append(in.inventories, inventoryRequest{msg, r}), true })
 }

@@ -1,11 +1,10 @@
 // Package metamanager holds the device's copy of cluster state, and the writes and reports for the
 // cloud.
 //
-// It owns the one order in which all of that changes; the packages below it own the parts: view
-// (objects, interests, watches), outbox (the writes that wait), event (the newest events), token
-// (kept tokens) and lease (the kubelet's Lease). It alone knows whether there is a cloud. It
-// refuses to answer from a set that was never wholly delivered: a wrong empty list makes a kubelet
-// kill every pod.
+// It owns the order of all changes; the packages below it own the parts: view (objects, interests,
+// watches), outbox (the writes that wait), event (the newest events), token (kept tokens) and lease
+// (the kubelet's Lease). Only it knows whether the cloud is reachable. It refuses to answer from a
+// set that was never completely delivered: a wrong empty list makes a kubelet kill every pod.
 //
 // One goroutine, the core, decides every change, a batch at a time: worked out against the view and
 // the outbox, written to the store in one transaction, then shown. So no change is visible,
@@ -14,11 +13,11 @@
 // and after it has ended they answer 503. It is above 2,500 lines because each of its files is a
 // part of that one transaction, or reads the view of it.
 //
-// How to read it, from the bottom: batch.go and core.go are the transaction, manager.go the state
-// that all share, inbox.go the messages received over the link. On these stand delivery from the
-// cloud (deliver.go, apply.go), writes to the cloud (write.go, event.go, report.go, send.go),
-// requests that only the cloud can answer (proxy.go), and the pods that run again on an island
-// (restart.go). meta.go runs it all.
+// How to read it, from the bottom: batch.go and core.go are the transaction, manager.go the shared
+// state, inbox.go the messages received over the link. These are used by delivery from the cloud
+// (deliver.go, apply.go), writes to the cloud (write.go, event.go, report.go, send.go), requests
+// that only the cloud can answer (proxy.go), and the pods that run again on an island (restart.go).
+// meta.go runs it all.
 package metamanager
 
 import (
@@ -103,8 +102,8 @@ func (m *Manager) run(ctx context.Context, p port) error {
 	return g.Wait()
 }
 
-// receive leads each message from the bus to its handler. No handler waits for the disk or
-// for the link.
+// receive dispatches each message from the bus to its handler. No handler waits for the disk or for
+// the link.
 func (m *Manager) receive(ctx context.Context, p port) error {
 	mux := m.mux()
 	p.Ready()

@@ -46,7 +46,7 @@ func TestAListWaitsForItsSet(t *testing.T) {
 			t.Errorf("Get: %v, want 503", err)
 		}
 
-		// One that waits gets its answer when the link is there.
+		// A waiting request gets its answer when there is a link.
 		done := make(chan error, 1)
 		go func() {
 			items, _, err := e.List(context.Background(), ownPods(), metamanager.ListOptions{FromReflector: true})

@@ -17,7 +17,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/core/metamanager"
 )
 
-// A write is sent, accepted, and its result has reached the edge when the link goes down; before
+// A write is sent and accepted, and its result has reached the edge when the link is lost; before
 // the result is applied the client writes again, and the writes are merged. The result belongs to
 // the sent write only: the merged one is sent on the next link.
 func TestOrder_07_MergedWhileSentGoesUpAgain(t *testing.T) {

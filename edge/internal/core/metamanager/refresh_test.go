@@ -161,7 +161,7 @@ func TestEveryday_17_TokensOfAReplacedKeyAreRenewed(t *testing.T) {
 			if err := json.Unmarshal(r.Response.Body, &got); err != nil {
 				t.Fatal(err)
 			}
-			// When a kubelet comes back: a fifth of the token's life before its end.
+			// When a kubelet asks again: a fifth of the token's life before its end.
 			if left := time.Until(got.Status.ExpirationTimestamp.Time) - 12*time.Minute; left > time.Minute {
 				t.Errorf("the kubelet comes back after %v", left)
 			}

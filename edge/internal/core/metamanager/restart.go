@@ -94,7 +94,7 @@ func (m *Manager) setRestarts(waiting []podrestart.Waiting) {
 	m.restarts = waiting
 }
 
-// releaseEnds lets the ends of pods go to the cloud, where there is a link still.
+// releaseEnds releases the ends of pods to the cloud, if there is still a link.
 func (m *Manager) releaseEnds(ctx context.Context) (left bool, err error) {
 	err = m.do(ctx, func(b *batch) error {
 		if _, linked := b.view.Link(); !linked {
@@ -110,8 +110,8 @@ func (m *Manager) releaseEnds(ctx context.Context) (left bool, err error) {
 }
 
 // showAgain drops the end of a pod, which the cloud has not seen, and shows the pod to the kubelet
-// as it was before: as after a boot, the kubelet finds that no container of it is there. It is not
-// Ready until the kubelet reports it.
+// in its state before: as after a boot, the kubelet finds none of its containers. It is not Ready
+// until the kubelet reports it.
 func (m *Manager) showAgain(ctx context.Context, pod *corev1.Pod) error {
 	ref := object.Ref{Resource: view.Pods, Namespace: pod.Namespace, Name: pod.Name}
 	shown := false

@@ -107,8 +107,8 @@ func (c *cloud) ended() (bodies []string) {
 }
 
 // Pods that the kubelet evicts and rejects without a link are hidden from it until the reason has
-// passed and run again with their UIDs, also where edgecore starts again in the meantime; the cloud
-// never hears of their end.
+// passed and run again with their UIDs, also if edgecore restarts in between; the cloud never gets
+// their end.
 func TestPodsEndedOnAnIslandRunAgain(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		c := newCloud(t)

@@ -61,8 +61,8 @@ func (m *Manager) nextMessage(ctx context.Context) (message.Message, bool) {
 	}
 }
 
-// writtenOver is the newest of kube-apiserver's versions of a write's object that this edge knows,
-// or "". The cloud makes the write on top of that version alone, so that a write delayed in an
+// writtenOver returns the newest of kube-apiserver's versions of a write's object known to this
+// edge, or "". The cloud applies the write only to that version, so that a write delayed in an
 // earlier session's replica can't overwrite a later session's.
 func (m *Manager) writtenOver(w *outbox.Outgoing) string {
 	if !w.Entry.Laid() {

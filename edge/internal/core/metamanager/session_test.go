@@ -150,7 +150,7 @@ func (c *cloud) publish() {
 			waiting[r.Resource] = true
 		}
 	}
-	for g := range waiting { // an inventory came when the marker is not alone, or was empty: the fake asks only where the edge has something
+	for g := range waiting { // an inventory arrived if there are other objects than the marker, or if it was empty: the fake asks only if the edge has some
 		for r := range c.known {
 			if r.Resource == g && r.Name != "" {
 				delete(c.known, object.Ref{Resource: g})

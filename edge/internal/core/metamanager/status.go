@@ -34,8 +34,8 @@ type Status struct {
 	DamagedStore string `json:"damagedStore,omitempty"`
 	// Lost names the parts that could not be read; objects of the cloud are delivered again.
 	Lost []string `json:"lost,omitempty"`
-	// Malformed counts objects that could not be read, Failed changes that could not be kept, such
-	// as for want of room.
+	// Malformed counts objects that could not be read, Failed changes that could not be stored, for
+	// example on a full disk.
 	Malformed uint64 `json:"malformed"`
 	Failed    uint64 `json:"failed"`
 }
@@ -54,7 +54,7 @@ type OutboxStatus struct {
 	Quota *putoff.Status `json:"quota,omitempty"`
 }
 
-// Status tells how metamanager is.
+// Status returns metamanager's status.
 func (m *Manager) Status() Status {
 	s := Status{
 		KubeletAlive: m.KubeletAlive(), Store: m.config.Store.Stats(), DamagedStore: m.config.Store.SetAside(), Lost: m.config.Store.Lost(),

@@ -141,7 +141,7 @@ func service(says string) *corev1.Service {
 	return &corev1.Service{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Service"}, Spec: corev1.ServiceSpec{ExternalName: says}}
 }
 
-// saying is a Service as it comes down, in Kubernetes protobuf.
+// saying returns a delivered Service in Kubernetes protobuf.
 func saying(t *testing.T, namespace, name, says string) []byte {
 	t.Helper()
 	s := service(says)

@@ -82,8 +82,8 @@ func TestWhatPassesThroughSpeaksTheCloudsVersions(t *testing.T) {
 	})
 }
 
-// Objects that come without their status have a digest for a version: it is compared like any
-// other, and never goes to kube-apiserver.
+// Objects that are delivered without their status have a digest as their version: it is compared
+// like any other, and never sent to kube-apiserver.
 func TestVersionsThatAreDigests(t *testing.T) {
 	inBubble(t, func(t *testing.T) {
 		c := newCloud(t)

@@ -82,8 +82,8 @@ func operations(doc, body []byte) ([]byte, error) {
 	}
 }
 
-// Patch applies a strategic merge, merge or JSON patch to obj and returns the result; obj stays as
-// it is. Who the object is (its kind, namespace, name and uid) can't be patched.
+// Patch applies a strategic merge, merge or JSON patch to obj and returns the result; obj is not
+// changed. The object's identity (its kind, namespace, name and uid) can't be patched.
 func Patch(obj runtime.Object, patchType types.PatchType, body []byte) (result runtime.Object, err error) {
 	defer func() {
 		if p := recover(); p != nil {

@@ -8,7 +8,7 @@ import (
 	"github.com/skerry-io/skerry/common/dependency"
 )
 
-// Travelling lists the resources whose objects come down with the pods that refer to them.
+// Travelling lists the resources whose objects are delivered with the pods that refer to them.
 func Travelling() []schema.GroupVersionResource { return dependency.Resources() }
 
 // Travels reports whether r is one of Travelling.

@@ -71,7 +71,7 @@ func (s *Store) usable() error {
 	return nil
 }
 
-// withdraw takes c out of the queue, unless it has left it or must lead.
+// withdraw removes c from the queue, unless it has left it or must lead.
 func (s *Store) withdraw(c *call) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -50,7 +50,7 @@ func Open(ctx context.Context, config Config) (*Store, error) {
 // lockPoll is the time between two tries for the lock.
 const lockPoll = 20 * time.Millisecond
 
-// takeLock holds PATH.lock for as long as the store is open: the file itself is looked at before
+// takeLock holds PATH.lock for as long as the store is open: the file itself is checked before
 // bbolt takes its own lock on it.
 func (s *Store) takeLock(ctx context.Context) (err error) {
 	if !s.config.Locked {

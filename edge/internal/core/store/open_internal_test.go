@@ -85,8 +85,7 @@ func TestClaims_19_DirectoryInThePlaceOfTheStoreIsNamed(t *testing.T) {
 	}
 }
 
-// A full disk has no room for the mark of a store that an older version made: it is opened all the
-// same.
+// A full disk has no space for the mark of an older version's store: it is opened nevertheless.
 func TestOpen_WithoutRoomForTheMark(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "edge.db")
 	s, err := Open(t.Context(), Config{Path: path})

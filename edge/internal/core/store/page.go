@@ -54,7 +54,7 @@ func (strict) enter([][]byte) {}
 
 func (strict) damaged(_ [][]byte, err error) error { return err }
 
-// walker goes through the tree of a file that one of its meta pages leads to.
+// walker traverses the tree of one of a file's meta pages.
 type walker struct {
 	visitor
 	file     io.ReaderAt
@@ -80,7 +80,7 @@ func verify(path string) error {
 	return err
 }
 
-// withFile calls do with a file that is there and not empty.
+// withFile calls do with a file that exists and is not empty.
 func withFile(path string, do func(file io.ReaderAt, size int64) error) error {
 	f, err := os.Open(path)
 	if err != nil {
@@ -129,9 +129,9 @@ func newWalker(file io.ReaderAt, size int64, meta boltMeta, v visitor) (*walker,
 }
 
 // readMetas finds the valid meta pages, the newest first. bbolt writes them in turn, so that the
-// second leads to the tree as it was one transaction before, whose pages are all still there. The
-// second one's place depends on the page size, which only a meta page tells: all are tried.
-// The error is of the disk.
+// second points to the tree of one transaction before, whose pages are all intact. The second one's
+// offset depends on the page size, which only a meta page has: all are tried. The error is of the
+// disk.
 func readMetas(file io.ReaderAt, size int64) (metas []boltMeta, err error) {
 	try := func(offset int64) {
 		b := make([]byte, pageHeader+metaSize)

@@ -68,7 +68,7 @@ func (t *tree) damaged(path [][]byte, _ error) error {
 	return nil
 }
 
-// complete reports whether all that is in a bucket was found, a bucket that is not there included.
+// complete reports whether the whole content of a bucket was found; true for a missing bucket.
 func (t *tree) complete(path [][]byte) bool {
 	b := t.buckets[pathKey(path)]
 	if b != nil && b.bad > 0 {

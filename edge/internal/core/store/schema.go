@@ -64,7 +64,7 @@ func (s *Store) check(tx *bolt.Tx) error {
 	return nil
 }
 
-// setSchema states the schema of the file, and who may use it.
+// setSchema writes the schema of the file, and the oldest build that may use it.
 func (t *Tx) setSchema() error {
 	return errors.Join(t.SetNumber(schemaOf, Schema), t.SetNumber(readersOf, Readers))
 }
@@ -80,8 +80,8 @@ func (t *Tx) readers(schema uint64) (uint64, error) {
 }
 
 // adapt brings a file of another schema to this one. An older one gets its upgrade. One of a newer
-// build, from which the device went back, is marked as this one's: this build's writes lack the
-// additions of the newer schema, and the newer build makes them again by its upgrade.
+// build, after a downgrade, is marked as this one's: this build's writes lack the additions of the
+// newer schema, and the newer build makes them again by its upgrade.
 func (s *Store) adapt(tx *bolt.Tx) error {
 	t := &Tx{seal: s.seal, tx: tx}
 	have, err := t.Number(schemaOf)

@@ -14,8 +14,8 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/core/store/storepb"
 )
 
-// A device goes back to the release before: it can use the store of the newer one as long as that
-// allows it, loses no record, and the newer one upgrades it again.
+// A device is downgraded to the previous release: it can use the store of the newer one as long as
+// that allows it, loses no record, and the newer one upgrades it again.
 func TestSchemaOfANewerBuild(t *testing.T) {
 	for _, c := range []struct {
 		schema, readers uint64

@@ -53,7 +53,7 @@ type Store struct {
 	db     *bolt.DB
 	lock   *os.File // nil: the caller's
 	seal   value.Transformer
-	aside  string   // where the damaged predecessor went, if this file replaced one
+	aside  string   // path of the damaged predecessor, if this file replaced one
 	lost   []string // records that could not be read
 
 	places chan struct{} // one for each writer that waits or commits
@@ -72,7 +72,7 @@ type Store struct {
 type Stats struct {
 	Commits  uint64 // transactions that reached the disk
 	Writes   uint64 // functions that they carried
-	Failures uint64 // transactions that failed, for want of room or otherwise
+	Failures uint64 // failed transactions, for example on a full disk
 	Bytes    int64  // size of the file
 	Full     bool   // the last transaction found no room
 	// Records counts the records that were put or deleted, by their bucket: "outbox",

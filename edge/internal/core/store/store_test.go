@@ -141,7 +141,7 @@ func TestOpenWaitsForThePredecessor(t *testing.T) {
 	}
 }
 
-// Who holds the lock keeps others out, and may open the store all the same.
+// The holder of the lock excludes others, and may open the store itself.
 func TestLock(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "edge.db")
 	if _, err := store.Lock(path); !errors.Is(err, fs.ErrNotExist) {

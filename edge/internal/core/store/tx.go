@@ -40,7 +40,7 @@ func (t *Tx) PutObject(ref object.Ref, o *storepb.Object) error {
 	return t.put(resourcePath(ref.Resource), objectKey(ref.Namespace, ref.Name), sealed(ref.Resource), o)
 }
 
-// DeleteObject deletes an object, if it is there.
+// DeleteObject deletes an object, if it exists.
 func (t *Tx) DeleteObject(ref object.Ref) error {
 	return t.delete(resourcePath(ref.Resource), objectKey(ref.Namespace, ref.Name))
 }
@@ -93,7 +93,7 @@ func (t *Tx) PutInterest(id uint64, i *storepb.Interest) error {
 	return t.put([][]byte{bucketCopies}, number(id), false, i)
 }
 
-// DeleteInterest deletes an interest, if it is there.
+// DeleteInterest deletes an interest, if it exists.
 func (t *Tx) DeleteInterest(id uint64) error {
 	if err := t.delete([][]byte{bucketInterests}, number(id)); err != nil {
 		return err
@@ -111,7 +111,7 @@ func (t *Tx) PutEntry(id uint64, e *storepb.Entry) error {
 	return t.put([][]byte{bucketOutbox}, number(id), false, e)
 }
 
-// DeleteEntry deletes an entry of the outbox, if it is there.
+// DeleteEntry deletes an entry of the outbox, if it exists.
 func (t *Tx) DeleteEntry(id uint64) error { return t.delete([][]byte{bucketOutbox}, number(id)) }
 
 // Entry reads an entry of the outbox; nil without one.
@@ -144,7 +144,7 @@ func (t *Tx) Answer(key []byte) (*storepb.Answer, error) {
 	return a, decode(payload, a)
 }
 
-// DeleteAnswer deletes an answer, if it is there.
+// DeleteAnswer deletes an answer, if it exists.
 func (t *Tx) DeleteAnswer(key []byte) error { return t.delete([][]byte{bucketAnswers}, key) }
 
 // Answers calls do for every answer.
@@ -163,7 +163,7 @@ func (t *Tx) PutEvent(namespace, name string, e *storepb.Event) error {
 	return t.put([][]byte{bucketEvents}, objectKey(namespace, name), false, e)
 }
 
-// DeleteEvent deletes an event of the ring, if it is there.
+// DeleteEvent deletes an event of the ring, if it exists.
 func (t *Tx) DeleteEvent(namespace, name string) error {
 	return t.delete([][]byte{bucketEvents}, objectKey(namespace, name))
 }

@@ -141,7 +141,7 @@ func ending(t *corev1.ContainerStateTerminated) string {
 	}
 }
 
-// initialized goes by the first condition of that type.
+// initialized uses the first condition of that type.
 func initialized(p *corev1.Pod) bool {
 	i := slices.IndexFunc(p.Status.Conditions, func(c corev1.PodCondition) bool { return c.Type == corev1.PodInitialized })
 	return i >= 0 && p.Status.Conditions[i].Status == corev1.ConditionTrue

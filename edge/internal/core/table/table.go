@@ -93,7 +93,7 @@ func of(o runtime.Object) ([]metav1.TableColumnDefinition, metav1.TableRow, bool
 	return nil, metav1.TableRow{}, false
 }
 
-// listColumns are those of an empty list, too: kubectl wants to know them.
+// listColumns returns the columns also for an empty list: kubectl prints them.
 func listColumns(o runtime.Object) ([]metav1.TableColumnDefinition, bool) {
 	var item runtime.Object
 	switch o.(type) {

@@ -54,7 +54,7 @@ func NewAPI() *API {
 	return &API{objects: map[string]map[string]stored{}, changed: make(chan struct{}), unsynced: map[string]bool{}}
 }
 
-// Config leads to the API.
+// Config returns a client configuration for the API.
 func (a *API) Config() *rest.Config {
 	return &rest.Config{Host: "http://edge", Transport: a, QPS: -1}
 }

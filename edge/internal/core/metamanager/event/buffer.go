@@ -128,7 +128,7 @@ func (r *Buffer) drop(k types.NamespacedName) {
 // Count is how many events there are, and how large they are.
 type Count struct{ Events, Bytes int }
 
-// Add counts a change of an event from one size to another, -1 where it is not there.
+// Add counts a change of an event from one size to another, -1 if it does not exist.
 func (c *Count) Add(before, after int) {
 	if before >= 0 {
 		c.Events--

@@ -25,7 +25,7 @@ func open(t *testing.T) *store.Store {
 	return s
 }
 
-// put takes an event in, and lets the oldest go.
+// put adds an event, and drops the oldest.
 func put(b *event.Buffer, name string) {
 	b.Put(object.Object{Ref: event.Ref("default", name), Raw: []byte("event")}, -1)
 	var gone []object.Ref
@@ -94,7 +94,7 @@ func TestBuffer_isBoundedWhileTheDiskTakesNothing(t *testing.T) {
 	}
 }
 
-// An event that goes while it is being written goes from the disk too.
+// An event that is dropped while it is being written is deleted from the disk too.
 func TestBuffer_eventsThatGoWhileTheyAreWritten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := open(t)

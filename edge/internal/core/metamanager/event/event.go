@@ -59,7 +59,7 @@ func Next(w request.Write, have object.Object) (*corev1.Event, error) {
 	return e, nil
 }
 
-// Own is an event about this node; number tells it from others.
+// Own is an event about this node; number distinguishes it from others.
 func Own(node string, number uint64, reason, kind, text string) *corev1.Event {
 	now := metav1.Now()
 	return &corev1.Event{

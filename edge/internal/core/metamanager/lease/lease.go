@@ -34,7 +34,7 @@ type Lease struct {
 	duration time.Duration
 }
 
-// New returns the Lease of a node, which is not there until a kubelet creates it.
+// New returns the Lease of a node, which does not exist until a kubelet creates it.
 func New(node string) *Lease { return &Lease{node: node} }
 
 // Resource is the resource of a Lease.
@@ -65,8 +65,8 @@ func (l *Lease) Alive(now time.Time) bool {
 	return l.object != nil && !l.renewed.IsZero() && now.Sub(l.renewed) < l.duration
 }
 
-// Write takes a write of the Lease. Its version comes from the same counter as every other, and is
-// not on the disk.
+// Write takes a write of the Lease. Its version is from the common counter, and is not stored on
+// the disk.
 func (l *Lease) Write(w request.Write, version uint64) (request.Result, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -123,8 +123,8 @@ func (b *Batch) Add(ref object.Ref, e *Entry) {
 	}
 }
 
-// Accept puts in the place of an entry that the cloud has it, to be kept until the object
-// comes down.
+// Accept replaces an entry by the record that the cloud has accepted it, kept until the object is
+// delivered.
 func (b *Batch) Accept(ref object.Ref, e *Entry, version string, epoch uint64) {
 	next := *e
 	next.Accepted, next.AcceptedVersion, next.AcceptedEpoch = true, version, epoch
@@ -174,7 +174,7 @@ func (b *Batch) Locals() (refs []object.Ref) {
 	return refs
 }
 
-// Release lets the writes of an object go that stayed on the device.
+// Release releases the withheld writes of an object.
 func (b *Batch) Release(ref object.Ref) {
 	for _, e := range slices.Clone(b.Pending(ref)) {
 		if e.Local {

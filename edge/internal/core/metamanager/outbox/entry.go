@@ -23,7 +23,7 @@ type Entry struct {
 	UID             types.UID
 	At              int64 // unix milliseconds
 	ShownVersion    uint64
-	Accepted        bool // the cloud has it; kept until the object comes down as it was then or newer
+	Accepted        bool // accepted by the cloud; kept until the object is delivered at that version or newer
 	AcceptedVersion string
 	AcceptedEpoch   uint64 // of the session; 0 after a restart
 	Size            int
@@ -34,7 +34,7 @@ type Entry struct {
 	// Volatile: never on the disk. A kubelet writes an unchanged status every few minutes: that is
 	// not worth a write to flash.
 	Volatile bool
-	sent     bool // may have reached the cloud: a create can't be merged into any more without saying so. The outbox alone sets it
+	sent     bool // may have reached the cloud: merging into a create then has to change its verb. Only the outbox sets it
 }
 
 // event reports whether it is an event: events are bounded by themselves and leave room for state.

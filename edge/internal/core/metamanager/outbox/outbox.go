@@ -55,7 +55,7 @@ type contents struct {
 	event      *ready.Set
 	eventOrder []uint64 // events by age; may hold some that are gone
 	events     eventSums
-	dropped    uint64 // events that had to make room and of which no event tells yet
+	dropped    uint64 // dropped events that no event reports yet
 }
 
 // queue is the writes of one object, oldest first: first those accepted, then at most one under
@@ -140,7 +140,7 @@ func (o *Outbox) Entries(ref object.Ref) []*Entry {
 // Refs lists the objects that writes wait for or were accepted of.
 func (o *Outbox) Refs() []object.Ref { return slices.Collect(maps.Keys(o.queues)) }
 
-// Dropped counts the events that had to make room and of which no event tells yet.
+// Dropped counts the dropped events that no event reports yet.
 func (o *Outbox) Dropped() uint64 { return o.dropped }
 
 // under reports whether the entry is under way.
@@ -190,7 +190,7 @@ func (o *Outbox) Restart() {
 	}
 }
 
-// Finish lets the next write of the object go. Call it after the result of the one with this number
+// Finish allows the next write of the object. Call it after the result of the one with this number
 // is on the disk.
 func (o *Outbox) Finish(id uint64) {
 	o.mu.Lock()
@@ -213,8 +213,8 @@ func (o *Outbox) Finish(id uint64) {
 	}
 }
 
-// Sending notes that a write goes up while its object is held as of this version of
-// kube-apiserver's. Call it before the write is sent.
+// Sending records kube-apiserver's version of the cached object when a write is sent. Call it
+// before the write is sent.
 func (o *Outbox) Sending(id uint64, held string) {
 	o.sentMu.Lock()
 	defer o.sentMu.Unlock()
@@ -265,7 +265,7 @@ func (o *Outbox) next(r *ready.Set) (object.Ref, *Entry) {
 }
 
 // Newest is the greatest of kube-apiserver's versions of accepted writes of an object that have not
-// come down yet; 0 without one.
+// been delivered yet; 0 without one.
 func (o *Outbox) Newest(ref object.Ref) (newest uint64) {
 	o.mu.RLock()
 	defer o.mu.RUnlock()
@@ -278,7 +278,7 @@ func (o *Outbox) Newest(ref object.Ref) (newest uint64) {
 }
 
 // Written is, by resource, the greatest of kube-apiserver's versions of accepted writes that have
-// not come down yet; the greatest number where the version of one is not known.
+// not been delivered yet; the greatest number if the version of one is unknown.
 func (o *Outbox) Written() map[schema.GroupVersionResource]uint64 {
 	o.mu.RLock()
 	defer o.mu.RUnlock()
@@ -299,7 +299,7 @@ type Status struct {
 	EventBytes int            `json:"eventBytes"`
 	InFlight   int            `json:"inFlight"`
 	Oldest     *time.Time     `json:"oldest,omitempty"` // by the clock of its time
-	Dropped    uint64         `json:"dropped"`          // events that made room and that the cloud does not know of yet
+	Dropped    uint64         `json:"dropped"`          // dropped events not yet reported to the cloud
 }
 
 // Backlog counts the writes that wait, and returns the age of the oldest by now's clock: 0 where

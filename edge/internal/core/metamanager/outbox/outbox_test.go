@@ -57,7 +57,7 @@ func TestOutbox_sendsInOrder(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("what went (-want +got):\n%s", diff)
 	}
-	o.Restart() // a new link: all that was under way goes again
+	o.Restart() // a new link: all writes in flight are sent again
 	if diff := cmp.Diff([]string{"a2", "b3", "y5"}, sent(o)); diff != "" {
 		t.Errorf("what went again (-want +got):\n%s", diff)
 	}

@@ -101,9 +101,8 @@ func (s *Sender) Take() (Next, bool) {
 	return Next{}, false
 }
 
-// Message makes the message of a write; the body of an event comes from the store. over is the
-// version of kube-apiserver's on top of which alone the cloud makes the write. false: it is no
-// longer there to be sent.
+// Message makes the message of a write; the body of an event is read from the store. over is
+// kube-apiserver's version that the write requires. false: the event no longer exists.
 func (w *Outgoing) Message(s *store.Store, over string) (msg message.Message, ok bool, err error) {
 	e := w.Entry
 	write := &topicpb.Write{
@@ -119,7 +118,7 @@ func (w *Outgoing) Message(s *store.Store, over string) (msg message.Message, ok
 			}
 			return err
 		})
-		if write.Body == nil { // its result, from the link before, came in the meantime
+		if write.Body == nil { // its result, of the previous link, has arrived since
 			return message.Message{}, false, err
 		}
 	}

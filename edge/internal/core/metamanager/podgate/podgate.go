@@ -3,16 +3,16 @@
 //
 // It owns the order of the rules and their limits: a pod that is being deleted is always shown,
 // since only the kubelet can end it. It refuses to keep state: a rule does that, and has its pods
-// looked at again with Manager.Recorrect when it would answer differently. All other clients of the
-// edge API see a withheld pod as it is.
+// evaluated again with Manager.Recorrect when it would answer differently. All other clients of the
+// edge API see a withheld pod unchanged.
 //
 // To the kubelet a pod that is withheld after it was shown is a pod that was removed: it ends its
 // containers and forgets its UID. A rule that does not mean that never withholds a pod whose
 // containers may run.
 //
-// A Gate is never changed. metamanager's core calls it for each version of a pod that comes from
-// the cloud or the disk, for each change of its pending writes, and for Recorrect; not for a status
-// that is written on the device.
+// A Gate is never changed. metamanager's core calls it for each version of a pod from the cloud or
+// the disk, for each change of its pending writes, and for Recorrect; not for a status that is
+// written on the device.
 package podgate
 
 import (

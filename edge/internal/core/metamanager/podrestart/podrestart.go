@@ -8,8 +8,8 @@
 // has forgotten the pod's UID, and shows it again when this package decides so.
 //
 // It owns the rule by which an end is the node's and not the pod's, the order and the back-off. It
-// refuses to touch anything, to look at a clock and to know of links: all of that is its caller's.
-// A Queue belongs to one goroutine.
+// has no side effects, no clock and no link: those are its caller's. A Queue belongs to one
+// goroutine.
 package podrestart
 
 import (
@@ -40,10 +40,10 @@ func Terminal(pod *corev1.Pod) bool {
 // the kubelet evicted or preempted it, ended it for a shutdown or did not admit it. A pod ended by
 // its own containers or its own deadline stays ended, as in Kubernetes.
 //
-// The kubelet's marks do not always outlast the pod. One whose containers exit with 0 when they are
-// told to is Succeeded without a reason (Kubelet.SyncTerminatingPod); one that ran and is rejected
-// when the kubelet starts again has no mark at all once its containers have ended. But where no
-// container has a rule of its own, nobody else ends a pod that is to run always.
+// The kubelet's marks do not always outlast the pod. A pod whose containers exit with 0 on SIGTERM
+// is Succeeded without a reason (Kubelet.SyncTerminatingPod); one that ran and is rejected when the
+// kubelet starts again has no mark at all once its containers have ended. But if no container has a
+// restart rule of its own, only the kubelet ends a pod with restartPolicy Always.
 //
 // A pod that is above a limit of its own (an emptyDir's sizeLimit, ephemeral-storage) is Evicted
 // without the condition. Its controller would create another; a bare pod has ended.

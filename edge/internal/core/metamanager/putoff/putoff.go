@@ -37,7 +37,7 @@ type Queue struct {
 // Status is a quota of cloudcore's that this node has used up.
 type Status struct {
 	Quota string    `json:"quota"` // its field in cloudcore.yaml
-	Until time.Time `json:"until"` // when this node tries again
+	Until time.Time `json:"until"` // time of the next attempt
 	Times uint64    `json:"times"` // that this node was put off, since edgecore started
 }
 
@@ -63,7 +63,7 @@ func (p *Queue) note(quota string, after time.Duration) {
 	p.quota = Status{Quota: quota, Until: p.until, Times: p.quota.Times + 1}
 }
 
-// Put takes in a result that puts a write off, and reports whether it is one.
+// Put processes a result, and reports whether it defers its write.
 func (p *Queue) Put(ctx context.Context, r *topicpb.WriteResult) bool {
 	if r.GetAccepted() {
 		return false

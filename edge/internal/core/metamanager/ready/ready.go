@@ -16,14 +16,14 @@ type Set struct {
 // New returns an empty set.
 func New() *Set { return &Set{at: map[uint64]int{}} }
 
-// Put adds a number; one that is there stays.
+// Put adds a number, unless it is in the set.
 func (r *Set) Put(id uint64) {
 	if _, there := r.at[id]; !there {
 		heap.Push(r, id)
 	}
 }
 
-// Drop removes a number, if it is there.
+// Drop removes a number, if it is in the set.
 func (r *Set) Drop(id uint64) {
 	if i, there := r.at[id]; there {
 		heap.Remove(r, i)

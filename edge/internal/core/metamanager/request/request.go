@@ -19,7 +19,8 @@ import (
 // cloud. It is only returned while there is a link.
 var ErrPassThrough = errors.New("not held here: ask the cloud")
 
-// Caller is who asks the edge API. The zero value is the device's root, which acts as the node.
+// Caller identifies the client of the edge API. The zero value is the device's root, which acts as
+// the node.
 type Caller struct {
 	Kubelet     bool
 	BearerToken string // of a ServiceAccount: proxied requests are authorized as that account
@@ -31,7 +32,7 @@ type ListOptions struct {
 	// holding. The list waits for it.
 	FromReflector bool
 	// Held asks for the cached objects of the selection, regardless of their sets; 503 if no set of
-	// the resource was ever delivered. It creates no interest: it is for a person who inspects the
+	// the resource was ever delivered. It creates no interest: it is for a user who inspects the
 	// device.
 	Held   bool
 	Caller Caller
@@ -75,7 +76,7 @@ type Write struct {
 	PatchType   types.PatchType
 	ContentType string // of Body
 	Accept      string // for proxied requests
-	Body        []byte // the object, the patch, or DeleteOptions, as it came
+	Body        []byte // the object, the patch, or DeleteOptions, unchanged
 	Path        string // of the URL, escaped; with Query, for proxied requests
 	Query       url.Values
 	UID         types.UID // precondition, where it is known; else it is taken from Body

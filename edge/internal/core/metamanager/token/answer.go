@@ -14,12 +14,12 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/core/metamanager/request"
 )
 
-// askAgain is how soon a kubelet comes back for a token that it has.
+// askAgain is the interval in which a kubelet asks again for a token that it has.
 const askAgain = time.Minute
 
-// forKubelet is an answer for the kubelet, which comes back when a fifth of the token's life is
-// left (requiresRefresh in pkg/kubelet/token of Kubernetes): it reads an end so early that this
-// is soon. The token itself is as it was.
+// forKubelet returns an answer for the kubelet, which asks again when a fifth of the token's life
+// is left (requiresRefresh in pkg/kubelet/token of Kubernetes): its expiry is set so early that
+// this is soon. The token itself is unchanged.
 func forKubelet(result request.Result) request.Result {
 	var r authenticationv1.TokenRequest
 	if result.Response == nil || json.Unmarshal(result.Response.Body, &r) != nil || r.Status.Token == "" {

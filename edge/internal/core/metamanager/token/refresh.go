@@ -97,7 +97,7 @@ func (t *Keeper) refresh(ctx context.Context, k []byte, a *storepb.Answer) (bool
 		return false, err
 	}
 	if result.Response.Code/100 != 2 {
-		return false, nil // the account or the pod is gone, or it may not any more: the kubelet hears so itself
+		return false, nil // the account or the pod is deleted, or the permission is lost: the kubelet gets that answer itself
 	}
 	return true, t.keep(ctx, k, types.UID(a.BoundUid), w, result.Response)
 }

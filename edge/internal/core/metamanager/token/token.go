@@ -75,7 +75,7 @@ type Stored map[string]info
 type info struct {
 	at      int64 // unix milliseconds
 	bound   types.UID
-	current bool   // asked for by this process: a kubelet that comes back gets it again
+	current bool   // requested by this process: a kubelet that asks again gets it again
 	keyID   string // of the key that signed the token; "" where it can't be read
 	sum     [sha256.Size]byte
 	stale   bool      // the cloud has refused it

@@ -284,7 +284,7 @@ func (b *Batch) retain() map[types.NamespacedName]struct{} {
 // Retain stages that a pod stays although the cloud took it back.
 func (b *Batch) Retain(pod object.Ref) { b.retain()[keyOf(pod)] = struct{}{} }
 
-// Unretain stages that a pod came again.
+// Unretain stages that a pod was delivered again.
 func (b *Batch) Unretain(pod object.Ref) { delete(b.retain(), keyOf(pod)) }
 
 // TakeRetained stages that no pod stays which the cloud took back, and returns those that did.

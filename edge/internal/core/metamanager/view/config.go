@@ -11,8 +11,8 @@ import (
 type Config struct {
 	Node   string
 	Limits Limits
-	// Want has a Batch want a selection that no interest covers yet, and returns when that is on
-	// the disk and shown.
+	// Want adds an interest of a selection that is not covered yet, by a Batch, and returns when
+	// that is on the disk and visible.
 	Want func(ctx context.Context, selection object.Selection, pinned bool) error
 	// InterestsChanged is called, with the lock held, when there are other interests than before.
 	InterestsChanged func()

@@ -144,7 +144,7 @@ func (d digest) is(p *topicpb.Digest) bool {
 type change struct {
 	version uint64
 	key     types.NamespacedName
-	before  *Held // nil: was not there
+	before  *Held // nil: new object
 	after   *Held // nil: is gone
 }
 

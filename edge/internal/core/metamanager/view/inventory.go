@@ -16,12 +16,12 @@ const fewEntries = 64
 
 // Interests returns the interests and digests of this device for the session with this epoch.
 // written is called under the same lock: by resource, the newest of kube-apiserver's versions of
-// writes that have not come down yet.
+// writes that have not been delivered yet.
 func (v *View) Interests(written func() map[schema.GroupVersionResource]uint64) (msg *topicpb.Interests, epoch uint64) {
 	v.mu.RLock()
 	defer v.mu.RUnlock()
-	// An object is decoded before it is kept, so it need not be named a second time next to it. A
-	// cloudcore that doesn't know of this names each.
+	// An object is decoded before it is kept, so it need not be named a second time next to it. An
+	// older cloudcore ignores this and names each.
 	msg = &topicpb.Interests{Unnamed: true}
 	for _, id := range slices.Sorted(maps.Keys(v.interests)) {
 		msg.Interests = append(msg.Interests, v.interests[id].wire())

@@ -153,7 +153,7 @@ func (t *table) unwatch(w *watcher) {
 	}
 }
 
-// watchersOf lists who may want to hear of an object.
+// watchersOf lists the watchers that may select an object.
 func (t *table) watchersOf(k types.NamespacedName) []*watcher {
 	if len(t.wide) == 0 && len(t.named[k.Name]) == 0 {
 		return nil

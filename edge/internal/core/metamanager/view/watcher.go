@@ -17,14 +17,14 @@ type watcher struct {
 	selection object.Selection
 	kubelet   bool   // does not see objects withheld from the kubelet
 	forget    func() // removes it from the watchers
-	from      uint64 // changes up to this one came with the beginning
+	from      uint64 // the initial objects include changes up to this one
 	bound     int
 	ch        chan request.Event
 	done      chan struct{} // closed by Stop
 
 	mu      sync.Mutex // guards the fields below
 	begun   bool
-	early   []change // that came before the beginning was worked out
+	early   []change // changes before the initial objects were computed
 	queue   []request.Event
 	slack   int // how much of the queue is the beginning's and does not count against the bound
 	pumping bool

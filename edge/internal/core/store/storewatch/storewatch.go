@@ -24,7 +24,7 @@ type Module struct {
 	linked func() bool
 }
 
-// New returns the module of a store; linked reports whether the cloud is there to fill a fresh one.
+// New returns the module of a store; linked reports whether there is a link to refill a fresh one.
 func New(s *store.Store, linked func() bool) *Module { return &Module{s, linked} }
 
 // Name implements beehive.Module.
