@@ -1,4 +1,4 @@
-// Package apiredirect leads pods that ask for the cluster's API, with their ordinary in-cluster
+// Package apiredirect redirects pods' requests to the cluster's API, with their ordinary in-cluster
 // configuration, to the API of this device.
 //
 // It owns the question where pods look for the cluster's API: the addresses of the Service
@@ -41,14 +41,14 @@ type Redirector interface {
 
 // Config configures the agent.
 type Config struct {
-	// API leads to the edge API.
+	// API configures a client of the edge API.
 	API      *rest.Config
 	Redirect Redirector
 	// Listen is where the edge API serves pods. The zero value: pods are not redirected, and
 	// leftovers of an earlier run are removed.
 	Listen netip.AddrPort
-	// Serve is given the addresses under which pods know the API before anything is redirected: its
-	// certificate must be valid for them.
+	// Serve is called with the API's addresses for pods before any redirection: its certificate
+	// must be valid for them.
 	Serve func(addresses []netip.Addr) error
 }
 

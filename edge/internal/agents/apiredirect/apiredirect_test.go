@@ -52,7 +52,7 @@ func TestPlan(t *testing.T) {
 	}
 }
 
-// kernel is a Redirector that remembers, and fails as often as the test wants.
+// kernel is a Redirector that records its rules, and fails as often as configured.
 type kernel struct {
 	mu    sync.Mutex
 	fails int

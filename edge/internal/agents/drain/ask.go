@@ -14,8 +14,8 @@ import (
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
 
-// Request asks for an operation. It is on the disk when Request returns nil. A request that is
-// there already, with the same uid, is no error.
+// Request asks for an operation. It is on the disk when Request returns nil. A repeated request
+// with the same uid is no error.
 func (a *Agent) Request(ctx context.Context, o Operation) error {
 	if err := a.valid(&o); err != nil {
 		return fmt.Errorf("%w: %w", ErrInvalid, err)
@@ -26,7 +26,7 @@ func (a *Agent) Request(ctx context.Context, o Operation) error {
 	})
 }
 
-// add takes an operation in. One that is there already is no error.
+// add adds an operation. An existing one is no error.
 func (s *State) add(o Operation, now time.Time) error {
 	if have := s.find(o.Name); have != nil {
 		if o.UID != "" && have.UID == o.UID || o.Request != "" && have.Request == o.Request {
@@ -162,7 +162,7 @@ func (a *Agent) Cancel(ctx context.Context, name string) error {
 }
 
 // Force ends the drain that an operation waits for: as complete, or as off. The worker stops, and
-// the operation goes ahead.
+// the operation proceeds.
 func (a *Agent) Force(ctx context.Context, name string, off bool) error {
 	return a.call(ctx, func(s *State, f *Facts) error {
 		o := s.find(name)

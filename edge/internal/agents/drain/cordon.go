@@ -10,7 +10,7 @@ import (
 
 const (
 	owner        = "edgecore"       // the value of the annotation on a cordon of ours
-	fieldManager = "edgecore-drain" // who sets our cordon, in the Node's managedFields
+	fieldManager = "edgecore-drain" // field manager of our cordon in the Node's managedFields
 )
 
 // ours reports whether a node's cordon was set by a drain of edgecore, and is still that one:

@@ -11,7 +11,7 @@ import (
 // Facts are the input of the core.
 type Facts struct {
 	Now       time.Time
-	Boot      string // tells one boot of the device from another
+	Boot      string // unique ID of the device's boot
 	Reachable bool   // the API can be asked
 	Ready     bool   // the node is Ready, as far as is known
 	Open      bool   // the node was seen schedulable: whatever cordon there was has been removed
@@ -126,7 +126,7 @@ func (s *State) boot(f Facts) {
 	}
 	waits := slices.ContainsFunc(s.Operations, func(o Operation) bool { return o.Stage == Waiting })
 	if busy(d.Phase) && (waits || !drained) {
-		return // the device went down by itself: waiting operations keep waiting
+		return // the device was stopped by another cause: waiting operations keep waiting
 	}
 	d.Phase, d.Attempts, d.Attempting, d.Blocked, d.Message, d.Forced = v1alpha1.DrainNotRequested, 0, false, nil, "", false
 	if d.Cordoned {
@@ -220,7 +220,7 @@ func (s *State) stale(o *Operation, f Facts) bool {
 	return s.Drain.Phase == v1alpha1.DrainComplete && !o.Asked && f.Open && !s.Drain.Forced
 }
 
-// ask begins a drain where one is needed, and lets those that come later join it.
+// ask begins a drain if one is needed; later operations join it.
 func (s *State) ask(f Facts, r Rules) {
 	d := &s.Drain
 	for i := range s.Operations {
@@ -244,7 +244,7 @@ func (s *State) ask(f Facts, r Rules) {
 	}
 }
 
-// release ends a drain that no operation wants any more.
+// release ends a drain that no operation needs.
 func (s *State) release(r Rules) {
 	d := &s.Drain
 	held := slices.ContainsFunc(s.Operations, func(o Operation) bool { return o.holds() && o.Spec.Drain != v1alpha1.DrainSkip && !o.needsImage(r) })
@@ -257,9 +257,9 @@ func (s *State) release(r Rules) {
 	}
 }
 
-// maxEnded bounds the operations that are over and still reported in full. Beyond it the oldest go,
-// once the NodeOperation has gone too; until then their names and uids stay, since who was
-// forgotten would be taken for new.
+// maxEnded bounds the operations that are over and still reported in full. Beyond it the oldest are
+// dropped, once the NodeOperation is deleted too; until then their names and uids stay, since a
+// forgotten one would be taken for a new one.
 const maxEnded = 32
 
 func (s *State) forget() {
@@ -556,7 +556,7 @@ func (s *State) operated(name string, res Result, f Facts) {
 	if o.Spec.Operation != v1alpha1.OperationReboot && o.Spec.Operation != v1alpha1.OperationShutdown {
 		return
 	}
-	for i := range s.Operations { // one boot is enough for all who asked for one
+	for i := range s.Operations { // one boot is enough for all operations that requested one
 		if other := &s.Operations[i]; other.Stage == Waiting && other.Spec.Operation == o.Spec.Operation {
 			other.Stage, other.BootBefore, other.Message, other.ExitCode = Running, f.Boot, "joined "+o.Name, &res.ExitCode
 			other.Phase, other.Attempts, other.Blocked = o.Phase, o.Attempts, o.Blocked

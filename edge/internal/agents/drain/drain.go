@@ -81,7 +81,7 @@ const PrefetchHook = "Prefetch"
 // Config configures an Agent.
 type Config struct {
 	NodeName string
-	Boot     string // tells one boot of the device from another
+	Boot     string // unique ID of the device's boot
 	Node     Node
 	Hooks    Hooks
 	Works    Works // nil: operations that need it are refused
@@ -89,8 +89,8 @@ type Config struct {
 	Rules    Rules
 	Events   record.EventRecorder
 	// Handover lets others release their network addresses before the first eviction, so that
-	// traffic moves first; Handback ends that when our cordon is taken back. Both may be repeated,
-	// and nil: no callback.
+	// traffic moves first; Handback ends that when our cordon is removed. Both may be repeated, and
+	// nil: no callback.
 	Handover, Handback func(context.Context) error
 }
 
@@ -106,7 +106,7 @@ var (
 
 const (
 	maxOperations = 64  // that wait or run; more are refused
-	maxKept       = 512 // those that are over included: their NodeOperations want to be deleted then
+	maxKept       = 512 // including ended ones: their NodeOperations should be deleted then
 )
 
 // Agent carries out the operations of one node.
@@ -366,7 +366,7 @@ func (a *Agent) act(ctx context.Context, action Action, o Operation, evicted fun
 		}
 		return res
 	case Attempt:
-		if res := a.config.Node.Cordon(ctx); res.Err != nil { // it is there, unless it was removed since
+		if res := a.config.Node.Cordon(ctx); res.Err != nil { // it exists, unless it was removed since
 			return res
 		}
 		if a.config.Handover != nil {
@@ -399,7 +399,7 @@ func (a *Agent) act(ctx context.Context, action Action, o Operation, evicted fun
 	return Result{}
 }
 
-// hookName is the hook that the operation has begun or comes next to.
+// hookName returns the hook that the operation has begun or begins next.
 func (o *Operation) hookName() string {
 	if o.Stage == Waiting {
 		return PrefetchHook
@@ -407,8 +407,8 @@ func (o *Operation) hookName() string {
 	return string(o.Spec.Operation)
 }
 
-// hookID tells one run of a hook from all others, also after a restart. The uid is not enough: it
-// is still unknown for an operation requested on the device.
+// hookID identifies one run of a hook, also after a restart. The uid is not enough: it is still
+// unknown for an operation requested on the device.
 func (o *Operation) hookID() string {
 	return fmt.Sprintf("%s/%s/%d", o.hookName(), o.Name, o.RequestedAt.UnixNano())
 }

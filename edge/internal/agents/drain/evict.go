@@ -61,9 +61,9 @@ type attempt struct {
 	worker   *Worker
 	progress Progress
 
-	came     map[string]int // how often a pod of this kind came back
+	came     map[string]int // how often a pod of this kind was recreated
 	seen     map[types.UID]struct{}
-	replaced bool // a controller may replace one of those that went
+	replaced bool // a controller may replace an evicted pod
 
 	mu         sync.Mutex
 	blocked    map[types.NamespacedName]v1alpha1.BlockedPod
@@ -137,9 +137,9 @@ func (w *Worker) leaving(ctx context.Context) ([]corev1.Pod, error) {
 	}
 }
 
-// replacement is how long after the last pod's end a controller is given to bring one back that
-// carries spec.nodeName: a node that such a pod comes to is not drained, and would be rebooted
-// under it. The ReplicaSet controller acts on a deletion at once, or when it has the time.
+// replacement is the time after the last pod's end for a controller to recreate one that has
+// spec.nodeName: a node with such a pod is not drained, and would be rebooted under it. The
+// ReplicaSet controller acts on a deletion at once, or when it has the time.
 const replacement = 5 * time.Second
 
 // podsPage is as many pods as are asked for at once.
@@ -175,7 +175,7 @@ func (a *attempt) remove(ctx context.Context, pod *corev1.Pod) error {
 		if err := sleep(ctx, wait); err != nil {
 			return fmt.Errorf("evicting %s/%s: %w", pod.Namespace, pod.Name, err)
 		}
-		if now, err := a.worker.pod(ctx, pod); err == nil { // else the next eviction will tell
+		if now, err := a.worker.pod(ctx, pod); err == nil { // else the next eviction will show
 			pod = now
 		}
 	}
@@ -217,7 +217,7 @@ func stuck(pod *corev1.Pod, period time.Duration) string {
 	return text
 }
 
-// gonePoll is between two looks at a pod that was evicted: its grace period is seconds at least.
+// gonePoll is the interval of checks of an evicted pod: its grace period is seconds at least.
 const gonePoll = time.Second
 
 // evict asks for the eviction of a pod once. It returns after how long to ask again; 0 where the
@@ -256,9 +256,8 @@ func (a *attempt) evict(ctx context.Context, pod *corev1.Pod) (again time.Durati
 	return 0, err
 }
 
-// pod reads a pod as it is on this node. A node that gets a pod by its name receives 403 once the
-// pod has gone: the Node authorizer knows no relationship then. It may always list the pods that
-// are on it.
+// pod reads a pod of this node. A node that gets a pod by its name receives 403 once the pod is
+// deleted: the Node authorizer has no relationship then. It may always list its own pods.
 func (w *Worker) pod(ctx context.Context, pod *corev1.Pod) (*corev1.Pod, error) {
 	list, err := w.client.CoreV1().Pods(pod.Namespace).List(ctx, metav1.ListOptions{
 		FieldSelector: fields.Set{"metadata.name": pod.Name, "spec.nodeName": w.node}.String(),

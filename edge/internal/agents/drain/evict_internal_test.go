@@ -25,8 +25,8 @@ import (
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
 
-// node is kube-apiserver as far as it lists the pods of a node, a few at a time, and knows the
-// DaemonSet "here".
+// node fakes a kube-apiserver that lists the pods of a node, a few at a time, and has the DaemonSet
+// "here".
 type node []corev1.Pod
 
 const nodePage = 3
@@ -142,8 +142,8 @@ func TestLeavingUnknown(t *testing.T) {
 	}
 }
 
-// late is kube-apiserver with one pod that a ReplicaSet pins to the node. An eviction ends it at
-// once, and the next one comes 3 s after it.
+// late fakes a kube-apiserver with one pod that a ReplicaSet pins to the node. An eviction ends it
+// at once, and the next one is created 3 s after it.
 type late struct {
 	mu     sync.Mutex
 	number int
@@ -176,7 +176,7 @@ func (l *late) RoundTrip(r *http.Request) (*http.Response, error) {
 	return &http.Response{StatusCode: code, Header: http.Header{"Content-Type": {"application/json"}}, Body: io.NopCloser(bytes.NewReader(body)), Request: r}, nil
 }
 
-// A node is not drained while a pinned pod comes back a moment after each look.
+// A node is not drained while a pinned pod is recreated shortly after each check.
 func TestDrain_05_PinnedPodThatComesBackLate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w, err := NewWorker(WorkerConfig{NodeName: "edge1", API: &rest.Config{Host: "http://api.invalid", Transport: new(late)}})

@@ -94,7 +94,7 @@ func (f *follower) begin(ctx context.Context, n *v1alpha1.NodeOperation) error {
 	}
 	now, err := f.get(ctx, n.Name)
 	if apierrors.IsNotFound(err) || err == nil && now.UID != n.UID {
-		return nil // the device will hear of it
+		return nil // the device will receive it
 	}
 	if err != nil {
 		return fmt.Errorf("asking how it stands: %w", err)
@@ -142,8 +142,8 @@ func (f *follower) get(ctx context.Context, name string) (*v1alpha1.NodeOperatio
 	return n, nil
 }
 
-// publish makes the NodeOperation of a request that was made on the device. Kubernetes lets a node
-// make those of its own and no others.
+// publish creates the NodeOperation of a local request. Kubernetes allows a node to create only its
+// own.
 func (f *follower) publish(ctx context.Context, o Operation) error {
 	n := &v1alpha1.NodeOperation{
 		TypeMeta:   metav1.TypeMeta{APIVersion: v1alpha1.SchemeGroupVersion.String(), Kind: "NodeOperation"},
@@ -184,7 +184,7 @@ func (f *follower) say(o Operation, drainMessage string) error {
 	return f.kit.Reports.Set(refOf(o.Name), o.UID, json.RawMessage(body))
 }
 
-// report tells the cloud how the operations are, and notes whose end has been reported.
+// report sends the operations' states to the cloud, and records the reported ends.
 func (f *follower) report(ctx context.Context) error {
 	var errs []error
 	var over []Operation

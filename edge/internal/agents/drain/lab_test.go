@@ -304,7 +304,7 @@ func (l *lab) getNode() *corev1.Node {
 	return n
 }
 
-// cordon tells whether the node is cordoned, and whether by us.
+// cordon reports whether the node is cordoned, and whether by us.
 func (l *lab) cordon() (cordoned, ours bool) {
 	l.t.Helper()
 	n := l.getNode()
@@ -316,7 +316,7 @@ func (l *lab) awaitCordon(cordoned, ours bool) {
 	l.eventually("the cordon", func() bool { c, o := l.cordon(); return c == cordoned && o == ours })
 }
 
-// pods are the names of the pods that are there and not ending.
+// pods returns the names of existing pods that are not ending.
 func (l *lab) pods() []string {
 	l.t.Helper()
 	list, err := l.admin.CoreV1().Pods(l.name).List(l.t.Context(), metav1.ListOptions{FieldSelector: "spec.nodeName=" + l.name})
@@ -407,7 +407,7 @@ func (l *logs) String() string {
 	return l.text.String()
 }
 
-// steps are those of the drain that were logged, repeats left out.
+// steps returns the logged steps of the drain, without repeats.
 func (l *logs) steps() []string {
 	l.mu.Lock()
 	defer l.mu.Unlock()

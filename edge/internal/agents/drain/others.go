@@ -13,7 +13,7 @@ import (
 // nodesPage is as many nodes as are asked for at once.
 const nodesPage = 250
 
-// Check tells whether the node is alone: no other node could take any of the pods that a drain
+// Check reports whether the node is alone: no other node could take any of the pods that a drain
 // would evict. Evicted, they would wait for this node to come back. Where at least one could go,
 // the drain evicts all (docs/dev/decisions/0029).
 func (w *Worker) Check(ctx context.Context) Result {
@@ -44,8 +44,8 @@ func (w *Worker) Check(ctx context.Context) Result {
 }
 
 // couldTake reports whether the scheduler could bind a pod to a node as far as the node's own rules
-// go: it is schedulable and Ready, the pod tolerates its taints, its labels match. Whether there is
-// room is another question: room comes and goes.
+// go: it is schedulable and Ready, the pod tolerates its taints, its labels match. Free resources
+// are not checked: they change constantly.
 //
 // A node that is being drained itself counts as it will be afterwards: otherwise, of many nodes
 // that are drained at once, the last would find itself alone and proceed in spite of the budgets.
@@ -56,7 +56,7 @@ func couldTake(ctx context.Context, node *corev1.Node, pod *corev1.Pod) bool {
 	}
 	keeps := func(t *corev1.Taint) bool {
 		if draining && (t.Key == corev1.TaintNodeUnschedulable || t.Key == corev1.TaintNodeNotReady || t.Key == corev1.TaintNodeUnreachable) {
-			return false // it goes with the drain
+			return false // it is removed by the drain
 		}
 		return t.Effect == corev1.TaintEffectNoSchedule || t.Effect == corev1.TaintEffectNoExecute
 	}

@@ -44,8 +44,8 @@ const (
 // Operation is one wanted operation, as it is kept.
 type Operation struct {
 	Name        string                     `json:"name"`
-	UID         types.UID                  `json:"uid,omitempty"`     // of the NodeOperation; "" for a request made on the device that the cloud does not know yet
-	Request     string                     `json:"request,omitempty"` // tells a request made on the device from all others
+	UID         types.UID                  `json:"uid,omitempty"`     // of the NodeOperation; "" for a local request that the cloud does not have yet
+	Request     string                     `json:"request,omitempty"` // identifies a local request
 	Spec        v1alpha1.NodeOperationSpec `json:"spec"`
 	RequestedBy string                     `json:"requestedBy,omitempty"`
 	RequestedAt time.Time                  `json:"requestedAt"`
@@ -55,7 +55,7 @@ type Operation struct {
 	Message string `json:"message,omitempty"`
 	// Asked: the drain that is running, or ran last, was begun for this operation too.
 	Asked bool `json:"asked,omitempty"`
-	// Unreachable is since when the API has not been there for it; zero: it is there.
+	// Unreachable is since when the API has been unreachable for it; zero: it is reachable.
 	Unreachable time.Time `json:"unreachable,omitzero"`
 	// Phase, Attempts and Blocked are the drain's as long as the operation waits, and stay as
 	// they were then.
@@ -74,7 +74,7 @@ type Operation struct {
 	// Work is how far an operation is that needs no hook.
 	Work *Work `json:"work,omitempty"`
 
-	// Reported: the cloud has received the end. Gone: the NodeOperation is not there any more.
+	// Reported: the cloud has received the end. Gone: the NodeOperation was deleted.
 	Reported bool `json:"reported,omitempty"`
 	Gone     bool `json:"gone,omitempty"`
 }
@@ -120,9 +120,9 @@ func (o *Operation) needsImage(r Rules) bool {
 	return r.Prefetch && o.Spec.Operation == v1alpha1.OperationImageUpdate && o.Stage == Waiting && o.Prefetch != Prefetched
 }
 
-// holds reports whether the operation wants the node to stay drained: also a drain that is done,
-// until it is cancelled or the device boots. An operation completed without a complete drain does
-// not hold it.
+// holds reports whether the operation keeps the node drained: also a drain that is done, until it
+// is cancelled or the device boots. An operation completed without a complete drain does not hold
+// it.
 func (o *Operation) holds() bool {
 	return o.Stage == Waiting || o.Stage == Running ||
 		o.Stage == Done && !o.down() && !o.own() && !o.Spec.Cancel && o.BootAfter == "" && o.Phase == v1alpha1.DrainComplete

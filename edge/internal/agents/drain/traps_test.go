@@ -26,8 +26,8 @@ func (l *lab) kubectlCordon(cordoned bool) {
 	l.must(nil, kubectl.RunCordonOrUncordon(helper, l.getNode(), cordoned))
 }
 
-// An administrator who takes our cordon back and sets one has set one of their own: it stays,
-// whatever becomes of the operation.
+// A cordon that an administrator sets after removing ours is theirs: it stays, regardless of the
+// operation.
 func TestTraps_18_AdministratorsCordonStays(t *testing.T) {
 	ends := map[string]func(*lab){
 		"the operation is cancelled": func(l *lab) { l.must(nil, l.agent.Cancel(l.t.Context(), "one")) },

@@ -23,7 +23,7 @@ import (
 const (
 	maxBlocked   = 100
 	maxMessage   = 512 // of the API's message on one pod
-	maxComebacks = 2   // a pod that came back as often in one attempt is pinned
+	maxComebacks = 2   // a pod that was recreated as often in one attempt is pinned
 )
 
 // Worker carries out the core's decisions, with the node's own identity. Its methods block, and end
@@ -85,8 +85,8 @@ func (w *Worker) Cordon(ctx context.Context) Result {
 	})
 }
 
-// Uncordon takes back our cordon, and no other. Of one that became another's, only our
-// annotation goes.
+// Uncordon removes our cordon, and no other. Of one that became another's, it removes only our
+// annotation.
 func (w *Worker) Uncordon(ctx context.Context) Result {
 	res := w.change(ctx, func(n *corev1.Node) bool {
 		if n.Annotations[v1alpha1.CordonAnnotation] != owner {
@@ -104,8 +104,8 @@ func (w *Worker) Uncordon(ctx context.Context) Result {
 	return res
 }
 
-// change reads, changes and writes the node until it worked; a conflict re-reads. An API that gives
-// no answer ends it: the caller comes again.
+// change reads, changes and writes the node until it worked; a conflict re-reads. An API without an
+// answer ends it: the caller retries.
 func (w *Worker) change(ctx context.Context, change func(*corev1.Node) bool) Result {
 	var last error
 	for try := range w.cordons {

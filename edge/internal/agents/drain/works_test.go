@@ -150,8 +150,7 @@ func TestWorkIsRetried(t *testing.T) {
 	})
 }
 
-// An operation that this edgecore does not know is refused by its name, and so is one without its
-// field.
+// An unknown operation is refused by its name, and so is one without its field.
 func TestFleet_03_UnknownOperationIsRefused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		process(t, keptState{}, &works{}, func(a *drain.Agent) {

@@ -18,7 +18,7 @@ type Machine struct {
 	Panic string
 	// Watchdog are the reasons that the watchdog's hardware gives, WDIOF_* in linux/watchdog.h.
 	Watchdog int64
-	// Killed are the processes that the kernel killed in this boot for want of memory.
+	// Killed are the processes that the kernel killed in this boot because it was out of memory.
 	Killed []string
 }
 

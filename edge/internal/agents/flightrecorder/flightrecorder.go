@@ -1,6 +1,6 @@
 // Package flightrecorder keeps the history of this device, with causes: boots, starts and ends of
 // edgecore, changes of the link, ends of containers, evictions, operations, and the kubelet's
-// warnings, each with its time and its cause. It is there to be read when the device is back.
+// warnings, each with its time and its cause. It is read when the device is back.
 //
 // It owns the files of the recorder: text, one record in JSON a line, in segments of which the
 // oldest are removed (MaxBytes). A record is in the kernel when Add returns, so it outlives a
@@ -41,9 +41,9 @@ const (
 	Shutdown  Kind = "Shutdown"  // the device was asked to shut down or reboot
 	Link      Kind = "Link"      // the link to the cloud opened or ended
 	Container Kind = "Container" // a container ended, and may have been started again
-	OOM       Kind = "OOM"       // the kernel killed for want of memory
+	OOM       Kind = "OOM"       // killed by the kernel's OOM killer
 	Eviction  Kind = "Eviction"  // the kubelet ended a pod
-	Operation Kind = "Operation" // a NodeOperation or a drain went on
+	Operation Kind = "Operation" // progress of a NodeOperation or a drain
 	Event     Kind = "Event"     // other warnings of the kubelet or an agent
 	Dropped   Kind = "Dropped"   // records were refused
 )
@@ -79,7 +79,7 @@ const (
 	maxText = 1 << 10
 	// syncAfter is for how long a record may be in the page cache alone.
 	syncAfter = 2 * time.Second
-	// floodRate and floodBurst bound the records of a device that never comes to rest.
+	// floodRate and floodBurst bound the records of a restless device.
 	floodRate, floodBurst = 2, 500
 	suffix                = ".jsonl"
 )
@@ -101,8 +101,8 @@ type Recorder struct {
 	failed  bool                // the last write failed: it is logged once
 }
 
-// Open opens the recorder in a directory, which it makes. Where it can't write,
-// as on a full disk, Add tries again.
+// Open opens the recorder in a directory, which it makes. If it can't write, as on a full disk, Add
+// retries.
 func Open(dir, boot string) (*Recorder, error) {
 	r := &Recorder{dir: dir, boot: boot, dirty: make(chan struct{}, 1), limit: rate.NewLimiter(floodRate, floodBurst), seen: map[string]struct{}{}}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
@@ -155,8 +155,8 @@ func (r *Recorder) reopen() error {
 	return nil
 }
 
-// Add appends a record. Boot, Time and Up are set where they are not. One with an ID that was
-// recorded before is left out. Errors are logged, once: the device does not wait for its records.
+// Add appends a record. Boot, Time and Up are filled in if unset. A record with a known ID is
+// skipped. Errors are logged, once: the device does not wait for its records.
 func (r *Recorder) Add(ctx context.Context, rec Record) {
 	if r == nil {
 		return
@@ -255,7 +255,7 @@ func (r *Recorder) write(rec Record) error {
 func (r *Recorder) removeOldest() {
 	numbers, err := numbersIn(r.dir)
 	if err != nil {
-		return // tried again with the next segment
+		return // retried with the next segment
 	}
 	for len(numbers) >= segments {
 		_ = os.Remove(r.path(numbers[0]))

@@ -35,8 +35,8 @@ func reasons(t *testing.T, dir string) (all []string) {
 	return all
 }
 
-// Records are there although the process died, half a line and damage cost that line alone,
-// and an occurrence with the same ID is recorded once, over processes.
+// Records survive the process, half a line and damage cost only that line, and an occurrence with
+// the same ID is recorded once, over processes.
 func TestRecorder_outlivesItsProcess(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "recorder")
 	r := open(t, dir)
@@ -96,7 +96,7 @@ func TestRecorder_isBounded(t *testing.T) {
 	}
 }
 
-// A device that never comes to rest does not fill its disk: refused records are counted.
+// A restless device does not fill its disk: refused records are counted.
 func TestRecorder_refusesAFlood(t *testing.T) {
 	dir := t.TempDir()
 	r := open(t, dir)

@@ -33,7 +33,7 @@ type Config struct {
 	Dir      string // DirIn(dataDir)
 	Boot     string // the kernel's boot ID
 	Version  string
-	// API leads to the edge API.
+	// API configures a client of the edge API.
 	API *rest.Config
 	// Root is where the machine's files are; "/".
 	Root string
@@ -74,8 +74,8 @@ func (m *Module) Shutdown(ctx context.Context) {
 	_ = m.recorder.Sync()
 }
 
-// retryMin and retryMax bound the time between two tries to open a watch: before the first contact
-// with the cloud there are no pods to be told of.
+// retryMin and retryMax bound the time between two attempts to open a watch: before the first
+// contact with the cloud there are no pods to watch.
 const retryMin, retryMax = time.Second, 15 * time.Second
 
 // Run implements beehive.Module: it records until ctx ends.
@@ -155,8 +155,8 @@ func (m *Module) links(ctx context.Context, port *beehive.Port) error {
 	}
 }
 
-// follow reads a watch, again and again. It keeps no objects: the first set comes once more with
-// each watch, and records of it are known by their IDs.
+// follow reads a watch repeatedly. It keeps no objects: each watch repeats the initial set, whose
+// records are recognised by their IDs.
 func (m *Module) follow(ctx context.Context, open func() (watch.Interface, error), take func(watch.Event)) error {
 	for delay := retryMin; ; delay = min(2*delay, retryMax) {
 		if w, err := open(); err == nil {
@@ -187,7 +187,7 @@ func ofPod(p *corev1.Pod) (all []Record) {
 					continue
 				}
 				r := Record{Time: end.FinishedAt.Time, Kind: Container, Object: name + "/" + c.Name, Reason: end.Reason, Cause: exit(end), ID: end.ContainerID}
-				if end.FinishedAt.Unix() <= 0 { // the runtime did not know
+				if end.FinishedAt.Unix() <= 0 { // unknown to the runtime
 					r.Time = time.Time{}
 				}
 				if end.Reason == "OOMKilled" {

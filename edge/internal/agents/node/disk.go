@@ -62,7 +62,7 @@ func (d Disk) refresh(ctx context.Context) {
 
 func free(fs *unix.Statfs_t) uint64 { return fs.Bavail * uint64(max(fs.Bsize, 0)) }
 
-// Status looks at the disk (statfs(2)).
+// Status reads the state of the disk (statfs(2)).
 func (d Disk) Status() DiskStatus {
 	s := DiskStatus{Path: d.path}
 	var fs unix.Statfs_t

@@ -62,8 +62,7 @@ type Memory interface {
 const memoryKey = "node"
 
 // NewRegistration returns a Registration. replaced is called, and must return soon, whenever the
-// Node was replaced, whoever created it: with the previous one the cloud has lost the device's
-// reports.
+// Node was replaced, by any creator: with the previous one the cloud has lost the device's reports.
 func NewRegistration(backend Backend, node string, memory Memory, replaced func()) *Registration {
 	return &Registration{backend: backend, node: node, memory: memory, replaced: replaced}
 }
@@ -161,7 +160,7 @@ func (r *Registration) Run(ctx context.Context, port *beehive.Port) error {
 	return r.Keep(ctx)
 }
 
-// Keep registers again whenever the Node goes, until ctx ends.
+// Keep registers again whenever the Node is deleted, until ctx ends.
 func (r *Registration) Keep(ctx context.Context) error {
 	nodes := schema.GroupVersionResource{Version: "v1", Resource: "nodes"}
 	one := object.Selection{Resource: nodes, Fields: fields.OneTermEqualSelector("metadata.name", r.node)}
@@ -173,7 +172,7 @@ func (r *Registration) Keep(ctx context.Context) error {
 
 // follow serves one watch until it ends.
 func (r *Registration) follow(ctx context.Context, w metamanager.Watch) {
-	var again <-chan time.Time // nil while the Node is there
+	var again <-chan time.Time // nil while the Node exists
 	wait := firstTry
 	for {
 		select {

@@ -105,7 +105,7 @@ func TestRegistration(t *testing.T) {
 		if d.count() != 0 {
 			t.Error("registered what the kubelet never said")
 		}
-		d.set(func() { d.linked = false }) // it is there: the kubelet hears so
+		d.set(func() { d.linked = false }) // it exists: the kubelet gets that answer
 		if _, err := k.Register(ctx, metamanager.Write{Verb: "create", Body: []byte("as the kubelet said it")}); err == nil {
 			t.Error("it was written without a link")
 		}
@@ -126,7 +126,7 @@ func TestRegistration(t *testing.T) {
 		}
 		see(watch.Added)
 
-		d.set(func() { d.linked = false }) // the link goes in the same moment
+		d.set(func() { d.linked = false }) // the link is lost in the same moment
 		see(watch.Deleted)
 		time.Sleep(time.Hour)
 		d.set(func() { d.linked = true })

@@ -54,7 +54,7 @@ func (r Remembered) Follow(n *corev1.Node) Remembered {
 	return now
 }
 
-// ephemeral reports whether a label comes by itself.
+// ephemeral reports whether a label is set automatically.
 func ephemeral(key string) bool {
 	switch key {
 	case corev1.LabelHostname, corev1.LabelOSStable, corev1.LabelArchStable, "beta.kubernetes.io/os", "beta.kubernetes.io/arch",
@@ -79,7 +79,7 @@ func (r Remembered) settings() []string {
 	return slices.Compact(all)
 }
 
-// has reports whether a setting is there; a label of another value is.
+// has reports whether a setting exists; a label may have another value.
 func (r Remembered) has(setting string) bool {
 	if taint, ok := strings.CutPrefix(setting, taintPrefix); ok {
 		return slices.ContainsFunc(r.Taints, func(t corev1.Taint) bool { return t.ToString() == taint })
@@ -90,7 +90,7 @@ func (r Remembered) has(setting string) bool {
 }
 
 // Amend adds the previous settings to a Node that registers. Labels that a node may not set itself,
-// by NodeRestriction or by Skerry's own policies, are left out; withLabels false leaves out all.
+// by NodeRestriction or by Skerry's own policies, are skipped; withLabels false skips all.
 func (r Remembered) Amend(n *corev1.Node, withLabels bool) {
 	if withLabels {
 		labels := maps.Clone(r.Labels)

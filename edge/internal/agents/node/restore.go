@@ -79,8 +79,8 @@ type follower struct {
 
 // statements has the last status of each object of a kind.
 type statements interface {
-	// take takes in an object as it is now, and returns the conditions that it has lost, as they
-	// are to be again.
+	// take processes the current object, and returns its lost conditions, as they should be
+	// restored.
 	take(obj runtime.Object, now time.Time) (lost []any)
 	forget(uid types.UID)
 }

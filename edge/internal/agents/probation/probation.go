@@ -61,7 +61,7 @@ type Probation struct {
 	config Config
 	kick   chan struct{} // one slot
 	stood  chan struct{} // one slot: an agent has applied
-	turn   chan struct{} // one slot: who holds it tries something
+	turn   chan struct{} // one slot: its holder runs a trial
 
 	mu       sync.Mutex
 	loaded   bool
@@ -224,7 +224,7 @@ func (p *Probation) Run(ctx context.Context) error {
 	}
 }
 
-// try finds out whether claims that stand cut the device off.
+// try finds out whether applied claims cut the device off.
 func (p *Probation) try(ctx context.Context, all []string) {
 	release, err := p.Alone(ctx)
 	if err != nil {
@@ -269,7 +269,7 @@ func (p *Probation) try(ctx context.Context, all []string) {
 	}
 }
 
-// unproven are the claims that stand and were never tried to the end. mu is held.
+// unproven returns the applied claims whose trial was never completed. mu is held.
 func (p *Probation) unproven() []string {
 	return slices.DeleteFunc(slices.Clone(p.known), func(claim string) bool { return p.proven[claim] || !p.standing[claim] })
 }

@@ -33,7 +33,7 @@ type device struct {
 	mu      sync.Mutex
 	wanted  []string
 	stands  []string
-	least   int // how few have stood
+	least   int // minimum number of applied claims
 	bad     map[string]bool
 	away    bool
 }
@@ -93,8 +93,8 @@ func (d *device) standing() []string {
 	return slices.Clone(d.stands)
 }
 
-// Of three that came together one takes the way to the cloud: it is withdrawn, with nobody's help,
-// the others stand, and a boot does not bring it back. A newer object is tried.
+// Of three simultaneous claims one cuts off the cloud: it is withdrawn without intervention, the
+// others stay applied, and a boot does not restore it. A newer object is tried.
 func TestClaims_01_WhatTakesTheLinkIsUndoneByTheDevice(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		kept := store{}

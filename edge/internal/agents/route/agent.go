@@ -1,10 +1,10 @@
-// Package route gives this node the kernel routes that StaticRoutes want.
+// Package route sets this node's kernel routes according to StaticRoutes.
 //
 // It owns the decisions: which StaticRoute is for this node, which of two wins, which addresses
 // must not be covered, when and how fast a route is repaired, and when it is withdrawn because it
 // cut the node off. It refuses to act before it knows the desired state, from the store if need be:
-// missing objects never remove a route. The kernel is edge/internal/kernel/netroute's; the objects
-// come from the edge API and are there without a cloud.
+// missing objects never remove a route. Kernel access is in edge/internal/kernel/netroute; the
+// objects are read from the edge API and are available without a cloud.
 //
 // How it works: plan.go has the core, from the state of one key of the kernel to the changes for
 // it, without a clock or a lock. The other files prepare its input (claim: one StaticRoute; facts:

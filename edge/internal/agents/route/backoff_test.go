@@ -118,9 +118,9 @@ func (s *kept) Save(_ context.Context, changes map[string][]byte) error {
 	return nil
 }
 
-// Another process deletes the route whenever it is there. The first time it is back within a
+// Another process deletes the route whenever it exists. The first time it is restored within a
 // second, however long ago the last reading was; then after 1 s, 2 s, 4 s, up to 5 min. Ten quiet
-// minutes later it is back at once again.
+// minutes later it is restored at once again.
 func TestRoutes_16_RepairsBackOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		api, kernel, outbox := agenttest.NewAPI(), newTable(), &agenttest.Outbox{}

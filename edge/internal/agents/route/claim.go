@@ -30,7 +30,7 @@ type claim struct {
 
 	selector labels.Selector
 	inPool   func(labels.Set) bool
-	// unresolved: the route names a pool, and who is in it has not been written down yet.
+	// unresolved: the route names a pool, whose members have not been written down yet.
 	unresolved bool
 	deleting   bool
 	dryRun     bool

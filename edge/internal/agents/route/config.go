@@ -15,7 +15,7 @@ import (
 // Config configures the agent. Zero optional fields have the default given here.
 type Config struct {
 	NodeName string
-	BootID   string // tells one boot of the device from another
+	BootID   string // unique ID of the device's boot
 	// Open opens the kernel for one run; close is called when the run ends.
 	Open     func(ctx context.Context) (kernel Kernel, close func(), err error)
 	State    agent.Memory
@@ -44,10 +44,10 @@ type Config struct {
 	ConfirmAfter time.Duration // how long the kernel's own word on a change is waited for before everything is read; 2 s
 	ScanPause    time.Duration // minimum interval between two full readings, however many events come; 250 ms
 	RepairPause  time.Duration // after the first repair of a route; each further one is twice as long; 1 s
-	ProveAgain   time.Duration // when routes that were never watched are looked at again, with a link; 5 min
+	ProveAgain   time.Duration // when unverified routes are checked again, with a link; 5 min
 }
 
-// Surroundings are the networks around a device that its kernel does not know.
+// Surroundings are the networks around a device that are not in its kernel.
 type Surroundings struct {
 	Resolvers []netip.Addr   // DNS servers, where the cloud is known by a name
 	Pods      []netip.Prefix // address ranges that the CNI plugins of this device give to pods

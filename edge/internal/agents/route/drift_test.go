@@ -140,7 +140,7 @@ func TestRoutes_14_NoMomentWithoutARoute(t *testing.T) {
 				case 0:
 					s.MTU = 1400
 				case 1:
-					s.Metric = 7 // another key: the new one first, then the old one goes
+					s.Metric = 7 // another key: the new one is set first, then the old one is removed
 				case 2:
 					s.Gateway = c.b
 				case 3:
@@ -201,7 +201,7 @@ func TestRoutes_16_DeletedByHandIsRepaired(t *testing.T) {
 	l.delRoute("172.21.0.0/16")
 	l.reported("watched", v1alpha1.RouteDrifted, 1)
 	l.have("172.20.0.0/16")
-	s.MTU = 1400 // the administrator wants it again
+	s.MTU = 1400 // the administrator enables it again
 	l.api.route(t, "watched", s)
 	l.reported("watched", v1alpha1.RouteApplied, 2)
 	l.delRoute("172.21.0.0/16")

@@ -67,9 +67,8 @@ func (f *facts) resolve(c *claim) (r netroute.Route, lost string, bad *rejection
 	return r, strings.Join(why, "; "), nil
 }
 
-// judge returns the reason why a hop can't carry traffic; nil if there is no reason. The only hop
-// of a route is left to the kernel, which knows more than its interfaces tell (rules, other
-// tables).
+// judge returns the reason why a hop can't carry traffic; nil if there is no reason. A single hop
+// is left to the kernel, which considers more than interfaces (rules, other tables).
 func (f *facts) judge(h netroute.Hop, several bool) *rejection {
 	if on, mine := f.own[h.Gateway]; mine {
 		return reject(v1alpha1.RouteGatewayUnreachable, "gateway %s is this node's own address on %s", h.Gateway, on)

@@ -84,7 +84,7 @@ type kernelView struct {
 	// next event. At least pause passes between two readings, however many events come.
 	scannedAt, scanAt time.Time
 	pause             time.Duration
-	changed           bool // links, gateways or detected hops are others: every StaticRoute is looked at again
+	changed           bool // links, gateways or detected hops have changed: every StaticRoute is evaluated again
 }
 
 // rescan asks for everything to be read at that time, or earlier if that was asked before, but not
@@ -156,7 +156,7 @@ func (r *reading) visit(f netroute.Found) {
 	r.detect(f)
 }
 
-// detect notes the next hop of the probes that a route leads to.
+// detect records the next hop of a probe's route.
 func (r *reading) detect(f netroute.Found) {
 	for probe := range r.probes {
 		if !f.Prefix.Contains(probe) || f.Prefix.Addr().Is4() != probe.Is4() {

@@ -7,8 +7,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/kernel/netroute"
 )
 
-// keys are all keys that a StaticRoute wants or where the kernel has a route of ours, and which of
-// them are to be planned.
+// keys are all keys of a StaticRoute or of our routes in the kernel, and the set of those to plan.
 type keys struct {
 	all     map[netroute.Key]*keyState
 	placed  map[string]*claim // by name: those that compete for a key

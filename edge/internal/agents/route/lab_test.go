@@ -142,8 +142,8 @@ func (l *system) start(linked bool) {
 	l.t.Cleanup(l.stop)
 }
 
-// hub is the module with the link: a request goes to the cloud as an echo goes, and its answer
-// comes back.
+// hub is the module with the link: a request takes the path of an echo to the cloud, and is
+// answered.
 type hub struct {
 	lab    *system
 	mu     sync.Mutex
@@ -327,7 +327,7 @@ func (l *system) unreached(to string) {
 func (l *system) swallow(network string) {
 	l.t.Helper()
 	drop := &netlink.Route{Dst: wire.IPNet(netip.MustParsePrefix(network)), Type: unix.RTN_BLACKHOLE}
-	for range 2 { // IPv6 may take it for another hop of the route that is there
+	for range 2 { // IPv6 may treat it as another hop of the existing route
 		_ = l.a.Netlink().RouteDel(&netlink.Route{Dst: drop.Dst})
 	}
 	if err := l.a.Netlink().RouteReplace(drop); err != nil {

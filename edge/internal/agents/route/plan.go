@@ -10,9 +10,9 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/kernel/netroute"
 )
 
-// keyState is one key of the kernel: the StaticRoutes that want it, the kernel's routes, and the
-// result of the last attempt to change it. A reading of the kernel or a change of the objects sets
-// the first half, plan the second.
+// keyState is one key of the kernel: its StaticRoutes, the kernel's routes, and the result of the
+// last attempt to change it. A reading of the kernel or a change of the objects sets the first
+// half, plan the second.
 type keyState struct {
 	claims  []*claim // the winner first
 	ours    *netroute.Found
@@ -33,7 +33,7 @@ type keyState struct {
 // change is one thing to do in the kernel.
 type change struct {
 	key     netroute.Key
-	owner   string // the StaticRoute; "" for a route that goes
+	owner   string // the StaticRoute; "" for a removal
 	route   netroute.Route
 	remove  bool
 	before  *netroute.Found  // the current route to remove: ours, or the first foreign one
@@ -201,7 +201,7 @@ func sameRoute(x, y netroute.Route) bool {
 }
 
 // plan returns the changes for these keys, in the order of their keys: sets first, then removals. A
-// route that moves to another key is there twice for a moment, never not at all.
+// route that moves to another key exists twice for a moment, and is never missing.
 func plan(in input, keys map[netroute.Key]*keyState) (sets, removals []change) {
 	for key, s := range keys {
 		next, todo := s.plan(in, key)

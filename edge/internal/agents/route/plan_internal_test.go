@@ -22,7 +22,7 @@ type planCase struct {
 	routes  []v1alpha1.StaticRouteSpec // the first is the oldest
 	kernel  []netroute.Found           // protocol 0 is ours
 	down    string                     // this interface is down
-	gone    string                     // this interface has no address any more
+	gone    string                     // this interface has lost its addresses
 	held    bool
 	before  []netroute.Found // the kernel's routes at the last reading; nil: this is the first
 	edit    func(*v1alpha1.StaticRouteSpec)

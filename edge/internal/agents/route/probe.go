@@ -14,14 +14,14 @@ const (
 	muteFor      = 5 * time.Minute // a gateway that doesn't answer pings isn't asked again for that long
 	// askAgain is the pause between two questions to something that does not answer.
 	askAgain = 500 * time.Millisecond
-	// recovery is how many times as long as for an answer is waited for the node to be as it was,
-	// once a route was taken back: the link may have to be given up and dialled again.
+	// recovery is the factor of the probe timeout for the node to recover, once a route was
+	// withdrawn: the link may have to be closed and dialled again.
 	recovery = 6
 )
 
-// Probe is one question about the way to the cloud: an error reports that it is not there. Each
-// call starts afresh: a name is looked up, a connection dialled. An open connection proves little:
-// it may take another path.
+// Probe checks one path to the cloud: an error reports that it is broken. Each call starts afresh:
+// a name is looked up, a connection dialled. An open connection proves little: it may take another
+// path.
 type Probe struct {
 	What string // completes "... does not answer any more"
 	Look func(ctx context.Context) error

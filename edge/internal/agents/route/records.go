@@ -25,10 +25,9 @@ type record struct {
 	Trying           bool   `json:"trying,omitempty"`
 	TryingGeneration int64  `json:"tryingGeneration,omitempty"`
 	Proven           string `json:"proven,omitempty"` // the route that did no harm
-	// Strikes is how often the route cut the node off, as StruckGeneration of its object had it,
-	// and Struck how that showed. Postponed: it was taken back and the network did not come back
-	// without it either, so that it may not have been the cause; it is tried again when the next
-	// link opens.
+	// Strikes is how often the route cut the node off, at the object's StruckGeneration, and Struck
+	// the observed failure. Postponed: it was withdrawn and the network did not return without it
+	// either, so that it may not have been the cause; it is retried when the next link opens.
 	Strikes          int    `json:"strikes,omitempty"`
 	StruckGeneration int64  `json:"struckGeneration,omitempty"`
 	Struck           string `json:"struck,omitempty"`
@@ -56,8 +55,8 @@ const (
 	// it is not, before its object changes.
 	retryAfter = 5 * time.Minute
 	lastStrike = 2
-	// tryAgain is when a route that was put off is tried again although no link has opened since:
-	// the one there is may have lived through it.
+	// tryAgain is when a postponed route is retried although no link has opened since: the existing
+	// one may have survived it.
 	tryAgain = time.Minute
 )
 
@@ -116,7 +115,7 @@ func (r *records) of(c *claim) *record {
 	return one
 }
 
-// retryAt asks for a StaticRoute to be looked at again at that time.
+// retryAt schedules a StaticRoute for that time.
 func (r *records) retryAt(name string, at time.Time) {
 	if one := r.all[name]; one != nil {
 		one.retry = at
@@ -208,7 +207,7 @@ func (r *records) forget(ctx context.Context, names []string) error {
 	return nil
 }
 
-// linkedTo remembers where the link goes. It reports whether the address is new.
+// linkedTo records the address of the link. It reports whether it is new.
 func (r *records) linkedTo(remote netip.Addr) (isNew bool) {
 	if !remote.IsValid() || len(r.Clouds) > 0 && r.Clouds[0] == remote {
 		return false
@@ -254,7 +253,7 @@ func (r *records) postpone(c *claim, why string, now time.Time) {
 	one.Trying, one.Struck, one.StruckGeneration, one.Proven, one.Postponed = false, why, c.generation, "", true
 }
 
-// linkOpened lets postponed routes be tried again, and returns their names.
+// linkOpened makes postponed routes eligible again, and returns their names.
 func (r *records) linkOpened() (names []string) {
 	for name, one := range r.all {
 		if one.Postponed {
@@ -295,8 +294,8 @@ func (r *records) held(now time.Time, linked bool, c *claim) *rejection {
 	return reject(v1alpha1.RouteRolledBack, "%s with this route, so it was taken back; it will be tried once more", one.Struck)
 }
 
-// drifted reports whether the route of a StaticRoute that wants reports only was gone already when
-// this process started, in this boot of the device.
+// drifted reports whether the route of a report-only StaticRoute was already missing when this
+// process started, in this boot of the device.
 func (r *records) drifted(c *claim) bool {
 	one := r.all[c.name]
 	return one != nil && !c.repair && one.UID == c.uid && one.Boot == r.boot &&

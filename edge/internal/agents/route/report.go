@@ -15,7 +15,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/kernel/netroute"
 )
 
-// reportAgain is when a report that failed, or a route that does not go, is looked at again.
+// reportAgain is the delay before a failed report, or a failed removal of a route, is retried.
 const reportAgain = time.Minute
 
 func ref(name string) object.Ref {

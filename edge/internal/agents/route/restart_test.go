@@ -33,7 +33,7 @@ func TestRoutes_19_RebootWithoutTheCloudRestores(t *testing.T) {
 	l.start(false)
 	l.have("172.20.0.0/16", "172.21.0.0/16")
 	l.reach("172.20.0.1")
-	// The link comes back: one route was changed in the cloud, the other deleted.
+	// The link is restored: one route was changed in the cloud, the other deleted.
 	l.hub.set(true)
 	l.api.route(t, "office", spec("172.20.0.0/16", "10.0.0.1"))
 	l.api.remove(t, "staticroutes", "plant")
@@ -120,8 +120,8 @@ func TestRoutes_09_OrphansGoOnceTheWishIsKnown(t *testing.T) {
 	l.have("172.20.0.0/16")
 }
 
-// The link to the cloud goes through a tunnel whose other end is not the cloud's address: no
-// arithmetic can know that a route for that end cuts it.
+// The link to the cloud uses a tunnel whose other end is not the cloud's address: no calculation
+// can show that a route for that end cuts it.
 func TestRoutes_20_CutsTheLinkAndIsRolledBack(t *testing.T) {
 	for name, more := range map[string]int{"alone": 0, "among others": 5} {
 		t.Run(name, func(t *testing.T) {
@@ -148,7 +148,7 @@ func TestRoutes_20_CutsTheLinkAndIsRolledBack(t *testing.T) {
 					t.Errorf("still there: %s", r)
 				}
 			}
-			// Mended by the administrator, it is tried again.
+			// Corrected by the administrator, it is retried.
 			l.api.route(t, "evil", spec("172.21.0.0/24", "10.0.1.1"))
 			l.reported("evil", v1alpha1.RouteApplied, 2)
 			l.reach("172.21.0.1")
@@ -156,8 +156,8 @@ func TestRoutes_20_CutsTheLinkAndIsRolledBack(t *testing.T) {
 	}
 }
 
-// The link that a route cut is given up, and has to be dialled again once the route is gone: until
-// then every question fails at once. That does not acquit the route.
+// The link that a route cut is closed, and has to be dialled again once the route is removed: until
+// then every request fails at once. That does not clear the route.
 func TestRoutes_20_RolledBackThoughTheLinkHasToBeDialledAgain(t *testing.T) {
 	for name, back := range map[string]bool{"it comes back": true, "it does not": false} {
 		t.Run(name, func(t *testing.T) {

@@ -46,8 +46,8 @@ type run struct {
 
 func (r *run) labels() labels.Set { return r.node.Labels }
 
-// selected reports whether a route is for this node. While it is not known who is in the route's
-// pool, nodes that have the route keep it and no other takes it.
+// selected reports whether a route is for this node. While the members of the route's pool are
+// unknown, nodes that have the route keep it and no other sets it.
 func (r *run) selected(c *claim) bool {
 	if c.unresolved {
 		return r.records.known(c)
@@ -66,7 +66,7 @@ func (r *run) takeIn(now time.Time) {
 		}
 		c := read(o)
 		if old := r.claims[name]; c.unresolved && !c.deleting && old != nil && old.uid == c.uid {
-			continue // as it was, until it is known who is in the pool that it names now
+			continue // unchanged, until the members of its new pool are known
 		}
 		r.claims[name] = c
 	}

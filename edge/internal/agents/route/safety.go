@@ -89,8 +89,8 @@ func (r *run) proved(c change, well bool) {
 	r.dirty[c.owner] = struct{}{}
 }
 
-// try sets routes and takes them back if something does not answer any more. again: it is the
-// second try of one route.
+// try sets routes and withdraws them if a target stops answering. again: it is the second attempt
+// of one route.
 func (r *run) try(ctx context.Context, all []change, works []Probe, again bool) {
 	var done []change
 	for _, c := range all {
@@ -174,10 +174,10 @@ func (r *run) saveAll(ctx context.Context) {
 	}
 }
 
-// proveStanding looks at the routes that are in the kernel and were never watched. With the link
-// open and the cloud reached by a new connection they are proven. Otherwise they are taken away for
-// as long as an answer may take: if the cloud is reached without them, they are tried as new routes
-// are; if not, they are not the cause, and come back.
+// proveStanding verifies the routes in the kernel that were never watched. With the link open and
+// the cloud reached by a new connection they are proven. Otherwise they are removed for the time of
+// an answer: if the cloud is reached without them, they are tried like new routes; if not, they are
+// not the cause, and are restored.
 func (r *run) proveStanding(ctx context.Context) {
 	all := r.standing()
 	if len(all) == 0 || len(r.prober.cloud) == 0 {

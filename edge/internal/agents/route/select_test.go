@@ -63,7 +63,7 @@ func TestRoutes_04_RouteFollowsALabelRemovedAndPutBack(t *testing.T) {
 	l.have("172.20.0.0/16")
 }
 
-// The reports of a deleted node are lost with it: the node that comes back repeats all of them.
+// The reports of a deleted node are lost with it: the node that returns repeats all of them.
 func TestRoutes_05_AnotherNodeOfTheNameReportsAgain(t *testing.T) {
 	l := newSystem(t)
 	l.api.route(t, "office", spec("172.20.0.0/16", "10.0.1.1"))
@@ -149,8 +149,8 @@ func members(text string) func(*v1alpha1.StaticRoute) {
 	return func(o *v1alpha1.StaticRoute) { o.Annotations = map[string]string{v1alpha1.NodePoolAnnotation: text} }
 }
 
-// A node decides by the pool's own selector, without a link too. While it is not written down who
-// is in a pool, those that have the route keep it, and no other takes it.
+// A node decides by the pool's own selector, without a link too. While the members of a pool are
+// not written down, nodes that have the route keep it, and no other sets it.
 func TestNodePool(t *testing.T) {
 	l := newSystem(t)
 	s := spec("172.20.0.0/16", "10.0.1.1")

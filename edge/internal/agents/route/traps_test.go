@@ -32,8 +32,8 @@ func (l *system) delAddress(name, address string) {
 	}
 }
 
-// The node's network is renumbered: the kernel keeps the route, and its gateway is on no network
-// any more.
+// The node's network is renumbered: the kernel keeps the route, and its gateway is no longer on any
+// network.
 func TestTraps_11_GatewayNoLongerOnLinkIsDegraded(t *testing.T) {
 	for name, c := range map[string]struct{ subnet, gateway, old, renumbered string }{
 		"IPv4": {"172.20.0.0/16", "10.0.1.1", "10.0.1.2/24", "10.99.1.2/24"},
@@ -250,7 +250,7 @@ func TestTraps_13_RoutesSetOfflineAreWatchedAtLinkUp(t *testing.T) {
 	l.reach("172.21.0.1")
 }
 
-// late is a kernel whose word on its routes comes late: events wait until hold is closed.
+// late is a kernel whose events on routes are late: events wait until hold is closed.
 type late struct {
 	*netroute.Driver
 	hold chan struct{}

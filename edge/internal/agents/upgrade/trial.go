@@ -18,8 +18,8 @@ func timeoutOf(o drain.Operation) time.Duration {
 	return standardTimeout
 }
 
-// try is the trial's own process: it confirms itself once it is healthy, and goes back if it is not
-// in time.
+// try is the trial's own process: it confirms itself once it is healthy, and rolls back if it is
+// not in time.
 func (w *Works) try(ctx context.Context, o drain.Operation, state launch.State, work drain.Work, report func(drain.Work)) drain.Work {
 	work.Tried = true
 	if work.Upgrade != nil {
@@ -94,7 +94,7 @@ func (w *Works) health(ctx context.Context, offline bool) (problems []string, ch
 	return problems, checks
 }
 
-// returned is the confirmed process after a trial that went back: it is the control. If it has no
+// returned handles the confirmed process after a rolled-back trial: it is the control. If it has no
 // link either, the network was at fault.
 func (w *Works) returned(ctx context.Context, o drain.Operation, state launch.State, work drain.Work) drain.Work {
 	r := *state.Returned

@@ -16,7 +16,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/core/launch"
 )
 
-// source is where an operation's artefact comes from.
+// source returns the source of an operation's artefact.
 func (w *Works) source(o drain.Operation) (from artefact.Source, offline bool) {
 	if o.Request != "" && o.RequestedBy == v1alpha1.RequestedOnDevice {
 		return w.config.Bundle, true

@@ -65,7 +65,7 @@ func (s *system) add(version string, program string, change func(*artefactrepo.T
 	s.check(err)
 }
 
-// process are the Works of a fresh process, as skerry-launch starts it. restarted tells whether
+// process are the Works of a fresh process, as skerry-launch starts it. restarted reports whether
 // it asked to be executed again.
 func (s *system) process() (w *upgrade.Works, restarted func() bool) {
 	s.Helper()
@@ -187,8 +187,8 @@ func TestDowngradeThatIsAllowed(t *testing.T) {
 	})
 }
 
-// The device fetches at once and switches in its window, by its own time zone, or by the one that
-// is named. A link that comes late is waited for.
+// The device fetches at once and switches in its window, by its own or the named time zone. A late
+// link is waited for.
 func TestFleet_22_WindowIsTheDevices(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) { // it is 2000-01-01 00:00 UTC, a Saturday
 		s := newSystem(t)

@@ -60,7 +60,7 @@ type Config struct {
 	Writable func() error
 	// Restart ends this process and executes skerry-launch in its place.
 	Restart func()
-	// Log is the end of the log of the last trial that went back.
+	// Log is the end of the log of the last rolled-back trial.
 	Log     func() string
 	Version string // of this process
 	Arch    string
@@ -77,7 +77,7 @@ type Works struct {
 // New returns Works. It does not read the disk.
 func New(c Config) *Works { return &Works{config: c, began: c.Now()} }
 
-// ID tells an operation's try from all others; the state of package launch has it.
+// ID identifies an operation's attempt; the state of package launch has it.
 func ID(o drain.Operation) string {
 	return o.Name + "/" + strconv.FormatInt(o.RequestedAt.UnixNano(), 10) + "/" + strconv.Itoa(int(o.Spec.Retry))
 }

@@ -96,7 +96,7 @@ func (l *advertLog) stop() {
 	l.wg.Wait()
 }
 
-// hear takes an advertisement in. Repetitions wake no goroutine.
+// hear records an advertisement. Repetitions wake no goroutine.
 func (l *advertLog) hear(a acd.Advert) {
 	key := advertKey{a.Interface, a.From.String(), a.IPv6, a.VRID}
 	l.mu.Lock()

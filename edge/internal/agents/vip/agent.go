@@ -89,7 +89,7 @@ func (a *Agent) start(_ context.Context, kit *agent.Run) (agent.Sync, error) {
 	return r.sync, nil
 }
 
-// followElections looks again whenever an election went another way.
+// followElections wakes Sync whenever an election changed.
 func (r *run) followElections(ctx context.Context) error {
 	for {
 		select {
@@ -104,7 +104,7 @@ func (r *run) followElections(ctx context.Context) error {
 // cloudsMost bounds the addresses of cloudcore that are remembered; the oldest go first.
 const cloudsMost = 8
 
-// meetCloud remembers where the link goes: no virtual IP may be there.
+// meetCloud records the address of the link: no virtual IP may have it.
 func (r *run) meetCloud(ctx context.Context) error {
 	ip := r.kit.Link().Link.Address.WithZone("")
 	if !ip.IsValid() {
@@ -126,8 +126,8 @@ func (r *run) meetCloud(ctx context.Context) error {
 	return nil
 }
 
-// askCloud asks for something that every node may know, end to end over the link. Any
-// answer will do.
+// askCloud sends a request that every node is allowed, end to end over the link. Any answer will
+// do.
 func (r *run) askCloud(ctx context.Context) error {
 	q := &topicpb.APIRequest{Method: http.MethodGet, Path: "/version", Accept: runtime.ContentTypeJSON}
 	if end, ok := ctx.Deadline(); ok {
@@ -202,7 +202,7 @@ func (r *run) sync(ctx context.Context) (again time.Duration, err error) {
 	return again, errors.Join(errs...)
 }
 
-// listen hears VRRP on the interfaces that addresses are on.
+// listen monitors VRRP on the interfaces of addresses.
 func (r *run) listen(ctx context.Context, roles []Role) {
 	interfaces := map[string]bool{}
 	for _, role := range roles {

@@ -541,7 +541,7 @@ func (s *system) holders() []*node {
 	return out
 }
 
-// one waits until exactly one node has the address, knows it, and serves the client.
+// one waits until exactly one node has the address, reports it, and serves the client.
 func (s *system) one() *node {
 	s.t.Helper()
 	var holder *node
@@ -592,8 +592,8 @@ func (s *system) other(n *node) *node {
 // event.
 func inGuest() bool { return os.Getenv(planeEnv) != "" }
 
-// sideBySide lets a test run in parallel with others there: most of it is waiting. One that is
-// about a first election, which has its time (firstElection), needs the processor for itself.
+// sideBySide lets a test run in parallel with others there: most of it is waiting. One about a
+// first election, which has a deadline (firstElection), needs the processor for itself.
 func sideBySide(t *testing.T) {
 	if inGuest() {
 		t.Parallel()

@@ -34,8 +34,8 @@ type finding struct {
 	next time.Time // when to ask again
 }
 
-// conflictProbe asks, before the node first stands for an address, whether another host has it that
-// is no node of the pool. One question is under way at a time, for all addresses that wait.
+// conflictProbe checks, before the node first takes part in an address's election, whether a host
+// outside of the pool has it. One probe runs at a time, for all waiting addresses.
 type conflictProbe struct {
 	asks    chan map[claim]time.Duration // with the time in which a holder of ours speaks
 	answers chan map[claim]finding       // one slot: run never waits for the loop

@@ -1,18 +1,18 @@
-// Package vip serves virtual IPs on this node: it decides for which of them the node may stand in
-// the election, and where their traffic goes.
+// Package vip serves virtual IPs on this node: it decides in which elections the node may take
+// part, and where their traffic is forwarded.
 //
 // How it works: Roles computes from Facts (objects, pods, interfaces, advertisements on the LAN)
 // the node's role for each address. An Agent gathers the facts whenever one of them changes, has
 // the drivers keepalived and the data plane apply it, and reports the result.
 //
 // It owns the desired state of the two drivers, and the node's entry in the status of VirtualIPs.
-// It refuses to stand for an address while no pod of its Service is ready here, as the device's own
-// kubelet reports pods; while another host on the LAN has the address, which it asks before it
-// first stands; while it has no interface on the address's network; and for addresses that are the
-// node's, its gateways', the cloud's or another network's (Guard). Losing the link withdraws no
-// address, but for one whose first claim lost it (trial). Before it knows its objects, which are in
-// the device's store, it does not change the state left by an earlier run. The Agent's methods may
-// be called from any goroutine; one goroutine of Run does all the work.
+// It refuses to take part in an address's election while no pod of its Service is ready here, as
+// the device's own kubelet reports pods; while another host on the LAN has the address, which it
+// probes before it first takes part; while it has no interface on the address's network; and for
+// addresses that are the node's, its gateways', the cloud's or another network's (Guard). Losing
+// the link withdraws no address, except one whose first claim lost it (trial). Before it knows its
+// objects, which are in the device's store, it does not change the state left by an earlier run.
+// The Agent's methods may be called from any goroutine; one goroutine of Run does all the work.
 package vip
 
 import (

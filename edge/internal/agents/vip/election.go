@@ -51,7 +51,7 @@ func separate(roles []Role) {
 // fail takes a role out, with the reason.
 func (r *Role) fail(why string) { r.Fault, r.Ready = why, false }
 
-// share lets addresses that share the election of another follow it.
+// share makes addresses that share the election of another follow it.
 func share(roles []Role) {
 	for i := range roles {
 		r := &roles[i]
@@ -73,7 +73,7 @@ func share(roles []Role) {
 	}
 }
 
-// election is the name of the instance that decides who holds a role's address.
+// election returns the name of the instance that elects the holder of a role's address.
 func (r Role) election() string {
 	if of := r.VIP.Spec.SharesElectionOf; of != "" {
 		return instanceName(of)

@@ -22,18 +22,18 @@ const (
 	handedPoll = 50 * time.Millisecond
 )
 
-// SetMaintenance hands all addresses over, or lets the node stand for them again. It holds
-// over reboots.
+// SetMaintenance hands all addresses over, or makes the node take part in elections again. It
+// survives reboots.
 func (a *Agent) SetMaintenance(ctx context.Context, on bool) error {
 	return a.order(ctx, func(m *memory) { m.Maintenance = on })
 }
 
 // HandOver hands over, for a drain, the addresses that another node can take, and returns when this
 // node has released these and others had the time to take them. An address that no other node
-// reported it could take stays here, and so does one that was let go and that no other node took:
+// reported it could take stays here, and so does one that was released and that no other node took:
 // the last holder keeps it until its pod goes, and hands it over as soon as another node can take
 // it. An address that keepalived does not release in time is logged and does not block the drain.
-// It holds over reboots, until TakePart. An operator's own maintenance is independent of it.
+// It survives reboots, until TakePart. An operator's own maintenance is independent of it.
 func (a *Agent) HandOver(ctx context.Context) error {
 	return a.handOver(ctx, func() error { return a.order(ctx, func(m *memory) { m.Draining = true }) })
 }
@@ -106,9 +106,9 @@ func (a *Agent) handingOver() bool {
 const untakenFor = 5 * time.Minute
 
 // followReleases records which addresses a drain hands over, and reclaims those that no other node
-// has advertised since: a drain may hand over when it begins or at any later time, when it hears of
-// a node that can take an address. It is called before the drivers are. again is the time until the
-// next call, 0 for no deadline.
+// has advertised since: a drain may hand over when it begins or at any later time, when it learns
+// of a node that can take an address. It is called before the drivers are. again is the time until
+// the next call, 0 for no deadline.
 func (r *run) followReleases(ctx context.Context, roles []Role, now time.Time) (again time.Duration) {
 	states := r.cfg.Elector.States()
 	r.mu.Lock()

@@ -59,8 +59,8 @@ func TestHandOver(t *testing.T) {
 }
 
 // A drain hands over only addresses that another node can hold: the last holder keeps its address
-// until its pod goes, and hands it over as soon as there is another. If another node's report that
-// it could take it was wrong, the address comes back.
+// until its pod goes, and hands it over as soon as another can take it. If another node's report
+// that it could take it was wrong, the address returns.
 func TestTraps_04_LastHolderKeepsItsAddress(t *testing.T) {
 	s := newSystem(t, 2)
 	h, o := s.nodes[0], s.nodes[1]
@@ -85,8 +85,8 @@ func TestTraps_04_LastHolderKeepsItsAddress(t *testing.T) {
 		t.Errorf("%d connections were lost", lost)
 	}
 
-	// Another node is reported as ready, and is not: it does not take the address, which comes
-	// back. The same if that is reported during the drain, after HandOver has ended,
+	// Another node is reported as ready, and is not: it does not take the address, which returns.
+	// The same if that is reported during the drain, after HandOver has ended,
 	wrong := s.readyVIP()
 	wrong.UID, wrong.Spec.VRID = v.UID, v.Spec.VRID
 	comesBack := func(how string, do func()) {
@@ -104,7 +104,7 @@ func TestTraps_04_LastHolderKeepsItsAddress(t *testing.T) {
 		s.give(v)
 	}
 	comesBack("said in mid-drain", func() { s.give(wrong) })
-	h.stop() // addresses that no other node took stay for some minutes: a fresh agent does not know of that
+	h.stop() // addresses that no other node took stay for some minutes: a fresh agent has no record of that
 	h.start()
 	if s.one() != h {
 		t.Fatal("the node without a pod holds it")

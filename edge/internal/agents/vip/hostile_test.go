@@ -65,8 +65,8 @@ func TestHostile_03_DeviceClaimsNoAddressOfAnotherHost(t *testing.T) {
 	})
 }
 
-// Where cloudcore has a name, the address that a link went to is not claimed: nor after a restart
-// without a link.
+// If cloudcore has a name, the address of a link is not claimed, nor after a restart without a
+// link.
 func TestHostile_03_AddressOfACloudWithANameIsNotClaimed(t *testing.T) {
 	s := newSystem(t, 1)
 	n := s.nodes[0]
@@ -95,7 +95,7 @@ func TestHostile_03_AddressOfACloudWithANameIsNotClaimed(t *testing.T) {
 	}
 }
 
-// An address with which the node loses the cloud, and which no guard knows, is given up for good.
+// An address with which the node loses the cloud, and which no guard has, is released permanently.
 func TestHostile_03_AddressThatCutsTheNodeOffIsGivenUp(t *testing.T) {
 	s := newSystem(t, 1)
 	n := s.nodes[0]

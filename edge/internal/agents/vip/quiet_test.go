@@ -59,8 +59,8 @@ func (p pipes) Accept() (net.Conn, error) {
 func (pipes) Close() error   { return nil }
 func (pipes) Addr() net.Addr { return &net.UnixAddr{} }
 
-// A device that serves no address looks at the kernel from time to time, and not at every
-// change of a pod.
+// A device that serves no address reads the kernel state from time to time, and not at every change
+// of a pod.
 func TestPodsOfADeviceWithoutAddressesWakeNobody(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := &api{version: 1, objects: map[string]map[string]metav1.Object{"pods": {}, "virtualips": {}}, watches: map[chan watchEvent]string{}}

@@ -18,7 +18,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/kernel/keepalived"
 )
 
-// dropPause is how soon it is looked again whether an address that was given up has gone.
+// dropPause is the interval of checks whether a released address is gone.
 const dropPause = 500 * time.Millisecond
 
 // report sends changes to the cloud and the node's events. It asks to be called again while a

@@ -32,8 +32,8 @@ const (
 	// firstElection is for how long the highest priority may take a new address from the first
 	// holder.
 	firstElection = 15 * time.Second
-	// settle is for how long a fault is ignored after SetReady let an instance stand: the elector
-	// has to read that first.
+	// settle is for how long a fault is ignored after SetReady enabled an instance: the elector has
+	// to read that first.
 	settle = 2 * time.Second
 )
 
@@ -46,7 +46,7 @@ type Elector interface {
 	Changed() <-chan struct{}
 	Problems() map[string]error
 	ExtraProblem() error
-	// Leaving are addresses that were given up and are on the device still.
+	// Leaving returns released addresses that are still on the device.
 	Leaving() ([]netip.Addr, error)
 	Restarts() uint64
 }
@@ -60,7 +60,7 @@ type Plane interface {
 // Config configures an Agent.
 type Config struct {
 	NodeName string
-	// API leads to the edge API.
+	// API configures a client of the edge API.
 	API      *rest.Config
 	Elector  Elector
 	Plane    Plane
@@ -83,11 +83,11 @@ type Config struct {
 	Probation *probation.Probation
 	// Ask asks the cloud anything, end to end; default: over the link of Hub.
 	Ask func(ctx context.Context) error
-	// Monitor hears other hosts' VRRP on an interface; default acd.Monitor.
+	// Monitor receives other hosts' VRRP on an interface; default acd.Monitor.
 	Monitor func(ctx context.Context, iface string, heard func(acd.Advert)) error
-	// Probe finds out who on an interface's LAN has an address already; default acd.Probe.
+	// Probe finds the hosts on an interface's LAN that have an address already; default acd.Probe.
 	Probe func(ctx context.Context, iface string, targets []acd.Target) (taken map[netip.Addr]net.HardwareAddr, err error)
-	// BootID tells one boot from another, and BootTime when this one was, by the present clock.
+	// BootID is the unique ID of this boot, and BootTime its time by the present clock.
 	BootID   string
 	BootTime func() time.Time
 	// Times are the agent's timeouts; the zero value means those for devices.
@@ -127,7 +127,7 @@ type Agent struct {
 	releases map[string]*release
 	ordered  uint64 // orders so far, and how many of them the last look at everything knew
 	looked   uint64
-	// transitions are for metrics: how often an address came into a state.
+	// transitions are for metrics: how often an address entered a state.
 	transitions map[string]uint64
 	adverts     *advertLog // of the present run
 	kit         *agent.Run // likewise; nil before the first
@@ -157,7 +157,7 @@ type reported struct {
 	entry   v1alpha1.VirtualIPNodeStatus
 }
 
-// wake has everything looked at again, by the present run if there is one.
+// wake makes the current run, if there is one, sync again.
 func (a *Agent) wake() {
 	a.mu.Lock()
 	kit := a.kit
@@ -175,8 +175,8 @@ type run struct {
 	pods  *agent.Objects[*corev1.Pod]
 	first map[types.UID]time.Time // when a new address was first seen
 	ready map[string]bool         // the last arguments of the elector's SetReady
-	// readySince is since when an instance may stand: for a moment after that its state is still
-	// the one of before.
+	// readySince is since when an instance may take part: for a moment after that its state is
+	// still the previous one.
 	readySince map[string]time.Time
 	probe      *conflictProbe
 	trial      *trial

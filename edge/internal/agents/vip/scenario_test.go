@@ -89,7 +89,7 @@ func (tr *traffic) reaches(t testing.TB, n *node) {
 }
 
 // end reports the losses. Times on a loaded machine are only logged; the test checks that service
-// came back.
+// is restored.
 func (tr *traffic) end(t testing.TB, what string) (asked, lost int) {
 	t.Helper()
 	close(tr.stop)
@@ -130,8 +130,8 @@ func TestVIPs_14_OneHolderWithTheHighestPriority(t *testing.T) {
 	v.Spec.Elected = false
 	s.give(v)
 	// It may have been later than others: the highest priority takes the address from them while
-	// the first election lasts, 15 s, of which that takes up to 4. A machine so busy that the
-	// others' election took most of them tries again.
+	// the first election lasts, 15 s, of which that takes up to 4. On a machine so busy that the
+	// others' election took most of them the test tries again.
 	for round := 1; ; round++ {
 		began := time.Now()
 		s.start()
@@ -434,8 +434,8 @@ func TestMaintenance(t *testing.T) {
 	poll.True(t, "it is a backup", func() bool { return h.report(theVIP).State == v1alpha1.VIPBackup })
 }
 
-// Rule 5: while a host outside of the pool has the address, no node claims it; when that host goes,
-// it is claimed.
+// Rule 5: while a host outside of the pool has the address, no node claims it; when that host
+// leaves, it is claimed.
 func TestDuplicateAddress(t *testing.T) {
 	s := newSystem(t, 2)
 	for _, n := range s.nodes {
@@ -454,7 +454,7 @@ func TestDuplicateAddress(t *testing.T) {
 			t.Errorf("%s claimed it all the same", n.name)
 		}
 	}
-	// Its carrier is lost and comes back; an agent restarts: it makes no difference.
+	// Its carrier is lost and restored; an agent restarts: it makes no difference.
 	s.nodes[0].host.Plug(false)
 	s.nodes[0].host.Plug(true)
 	s.nodes[1].stop()

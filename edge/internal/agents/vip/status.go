@@ -26,7 +26,7 @@ type Address struct {
 	Self    v1alpha1.VirtualIPNodeStatus `json:"self"`
 }
 
-// Status tells how it is.
+// Status returns the agent's status.
 func (a *Agent) Status() Status {
 	problem := a.State().Problem
 	a.mu.Lock()

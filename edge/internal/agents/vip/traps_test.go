@@ -90,7 +90,7 @@ func TestTraps_01_ClashingNetworksSilenceNoOtherAddress(t *testing.T) {
 	poll.True(t, "it is served too", func() bool { return n.has("10.79.0.101") && n.has(theVIP) })
 }
 
-// A holder whose LAN interface goes away, or loses its address, does not claim on its uplink.
+// A holder whose LAN interface is removed, or loses its address, does not claim on its uplink.
 func TestTraps_02_NoClaimOnTheUplink(t *testing.T) {
 	for name, c := range map[string]struct{ away, back string }{
 		"the interface goes down": {"ip link set lan0 down", "ip link set lan0 up"},
@@ -232,7 +232,7 @@ func TestTraps_03_WinnerAnnouncesItself(t *testing.T) {
 	})
 }
 
-// A router with the VRID of a virtual IP: no node stands against it, it is reported, and another
+// A router with the VRID of a virtual IP: no node competes with it, it is reported, and another
 // VRID ends that.
 func TestTraps_05_ForeignRouterIsHeard(t *testing.T) {
 	s := newSystem(t, 2)
@@ -259,8 +259,8 @@ func TestTraps_05_ForeignRouterIsHeard(t *testing.T) {
 	}
 }
 
-// Nodes that don't hear each other by multicast both hold the address; by unicast they
-// find each other.
+// Nodes that don't receive each other's multicast both hold the address; by unicast they find each
+// other.
 func TestTraps_06_UnicastEndsTwoHolders(t *testing.T) {
 	s := newSystem(t, 2)
 	for _, n := range s.nodes {
@@ -280,8 +280,8 @@ func TestTraps_06_UnicastEndsTwoHolders(t *testing.T) {
 			return err == nil && count >= 10
 		})
 	})
-	// Each takes the change over in its own time, and drops the address for a moment when it does:
-	// who alone has it just then may not be the holder.
+	// Each applies the change in its own time, and drops the address for a moment when it does: a
+	// single holder at that moment may not be the final one.
 	h := s.settled()
 	o := s.other(h)
 	h.stop()
@@ -313,8 +313,8 @@ func TestTraps_07_SharedElectionMovesTogether(t *testing.T) {
 	poll.True(t, "both moved", func() bool { return o.has(theVIP) && o.has("10.79.0.101") && !h.has(theVIP) && !h.has("10.79.0.101") })
 }
 
-// A router that is no node advertises the address itself, with a higher priority: the nodes stand
-// back, and report it.
+// A router outside of the pool advertises the address itself, with a higher priority: the nodes
+// stand back, and report it.
 func TestTraps_08_StrangerAdvertisesTheAddress(t *testing.T) {
 	s := newSystem(t, 2)
 	v := s.known()

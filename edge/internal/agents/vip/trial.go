@@ -12,19 +12,17 @@ import (
 )
 
 const (
-	// trialRecovery is how long it may take once the address was given up: the link is
-	// dialled again.
+	// trialRecovery bounds the recovery once the address was released: the link is dialled again.
 	trialRecovery = time.Minute
 	// trialAgain is the pause between two questions.
 	trialAgain = 500 * time.Millisecond
 )
 
-// trial finds out, when the node holds an address for the first time while it has a link,
-// whether the cloud can still be reached: the address may be that of something on the way there
-// that no guard knows. It asks the cloud; where that fails the address is given up, and where
-// the cloud answers then, it stays given up. Addresses that were taken together are tried
-// together; where they did it, one by one after that. An address that the node took without a
-// link is tried at the next one.
+// trial finds out, when the node holds an address for the first time while it has a link, whether
+// the cloud can still be reached: the address may be that of a host on the path that no guard has.
+// It asks the cloud; if that fails the address is released, and if the cloud answers then, it stays
+// released. Addresses that were taken together are tried together; if they cut the node off, one by
+// one after that. An address that the node took without a link is tried at the next one.
 type trial struct {
 	ask  func(ctx context.Context) error // nil: no probe
 	wake func()
@@ -33,7 +31,7 @@ type trial struct {
 	mu       sync.Mutex
 	wg       sync.WaitGroup
 	uids     []types.UID // being tried
-	withheld string      // why it is given up for now
+	withheld string      // why it is released for now
 	result   *trialResult
 }
 

@@ -56,9 +56,9 @@ func (r *run) withheldNow() map[types.UID]string {
 // claimOf names an address's claim in the probation: a newer object has another uid.
 func claimOf(v *v1alpha1.VirtualIP) string { return fmt.Sprintf("%s (%s)", v.Name, v.UID) }
 
-// applied tells the probation which addresses there are, and which this node has and had while it
-// was linked. One that it took on an island is not a claim: no cloud answers either way, and the
-// other devices rely on it.
+// applied passes to the probation all addresses, and those that this node has and had while it was
+// linked. One that it took on an island is not a claim: no cloud answers either way, and the other
+// devices rely on it.
 func (r *run) applied(vips []*v1alpha1.VirtualIP, roles []Role) {
 	link, states := r.kit.Link(), r.cfg.Elector.States()
 	if link.Up {
@@ -133,7 +133,7 @@ func (r *run) tryNew(ctx context.Context, roles []Role) error {
 	return nil
 }
 
-// nextSuspect lets the next of several addresses be claimed.
+// nextSuspect allows the next of several addresses to be claimed.
 func (r *run) nextSuspect() {
 	if len(r.suspects) > 0 {
 		r.suspects = r.suspects[1:]
