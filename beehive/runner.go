@@ -100,7 +100,7 @@ func (r *Runner) Run(ctx context.Context) error {
 		cause = r.start(ctx, r.modules[started])
 	}
 	if cause == nil {
-		logger.V(1).Info("Modules started", "modules", started)
+		logger.V(1).Info("Started modules", "modules", started)
 		select {
 		case <-ctx.Done():
 		case cause = <-r.failed:
@@ -141,7 +141,7 @@ func (r *Runner) start(ctx context.Context, m *module) error {
 	select {
 	case <-m.settled:
 	case <-timeout.C:
-		klog.FromContext(own).Info("Module is not ready yet, the next one starts meanwhile", "after", m.StartTimeout)
+		klog.FromContext(own).Info("Starting the next module: this one is not ready yet", "after", m.StartTimeout)
 	case <-ctx.Done():
 	case err := <-r.failed:
 		return err
@@ -210,7 +210,7 @@ func (r *Runner) stop(logger klog.Logger, m *module) error {
 	case <-timeout.C:
 		// No sender may wait for a module that handles no more messages.
 		r.bus.close(m.name)
-		logger.Error(nil, "Module does not stop", "module", m.name, "after", m.StopTimeout)
+		logger.Error(nil, "Failed to stop a module in time", "module", m.name, "after", m.StopTimeout)
 		return fmt.Errorf("module %s did not stop within %v", m.name, m.StopTimeout)
 	}
 }

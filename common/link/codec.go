@@ -269,7 +269,7 @@ func (c *Codec) size(payload []byte, how linkpb.Compression) (int, error) {
 	case linkpb.Compression_ZSTD:
 		var h zstd.Header
 		if err := h.Decode(payload); err != nil {
-			return 0, &CloseError{Code: CloseProtocol, Reason: "content is not compressed as it says", Err: err}
+			return 0, &CloseError{Code: CloseProtocol, Reason: "content is not compressed as its header declares", Err: err}
 		}
 		if h.Skippable || !h.HasFCS {
 			return 0, refuse(CloseProtocol, "compressed content does not state its size")

@@ -159,7 +159,7 @@ func ParseNodeCSR(data []byte) (*x509.CertificateRequest, types.NodeName, error)
 		return nil, "", fmt.Errorf("the certificate request isn't signed by its own key: %w", err)
 	}
 	if len(csr.DNSNames)+len(csr.EmailAddresses)+len(csr.IPAddresses)+len(csr.URIs) > 0 {
-		return nil, "", errors.New("the certificate request has alternative names; a node's has none")
+		return nil, "", errors.New("the certificate request must not have alternative names")
 	}
 	node, err := nodeOf(csr.Subject)
 	if err != nil {

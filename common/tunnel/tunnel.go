@@ -262,7 +262,7 @@ func (m *Mux) ask(ctx context.Context, target string) (*Stream, error) {
 	select {
 	case m.asking <- struct{}{}:
 	case <-ctx.Done():
-		return nil, fmt.Errorf("the link to %s takes nothing: %w", m.config.Peer, context.Cause(ctx))
+		return nil, fmt.Errorf("the link to %s is blocked: %w", m.config.Peer, context.Cause(ctx))
 	}
 	defer func() { <-m.asking }()
 	m.mu.Lock()

@@ -51,9 +51,9 @@ func (w *Watchdog) Run(ctx context.Context) error {
 	defer ticks.Stop()
 	for {
 		if err := w.look(); err != nil {
-			klog.FromContext(ctx).Error(err, "The process is not well: systemd will end it", "within", w.within)
+			klog.FromContext(ctx).Error(err, "Withholding the watchdog notification: a check fails, systemd will end the process", "within", w.within)
 		} else if _, err := daemon.SdNotify(false, daemon.SdNotifyWatchdog); err != nil {
-			klog.FromContext(ctx).Error(err, "Saying WATCHDOG=1 to systemd failed")
+			klog.FromContext(ctx).Error(err, "Failed to notify systemd's watchdog")
 		}
 		select {
 		case <-ctx.Done():

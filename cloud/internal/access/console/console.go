@@ -121,7 +121,7 @@ func (c *Console) Accept(ctx context.Context, node types.NodeName, target string
 	logger := klog.FromContext(ctx).WithValues("node", node, "target", target)
 	conn, err := c.accept(klog.NewContext(ctx, logger), node, target)
 	if err == nil {
-		logger.Info("A device opened a console")
+		logger.Info("Opened a console for a device")
 		return conn, nil
 	}
 	reason := "failed"
@@ -129,7 +129,7 @@ func (c *Console) Accept(ctx context.Context, node types.NodeName, target string
 		reason = r.reason
 	} else {
 		logger.Error(err, "Failed to open a console")
-		err = errors.New("kube-apiserver does not answer cloudcore as it should; cloudcore's log says more")
+		err = errors.New("cloudcore failed to connect to kube-apiserver; see cloudcore's log")
 	}
 	c.refused.WithLabelValues(reason).Inc()
 	return nil, err

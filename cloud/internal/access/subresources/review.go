@@ -34,7 +34,7 @@ func (s subject) review(ctx context.Context, client kubernetes.Interface, verb s
 		},
 	}, metav1.CreateOptions{})
 	if err != nil {
-		return apierrors.NewServiceUnavailable(fmt.Sprintf("asking kube-apiserver what %q may do: %v", s.who.GetName(), err))
+		return apierrors.NewServiceUnavailable(fmt.Sprintf("reviewing the access of %q: %v", s.who.GetName(), err))
 	}
 	if answer.Status.Allowed && !answer.Status.Denied {
 		return nil

@@ -78,15 +78,15 @@ func (u *Usage) ask(ctx context.Context, node types.NodeName) (*stats.Summary, e
 	body, err := io.ReadAll(io.LimitReader(res.Body, maxSummary+1))
 	switch {
 	case err != nil:
-		return nil, fmt.Errorf("reading what the kubelet of %s says: %w", node, err)
+		return nil, fmt.Errorf("reading the summary of the kubelet of %s: %w", node, err)
 	case len(body) > maxSummary:
-		return nil, fmt.Errorf("the kubelet of %s says more than %d bytes", node, maxSummary)
+		return nil, fmt.Errorf("the summary of the kubelet of %s is larger than %d bytes", node, maxSummary)
 	case res.StatusCode != http.StatusOK:
 		return nil, fmt.Errorf("the kubelet of %s answers %s: %.200q", node, res.Status, body)
 	}
 	summary := new(stats.Summary)
 	if err := json.Unmarshal(body, summary); err != nil {
-		return nil, fmt.Errorf("reading what the kubelet of %s says: %w", node, err)
+		return nil, fmt.Errorf("reading the summary of the kubelet of %s: %w", node, err)
 	}
 	return summary, nil
 }

@@ -63,7 +63,7 @@ func (p *planner) failOver() error {
 		}
 		by, dead := p.dead(node)
 		if !dead {
-			waiting = &problem{"NotConfirmed", fmt.Sprintf("node %s is NotReady, and nothing confirms whether it is dead or only cut off: started elsewhere the application might run twice. "+
+			waiting = &problem{"NotConfirmed", fmt.Sprintf("node %s is NotReady, dead or only cut off: started elsewhere the application might run twice. "+
 				"If the device is switched off, say so: %s", node, taintCommand(node))}
 			continue
 		}

@@ -72,7 +72,7 @@ func decide(info *v1alpha1.ClusterInfo, h holding, candidate func(node string) b
 		status = *before.DeepCopy()
 		status.Reporter = ""
 		current.Reason = reasonSilent
-		current.Message = fmt.Sprintf("%s has not been heard of since %s, and no other device has taken its place: what is shown is of %s", h.holder, text(h.renewed), text(collected(before)))
+		current.Message = fmt.Sprintf("%s has not renewed its Lease since %s, and no other device has taken its place: the statistics are of %s", h.holder, text(h.renewed), text(collected(before)))
 	default:
 		current.Status, current.Reason, current.Message = metav1.ConditionTrue, reasonReporting, h.holder+" reports"
 		due := collected(before).Add(interval)

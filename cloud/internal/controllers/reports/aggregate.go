@@ -393,7 +393,7 @@ func (a *Aggregator) write(ctx context.Context, t target, reports map[string]*re
 		}
 		return done, err
 	}
-	return end{}, fmt.Errorf("%s %s: others wrote it %d times meanwhile", t.resource.Resource, t.name, conflicts)
+	return end{}, fmt.Errorf("%s %s: %d conflicts with other writers in a row", t.resource.Resource, t.name, conflicts)
 }
 
 // unacceptable reports whether the merged object is refused by its own rules, or its bounds. A

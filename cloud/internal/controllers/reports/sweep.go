@@ -121,5 +121,5 @@ func (a *Aggregator) sweepOne(ctx context.Context, kind Kind, object []byte, exi
 		}
 		object = resp.Body
 	}
-	return fmt.Errorf("%s: others wrote an object %d times meanwhile", kind.Resource().Resource, conflicts)
+	return fmt.Errorf("%s: %d conflicts with other writers in a row", kind.Resource().Resource, conflicts)
 }

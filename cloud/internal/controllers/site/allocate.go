@@ -142,7 +142,7 @@ func offTheWay(d *Device, subnets []netip.Prefix) (good []netip.Prefix, words []
 		if on == "" {
 			good = append(good, s)
 		} else {
-			words = append(words, fmt.Sprintf("node %s %s: it is offered nothing of %s", d.Name, on, s))
+			words = append(words, fmt.Sprintf("node %s %s: it is offered no range of %s", d.Name, on, s))
 		}
 	}
 	return good, words

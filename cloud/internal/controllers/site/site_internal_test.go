@@ -143,8 +143,8 @@ func TestAllocate_refuses(t *testing.T) {
 	pools := []*v1alpha1.NodePool{pool("a", "", "10.96.0.0/16", "192.168.0.0/16", "172.16.0.0/16", "10.1.0.0/16")}
 	got := Allocate(NewIndex([]*Device{d}, pools), []*Device{d}, pools, []Taken{{netip.MustParsePrefix("10.96.0.0/12"), "a range of Services"}})
 	for i, want := range []string{
-		"podSubnets[0]: 10.96.0.0/16 overlaps 10.96.0.0/12, a range of Services", "node d is on 192.168.1.0/24: it is offered nothing of 192.168.0.0/16",
-		"node d has the address 172.16.3.9: it is offered nothing of 172.16.0.0/16",
+		"podSubnets[0]: 10.96.0.0/16 overlaps 10.96.0.0/12, a range of Services", "node d is on 192.168.1.0/24: it is offered no range of 192.168.0.0/16",
+		"node d has the address 172.16.3.9: it is offered no range of 172.16.0.0/16",
 	} {
 		if i >= len(got.Invalid["a"]) || got.Invalid["a"][i] != want {
 			t.Errorf("%s, want %s", strings.Join(got.Invalid["a"], "; "), want)

@@ -88,7 +88,7 @@ func New(c Config) *Balancer {
 		ended: prometheus.NewCounter(prometheus.CounterOpts{Namespace: "skerry", Subsystem: "balance", Name: "ended_total",
 			Help: "Sessions that were ended so that another replica serves them."}),
 		known: prometheus.NewGauge(prometheus.GaugeOpts{Namespace: "skerry", Subsystem: "balance", Name: "replicas",
-			Help: "Replicas that serve, as far as this one knows, itself included; 0 while it knows of none."}),
+			Help: "Replicas that serve, as far as this one knows, itself included; 0 while unknown."}),
 	}
 }
 

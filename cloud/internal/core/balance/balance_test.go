@@ -240,7 +240,7 @@ func TestBalancer_SharesOut(t *testing.T) {
 		}
 		want := fmt.Sprintf("# HELP skerry_balance_ended_total Sessions that were ended so that another replica serves them.\n"+
 			"# TYPE skerry_balance_ended_total counter\nskerry_balance_ended_total %d\n"+
-			"# HELP skerry_balance_replicas Replicas that serve, as far as this one knows, itself included; 0 while it knows of none.\n"+
+			"# HELP skerry_balance_replicas Replicas that serve, as far as this one knows, itself included; 0 while unknown.\n"+
 			"# TYPE skerry_balance_replicas gauge\nskerry_balance_replicas 3\n", s.ended(a))
 		if err := testutil.CollectAndCompare(a, strings.NewReader(want)); err != nil {
 			t.Error(err)

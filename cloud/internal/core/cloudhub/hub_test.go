@@ -436,7 +436,7 @@ func TestHub_EndsASilentSession(t *testing.T) {
 		go beating.beat()
 		// A part that holds the link back does not make its edge silent.
 		held.send(topic.EventWrite.New(message.Resource{}, &topicpb.Write{Id: 1}))
-		if end := silent.ended(); end.Code != link.CloseTimeout || !strings.Contains(end.Reason, "nothing heard for") {
+		if end := silent.ended(); end.Code != link.CloseTimeout || !strings.Contains(end.Reason, "no heartbeat for") {
 			t.Errorf("ended with %v", end)
 		}
 		if d := time.Since(start); d < 40*time.Second || d > 46*time.Second {

@@ -52,7 +52,7 @@ func newMetrics() *metrics {
 		closes:   counter("closes_total", "Sessions that ended, by close code and by who closed.", "transport", "code", "by"),
 		messages: counter("messages_total", "Messages, by topic and direction.", "direction", "topic"),
 		pauses: prometheus.NewCounter(prometheus.CounterOpts{Namespace: "skerry", Subsystem: "hub", Name: "pauses_total",
-			Help: "Times that a link was not read for a while, since its node had used up what it may cost."}),
+			Help: "Times that a link was not read for a while, since its node had used up its quota."}),
 		sessions: prometheus.NewDesc("skerry_hub_sessions", "Open sessions.", []string{"transport"}, nil),
 		handshakes: prometheus.NewDesc("skerry_hub_handshakes", "Links that are open and not yet a session.",
 			nil, nil),

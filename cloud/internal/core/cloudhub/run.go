@@ -131,7 +131,7 @@ func (h *Hub) watch(ctx context.Context) {
 			}
 			silence := now.Sub(s.LastHeard())
 			if bound := max(4*s.keepalive, 30*time.Second); silence > bound && !s.handling.Load() && !s.pace.resting.Load() {
-				return link.CloseTimeout, fmt.Sprintf("nothing heard for %v, the edge says every %v", silence.Round(time.Second), s.keepalive), true
+				return link.CloseTimeout, fmt.Sprintf("no heartbeat for %v, the edge's interval is %v", silence.Round(time.Second), s.keepalive), true
 			}
 			return 0, "", false
 		})

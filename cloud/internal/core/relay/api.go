@@ -231,11 +231,11 @@ func (s *session) bearer(token string) error {
 	}
 	parts := strings.Split(token, ".")
 	if len(parts) != 3 || strings.ContainsFunc(token, unprintable) || strings.Contains(token, " ") {
-		return apierrors.NewUnauthorized("the token is none of a service account")
+		return apierrors.NewUnauthorized("the token is not a service account's")
 	}
 	payload, err := base64.RawURLEncoding.DecodeString(parts[1])
 	if err != nil {
-		return apierrors.NewUnauthorized("the token is none of a service account")
+		return apierrors.NewUnauthorized("the token is not a service account's")
 	}
 	var claims struct {
 		Subject    string `json:"sub"`
@@ -246,7 +246,7 @@ func (s *session) bearer(token string) error {
 		} `json:"kubernetes.io"`
 	}
 	if err := json.Unmarshal(payload, &claims); err != nil || !strings.HasPrefix(claims.Subject, "system:serviceaccount:") {
-		return apierrors.NewUnauthorized("the token is none of a service account")
+		return apierrors.NewUnauthorized("the token is not a service account's")
 	}
 	if bound := claims.Kubernetes.Node.Name; bound != "" && bound != string(s.node) {
 		return apierrors.NewUnauthorized("the token belongs to a pod of another node")

@@ -60,11 +60,11 @@ func kubernetesVersion(client kubernetes.Interface) Finding {
 	const name = "kubernetes"
 	info, err := client.Discovery().ServerVersion()
 	if err != nil {
-		return Finding{name, Fail, fmt.Sprintf("kube-apiserver does not say its version: %v", err), "look at the kubeconfig, and at kube-apiserver"}
+		return Finding{name, Fail, fmt.Sprintf("kube-apiserver's version can't be read: %v", err), "look at the kubeconfig, and at kube-apiserver"}
 	}
 	v, err := utilversion.ParseGeneric(info.GitVersion)
 	if err != nil {
-		return Finding{name, Warn, fmt.Sprintf("kube-apiserver says the version %q", info.GitVersion), "it must be " + leastKubernetes + " at least"}
+		return Finding{name, Warn, fmt.Sprintf("kube-apiserver has the version %q", info.GitVersion), "it must be " + leastKubernetes + " at least"}
 	}
 	if v.LessThan(utilversion.MustParseGeneric(leastKubernetes)) {
 		return Finding{
@@ -91,7 +91,7 @@ func served(client kubernetes.Interface) Finding {
 	} {
 		list, err := client.Discovery().ServerResourcesForGroupVersion(want.version)
 		if err != nil && !apierrors.IsNotFound(err) {
-			return Finding{name, Fail, fmt.Sprintf("kube-apiserver does not say what it serves: %v", err), "look at the kubeconfig, and at kube-apiserver"}
+			return Finding{name, Fail, fmt.Sprintf("kube-apiserver's API groups can't be listed: %v", err), "look at the kubeconfig, and at kube-apiserver"}
 		}
 		for _, r := range want.resources {
 			if list == nil || !slices.ContainsFunc(list.APIResources, func(a metav1.APIResource) bool { return a.Name == r }) {

@@ -59,7 +59,7 @@ func LoadCA(ctx context.Context, client kubernetes.Interface) (*CA, error) {
 		case apierrors.IsAlreadyExists(err):
 			secret, err = secrets.Get(ctx, caSecret, metav1.GetOptions{})
 		case apierrors.IsNotFound(err):
-			return nil, fmt.Errorf("the namespace %s does not exist; apply what `cloudcore install` prints: %w", Namespace, err)
+			return nil, fmt.Errorf("the namespace %s does not exist; apply the output of `cloudcore install`: %w", Namespace, err)
 		}
 	}
 	if err != nil {

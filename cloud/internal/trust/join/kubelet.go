@@ -174,7 +174,7 @@ func parseKubeletCSR(csr *certificatesv1.CertificateSigningRequest) (*x509.Certi
 		return nil, fmt.Errorf("the organization is %q, a kubelet's is %s", request.Subject.Organization, pki.NodesGroup)
 	}
 	if len(request.EmailAddresses)+len(request.URIs) > 0 || len(request.DNSNames)+len(request.IPAddresses) == 0 {
-		return nil, fmt.Errorf("a kubelet's certificate is for names and addresses, and for nothing else")
+		return nil, fmt.Errorf("a kubelet's certificate may have names and addresses alone")
 	}
 	usages := slices.Clone(csr.Spec.Usages)
 	slices.Sort(usages)
@@ -217,7 +217,7 @@ func (a *KubeletApprover) addresses(ctx context.Context, node *corev1.Node, requ
 			return foreign(fmt.Sprintf("%s is no address of a node", ip))
 		}
 		if !slices.ContainsFunc(ips, ip.Equal) {
-			return fmt.Errorf("the node %s does not say that it has the address %s", node.Name, ip)
+			return fmt.Errorf("the address %[2]s is not in the status of node %[1]s", node.Name, ip)
 		}
 	}
 	all, err := a.client.CoreV1().Nodes().List(ctx, metav1.ListOptions{ResourceVersion: "0"})

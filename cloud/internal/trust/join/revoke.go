@@ -78,7 +78,7 @@ func serverTime(ctx context.Context, client kubernetes.Interface) (time.Time, er
 		return time.Time{}, fmt.Errorf("asking kube-apiserver for its time: %w", err)
 	}
 	if review.CreationTimestamp.IsZero() {
-		return time.Time{}, errors.New("asking kube-apiserver for its time: the answer has none")
+		return time.Time{}, errors.New("reading kube-apiserver's time: the answer has no creationTimestamp")
 	}
 	return review.CreationTimestamp.UTC(), nil
 }

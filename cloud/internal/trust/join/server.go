@@ -264,7 +264,7 @@ func (s *Server) join(r *http.Request) (*pki.JoinAnswer, error) {
 	if err != nil {
 		return nil, err
 	}
-	klog.FromContext(ctx).Info("A device joined", "node", request.NodeName, "remote", r.RemoteAddr, "token", id, "csr", made.Name,
+	klog.FromContext(ctx).Info("Joined a device", "node", request.NodeName, "remote", r.RemoteAddr, "token", id, "csr", made.Name,
 		"version", request.Version)
 	return s.answer(certificate), nil
 }

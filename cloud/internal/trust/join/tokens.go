@@ -112,7 +112,7 @@ func (t *Tokens) Create(ctx context.Context, ca pki.Pin, options TokenOptions) (
 	}
 	if _, err := t.client.CoreV1().ConfigMaps(Namespace).Create(ctx, newRecord(info), metav1.CreateOptions{}); err != nil {
 		if apierrors.IsNotFound(err) {
-			err = fmt.Errorf("the namespace %s does not exist; apply what `cloudcore install` prints: %w", Namespace, err)
+			err = fmt.Errorf("the namespace %s does not exist; apply the output of `cloudcore install`: %w", Namespace, err)
 		}
 		return pki.Token{}, TokenInfo{}, fmt.Errorf("recording the token: %w", err)
 	}
