@@ -34,9 +34,9 @@ func newMetrics() *metrics {
 	}
 	m := &metrics{
 		open:    prometheus.NewGaugeVec(prometheus.GaugeOpts(opts("connections", "Open connections, by the way in.")), []string{"way"}),
-		total:   counter("connections_total", "Connections that were led to what they asked for, by the way in.", "way"),
+		total:   counter("connections_total", "Connections to their targets, by the way in.", "way"),
 		refused: counter("refused_total", "Connections that were not, by the way in and why.", "way", "reason"),
-		bytes:   counter("bytes_total", "Bytes of connections, towards what was asked for (sent) and back (received).", "direction"),
+		bytes:   counter("bytes_total", "Bytes of connections, to the target (sent) and back (received).", "direction"),
 	}
 	m.sent, m.got = m.bytes.WithLabelValues("sent"), m.bytes.WithLabelValues("received")
 	for _, way := range []string{byConnect, byPeer, byName, bySubresources} { // always there: 0, not unknown

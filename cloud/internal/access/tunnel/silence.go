@@ -45,7 +45,7 @@ func (s *session) watch(stream *tunnel.Stream) net.Conn { return &watched{Stream
 
 // Write sends data to the kubelet.
 func (w *watched) Write(b []byte) (int, error) {
-	w.said(b)
+	w.observe(b)
 	return w.Stream.Write(b)
 }
 
@@ -60,7 +60,7 @@ func (w *watched) Close() error {
 	return w.Stream.Close()
 }
 
-func (w *watched) said(b []byte) {
+func (w *watched) observe(b []byte) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if !w.known {

@@ -55,7 +55,7 @@ func (o Options) Ranges(used map[netip.Addr]string) (string, error) {
 		left = without(left, x)
 	}
 	if len(left) == 0 {
-		return "", fmt.Errorf("--cidr %s: --exclude leaves no address", p)
+		return "", fmt.Errorf("--cidr %s: no address is left after --exclude", p)
 	}
 	var problems []error
 	for a, what := range used {

@@ -40,10 +40,10 @@ const (
 type reporter struct {
 	client  kubernetes.Interface
 	sets    *controller.Kind[appsv1.DaemonSet]
-	waiting map[types.UID]said
+	waiting map[types.UID]pending
 }
 
-type said struct {
+type pending struct {
 	message string
 	at      time.Time // of the event; zero: it has not been sent
 }
@@ -54,7 +54,7 @@ func Controller() controller.Config {
 }
 
 func start(_ context.Context, run *controller.Run) (controller.Work, error) {
-	r := &reporter{client: run.Kubernetes(), waiting: map[types.UID]said{}, sets: controller.Of[appsv1.DaemonSet](run, appsv1.SchemeGroupVersion.WithResource("daemonsets"))}
+	r := &reporter{client: run.Kubernetes(), waiting: map[types.UID]pending{}, sets: controller.Of[appsv1.DaemonSet](run, appsv1.SchemeGroupVersion.WithResource("daemonsets"))}
 	return controller.Level(func(ctx context.Context) (time.Duration, error) {
 		if err := r.check(ctx); err != nil {
 			return 0, err
@@ -69,7 +69,7 @@ func (r *reporter) check(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("listing DaemonSets: %w", err)
 	}
-	waiting := map[types.UID]said{}
+	waiting := map[types.UID]pending{}
 	var away map[string]bool
 	for i := range sets.Items {
 		set := &sets.Items[i]
@@ -94,7 +94,7 @@ func (r *reporter) check(ctx context.Context) error {
 		}
 		last, known := r.waiting[set.UID]
 		if last.message != message {
-			last = said{message: message}
+			last = pending{message: message}
 		}
 		if now := time.Now(); known && now.Sub(last.at) >= again {
 			r.sets.Event(set, corev1.EventTypeWarning, "RolloutWaitsForDevices", message)

@@ -168,7 +168,7 @@ func (s *session) compare(in *topicpb.Inventory) error {
 
 // confirm has cloudcore's copy brought up to the edge's versions of some keys.
 func (s *session) confirm(r *resourceSync, keys map[kube.Key]uint64) {
-	c := &confirmation{objects: map[kube.Key]*held{}}
+	c := &confirmation{objects: map[kube.Key]*heldObject{}}
 	r.waitFor(c)
 	var version uint64
 	for key, v := range keys {

@@ -9,7 +9,7 @@ func (s *session) hold(ref kube.Ref, r *resourceSync) {
 		h.users++
 		return
 	}
-	h := &held{users: 1}
+	h := &heldObject{users: 1}
 	s.held[ref] = h
 	h.watch = s.part.objects.Watch(ref, s.node, func(state kube.ObjectState) {
 		old := h.state.Swap(&state)

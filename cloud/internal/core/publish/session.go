@@ -18,7 +18,7 @@ import (
 func newSession(p *Publisher, link cloudhub.Session) *session {
 	s := &session{
 		part: p, link: link, node: link.Node(),
-		interests: map[uint64]*interest{}, held: map[kube.Ref]*held{},
+		interests: map[uint64]*interest{}, held: map[kube.Ref]*heldObject{},
 	}
 	s.loop = cloudhub.NewLoop(s.turn)
 	return s

@@ -55,7 +55,7 @@ type session struct {
 	limited   limitedAnswer
 	limits    int // interests that were refused as they were over a quota
 	resources []*resourceSync
-	held      map[kube.Ref]*held
+	held      map[kube.Ref]*heldObject
 	deps      *dependencies // nil without that interest
 	frame     frame
 	window    window
@@ -148,7 +148,7 @@ type resourceSync struct {
 // confirmation is that of a resource in the state confirming.
 type confirmation struct {
 	collection bool // the copy of the collection
-	objects    map[kube.Key]*held
+	objects    map[kube.Key]*heldObject
 	wanted     bool // that the objects decide which these depend on are confirmed
 	cancel     func()
 }
@@ -173,8 +173,8 @@ type interest struct {
 	synced   bool
 }
 
-// held is an object that is watched alone for this session.
-type held struct {
+// heldObject is an object that is watched alone for this session.
+type heldObject struct {
 	state    atomic.Pointer[kube.ObjectState]
 	caughtUp atomic.Bool // since the last CatchUp
 	users    int         // owned by the loop
@@ -200,7 +200,7 @@ type need struct {
 	sent     bool
 }
 
-func (h *held) load() kube.ObjectState {
+func (h *heldObject) load() kube.ObjectState {
 	if s := h.state.Load(); s != nil {
 		return *s
 	}

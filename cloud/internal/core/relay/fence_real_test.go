@@ -198,7 +198,7 @@ func TestOrder_01_AStoppedReplicaOverwritesNothing(t *testing.T) {
 			b.accepted(t, 2)
 			close(g.open)
 			a.replaced(t, 2)
-			r.says(t, p, "3")
+			r.checkMessage(t, p, "3")
 		})
 	}
 	t.Run("status in back-off", func(t *testing.T) {
@@ -228,7 +228,7 @@ func TestOrder_01_AStoppedReplicaOverwritesNothing(t *testing.T) {
 		broken = false
 		mu.Unlock()
 		a.replaced(t, 2)
-		r.says(t, p, "3")
+		r.checkMessage(t, p, "3")
 	})
 	for name, verb := range map[string]topicpb.Verb{"repeat": topicpb.Verb_PATCH, "first report": topicpb.Verb_CREATE} {
 		t.Run("event's "+name, func(t *testing.T) {
@@ -294,7 +294,7 @@ func (e *edge) request(t *testing.T) {
 	})
 }
 
-func (r *replicas) says(t *testing.T, p *corev1.Pod, want string) {
+func (r *replicas) checkMessage(t *testing.T, p *corev1.Pod, want string) {
 	t.Helper()
 	now, err := r.admin.CoreV1().Pods(r.ns).Get(t.Context(), p.Name, metav1.GetOptions{})
 	if err != nil || now.Status.Message != want {

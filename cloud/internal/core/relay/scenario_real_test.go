@@ -226,7 +226,7 @@ func TestOrder_08_ALateAuthorizerRefusesNothing(t *testing.T) {
 	}
 	r.happened(t, "pod.2", 1)
 	r.happened(t, "pod.1", 7)
-	r.says(t, p, "4")
+	r.checkMessage(t, p, "4")
 }
 
 // withoutBinding removes cloudcore's right to act as nodes; restore gives it back.
