@@ -8,8 +8,8 @@ import (
 	"github.com/skerry-io/skerry/beehive/message"
 )
 
-// bus knows the members, who waits for which answer, and the state of each group. Members never
-// change once a module runs.
+// bus has the members, the pending requests, and the state of each group. Members never change once
+// a module runs.
 type bus struct {
 	members map[message.Name]*member
 	order   []*member // as wired

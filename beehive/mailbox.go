@@ -61,7 +61,7 @@ func (b *mailbox) put(ctx context.Context, m message.Message) error {
 		b.mu.Unlock()
 		return ErrNotRunning
 	}
-	// Who is held back came first, but a replacement takes no room.
+	// A held-back sender came first, but a replacement takes no room.
 	if b.replace(m) || len(b.waiters) == 0 && b.append(m) {
 		b.mu.Unlock()
 		return nil

@@ -108,7 +108,7 @@ func (r *Runner) Run(ctx context.Context) error {
 	}
 	errs := []error{cause}
 	for _, m := range r.modules[started:] {
-		r.bus.close(m.name) // will never run: who sends to it gets an error
+		r.bus.close(m.name) // will never run: its senders get an error
 	}
 	for _, m := range slices.Backward(r.modules[:started]) {
 		errs = append(errs, r.stop(logger, m))

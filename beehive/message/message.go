@@ -1,11 +1,11 @@
 // Package message defines the messages between modules of a process, and between the two ends of a
 // link: a header, a route and content.
 //
-// It owns the shape of a message and the typed topics that give content a Go type. It knows no
-// transport, no encoding and no Kubernetes; it imports the standard library only. Values are
-// immutable by convention: a sender never changes a message, or its content, once it is sent. Mux
-// is filled before it is used and may then be used by many goroutines at once; everything else is a
-// plain value.
+// It owns the shape of a message and the typed topics that give content a Go type. It is
+// independent of transports, encodings and Kubernetes; it imports the standard library only. Values
+// are immutable by convention: a sender never changes a message, or its content, once it is sent.
+// Mux is filled before it is used and may then be used by many goroutines at once; everything else
+// is a plain value.
 package message
 
 import (

@@ -65,7 +65,7 @@ func TestLeadLoses(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client := fake.NewClientset()
 		leases := client.CoordinationV1().Leases(join.Namespace)
-		var taken atomic.Bool // the fake knows no conflicts
+		var taken atomic.Bool // the fake has no conflicts
 		client.PrependReactor("update", "leases", func(action clienttesting.Action) (bool, runtime.Object, error) {
 			return taken.Load(), nil, apierrors.NewConflict(action.GetResource().GroupResource(), "work", errors.New("of another version"))
 		})

@@ -27,7 +27,8 @@ const configName = "cloudcore-config"
 // imageName is the placeholder for cloudcore's image in the manifests.
 const imageName = "cloudcore"
 
-// kustomization is all that those of manifests/ may use: who wants more has it done here too.
+// kustomization has all fields that those of manifests/ may use: a further one must be implemented
+// here too.
 type kustomization struct {
 	APIVersion string   `json:"apiVersion"`
 	Kind       string   `json:"kind"`
@@ -84,9 +85,8 @@ func items(list any) []map[string]any {
 }
 
 // configMap is the ConfigMap of a cloudcore.yaml. A hash of its content is in its name, so that a
-// change rolls cloudcore out: kustomize's and the chart's, so that who changes from one way to
-// install to another finds the same object. It spells no words: digits and letters that would are
-// replaced.
+// change rolls cloudcore out: kustomize's and the chart's, so that a change from one way to install
+// to another finds the same object. It spells no words: digits and letters that would are replaced.
 func configMap(text string) (*unstructured.Unstructured, error) {
 	data := map[string]any{"cloudcore.yaml": text}
 	raw, err := json.Marshal(map[string]any{"kind": "ConfigMap", "name": "", "data": data})

@@ -19,9 +19,9 @@ type Problem struct {
 	Message string
 }
 
-// walker compares a YAML tree with the Go type it is meant for, notes where every field stands, and
+// walker compares a YAML tree with the Go type it is meant for, notes the place of every field, and
 // makes the JSON value. One walk finds every mistake; a decoder would stop at the first, and would
-// not know its line.
+// not have its line.
 type walker struct {
 	lines    map[string]int
 	problems []Problem

@@ -1,10 +1,10 @@
 // Package dependency is the objects that a pod needs on its node: those that Kubernetes' Node
 // authorizer lets the node of a pod read (plugin/pkg/auth/authorizer/node).
 //
-// It owns the list, by which cloudcore sends these objects in front of the pod and edgecore knows
-// which objects belong to a pod that it holds; a test compares it with the authorizer. It refuses
-// objects that every node may read, such as ClusterTrustBundles: these come by the kubelet's own
-// watches. It is stateless.
+// It owns the list, by which cloudcore sends these objects in front of the pod and edgecore finds
+// the objects of a pod that it holds; a test compares it with the authorizer. It refuses objects
+// that every node may read, such as ClusterTrustBundles: these come by the kubelet's own watches.
+// It is stateless.
 package dependency
 
 import (

@@ -142,7 +142,7 @@ func (p Policy) adapt(ctx context.Context, h heap) {
 	percent := b.percent()
 	previous := h.setPercent(percent)
 	defer func() { h.setPercent(previous) }()
-	cycled := make(chan struct{}, 1) // one signal stands for many: spent has the count
+	cycled := make(chan struct{}, 1) // one signal is enough for many: spent has the count
 	notify := func() {
 		select {
 		case cycled <- struct{}{}:

@@ -1,5 +1,4 @@
-// Package health is the listener of a process for those who watch over it: /healthz,
-// /readyz and /metrics.
+// Package health is the listener of a process for its supervisors: /healthz, /readyz and /metrics.
 //
 // It owns the listener. Its caller defines healthy and ready. It refuses everything but GET and
 // HEAD. Checks are called for each request, by many goroutines at once.

@@ -38,9 +38,9 @@ type Carrier interface {
 	// Write sends whole frames of a class. It fails when not one byte could be written for
 	// IdleTimeout.
 	Write(class topic.Class, frames []byte) error
-	// Keepalive makes the peer hear from this end.
+	// Keepalive makes the peer receive something from this end.
 	Keepalive() error
-	// LastHeard is when the peer was last heard, as far as the carrier knows.
+	// LastHeard is when the peer's last bytes came, as far as the carrier can tell.
 	LastHeard() time.Time
 	// Stop makes Serve and Write return within CloseTimeout. It doesn't block.
 	Stop(why *CloseError)
@@ -70,7 +70,7 @@ type Sink interface {
 	Begin(io.Reader) (next func() error, end func(error))
 	// Alive reports a received keepalive.
 	Alive()
-	// End reports that the link has ended, to those who wait for something else.
+	// End reports that the link has ended, for waits on other channels.
 	End(err error)
 }
 

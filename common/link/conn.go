@@ -204,8 +204,8 @@ func (c *conn) Receive(ctx context.Context) (message.Message, error) {
 	}
 }
 
-// Poll prefers the lowest class too. Messages are decoded here and not before, one at a
-// time: who has not been admitted makes this end decode no message.
+// Poll prefers the lowest class too. Messages are decoded here and not before, one at a time: no
+// message of an unadmitted peer is decoded.
 func (c *conn) Poll() (message.Message, bool) {
 	c.mu.Lock()
 	if c.ended != nil {

@@ -8,9 +8,9 @@ import (
 // dictionary is the text that a compressor has seen before a small message begins, so that the text
 // which all such messages have in common costs a few bytes in each. Its text is part of the wire
 // contract: ends that mean different texts by one id read garbage. So the text of an id never
-// changes; a better one gets another id, in front of those that older peers know.
+// changes; a better one gets another id, in front of those of older peers.
 type dictionary struct {
-	id    uint32 // below 256, which takes one byte in each frame; RFC 8878, 3.1.1.1.3: where ends know each other, any will do
+	id    uint32 // below 256, which takes one byte in each frame; RFC 8878, 3.1.1.1.3: between agreeing ends any will do
 	parts []string
 }
 

@@ -58,7 +58,7 @@ func TestDictionary_Bytes(t *testing.T) {
 	}
 }
 
-// Peers of other releases know the text of an id: a change of it would make garbage of their
+// Peers of other releases have the text of an id: a change of it would make garbage of their
 // messages. A better text gets an id of its own.
 func TestDictionaries_NeverChange(t *testing.T) {
 	want := map[uint32]string{1: "b7c0d4d593f67fc6b723fe082b620da148f1fa1aee09dfad9143716940fa7887"}

@@ -36,10 +36,10 @@ type Conn interface {
 	Receive(ctx context.Context) (message.Message, error)
 	// Poll is Receive without waiting: ok is false where no message waits, or the link has ended.
 	Poll() (m message.Message, ok bool)
-	// Notify is for who would rather be called than wait in Receive, which must not be used any
-	// more then. came is called after each message that came, and at once for those that have come
-	// already; it must not block. ended is called once, in a goroutine of its own, when the link
-	// begins to end. Notify is called once.
+	// Notify is for callers that prefer a callback to waiting in Receive, which must not be used
+	// any more then. came is called after each message that came, and at once for those that have
+	// come already; it must not block. ended is called once, in a goroutine of its own, when the
+	// link begins to end. Notify is called once.
 	Notify(came, ended func())
 	// Close sends the peer the reason and ends the link; messages that wait to be sent or received
 	// are dropped. It returns when the link has ended. Only the first call counts.
@@ -58,9 +58,9 @@ type Info struct {
 	Remote    net.Addr
 	Peer      *x509.Certificate // verified by the handshake
 	Since     time.Time
-	// Acks: the transport itself knows when the peer acknowledged anything last, LastHeard of the
-	// Stats counts that, and the link ends without it. A message sent for no other reason than to
-	// be answered needs no answer then.
+	// Acks: the transport itself tracks the peer's last acknowledgement, LastHeard of the Stats
+	// includes it, and the link ends without it. A message sent only to be answered needs no answer
+	// then.
 	Acks bool
 }
 

@@ -20,7 +20,7 @@ type Stats struct {
 // above, acknowledgements and packets that were sent again.
 type Wire struct{ Sent, Received uint64 }
 
-// Wired is a Conn, and a Carrier, that may know its bytes on the wire; ok is false where it does
+// Wired is a Conn, and a Carrier, that may count its bytes on the wire; ok is false where it does
 // not.
 type Wired interface {
 	Wire() (w Wire, ok bool)

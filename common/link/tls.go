@@ -8,7 +8,7 @@ import (
 )
 
 // Protocol is the name that a device offers by ALPN (RFC 7301) with that of a transport over TCP:
-// cloudcore's one port recognizes by it a client that wants a link.
+// cloudcore's one port recognizes by it a client for a link.
 const Protocol = "skerry-link"
 
 // ClientTLS is a copy of c for a dialer: TLS 1.3 only, the one protocol, and sessions kept apart

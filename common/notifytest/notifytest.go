@@ -31,7 +31,7 @@ func New(t testing.TB) *Systemd {
 	return &Systemd{t, socket}
 }
 
-// Watch wants to hear of the process within each such time, as WatchdogSec= has it.
+// Watch expects a notification within each such time, as WatchdogSec= has it.
 func (s *Systemd) Watch(within time.Duration) {
 	s.t.Setenv("WATCHDOG_PID", strconv.Itoa(os.Getpid()))
 	s.t.Setenv("WATCHDOG_USEC", strconv.FormatInt(within.Microseconds(), 10))

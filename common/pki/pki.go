@@ -1,5 +1,5 @@
-// Package pki is who the two ends of a link are: keys, certificate requests, join tokens, the TLS
-// configurations made from them, and the clock they are judged by.
+// Package pki is the identity of the two ends of a link: keys, certificate requests, join tokens,
+// the TLS configurations made from them, and the clock they are judged by.
 //
 // It owns the form of a node's certificate request, of a printed token and of the bodies of a join,
 // so that the device and the cloud can't disagree about them. It refuses a request that names

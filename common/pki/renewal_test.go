@@ -16,7 +16,8 @@ import (
 	"github.com/skerry-io/skerry/common/pki"
 )
 
-// Only who has the key of a node's certificate of this cluster that ended lately gets another one.
+// Only the holder of the key of a node's certificate of this cluster that ended lately gets another
+// one.
 func TestClaims_37_WhoseEndedCertificateIsRenewed(t *testing.T) {
 	now := time.Now().Truncate(time.Second)
 	authority := func() (*x509.Certificate, *ecdsa.PrivateKey) {

@@ -116,9 +116,9 @@ func ClientTLS(c Client) *tls.Config {
 	return cfg
 }
 
-// sessionCache forgets its sessions when the client certificate changes: a ticket stands for the
-// certificate that was shown when it was made, so a resumed session would go on with the old one
-// after a rotation.
+// sessionCache drops its sessions when the client certificate changes: a ticket is for the
+// certificate that was shown when it was made, so a resumed session would use the old one after a
+// rotation.
 type sessionCache struct {
 	certificate func() (*tls.Certificate, error)
 

@@ -1,9 +1,9 @@
 // Package rerun calls a function again whenever there is a reason to: the loop of every
 // level-triggered controller.
 //
-// It owns when the function is called, and does not know its work. Reasons are not queued: however
-// many come, one call follows, which is to look at the present state. It refuses to call it twice
-// at a time. Wake may be called by any goroutine, also before Run; Run by one at a time.
+// It owns when the function is called, and is independent of its work. Reasons are not queued:
+// however many come, one call follows, which is to look at the present state. It refuses to call it
+// twice at a time. Wake may be called by any goroutine, also before Run; Run by one at a time.
 package rerun
 
 import (

@@ -10,7 +10,7 @@ import (
 )
 
 // podCertificateRequest returns the selectable fields of a PodCertificateRequest, of the versions
-// that this Kubernetes knows.
+// in this Kubernetes.
 func podCertificateRequest(obj runtime.Object) (signer, pod, node string, ok bool) {
 	switch r := obj.(type) {
 	case *certificatesv1.PodCertificateRequest:
@@ -21,7 +21,7 @@ func podCertificateRequest(obj runtime.Object) (signer, pod, node string, ok boo
 	return "", "", "", false
 }
 
-// signerOfBundle is the signer of a ClusterTrustBundle, of the versions that this Kubernetes knows.
+// signerOfBundle is the signer of a ClusterTrustBundle, of the versions in this Kubernetes.
 func signerOfBundle(obj runtime.Object) (signer string, ok bool) {
 	switch b := obj.(type) {
 	case *certificatesv1.ClusterTrustBundle:

@@ -4,7 +4,7 @@
 //
 // It owns the list, by which cloudcore selects the objects that go down and edgecore those that it
 // answers with; a test compares it with Kubernetes' own. It refuses the selectableFields of
-// CustomResourceDefinitions, which only kube-apiserver knows. It is stateless.
+// CustomResourceDefinitions, which only kube-apiserver has. It is stateless.
 package selectable
 
 import (

@@ -45,7 +45,7 @@ func (c Class) String() string {
 // Entry is one line of the table.
 type Entry struct {
 	Key message.Key
-	// Number stands for the key on the wire. It is a wire contract: never reuse one.
+	// Number is the key's number on the wire. It is a wire contract: never reuse one.
 	Number   uint32
 	Class    Class
 	Delivery message.Delivery

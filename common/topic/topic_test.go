@@ -130,7 +130,7 @@ func TestTable_refuses(t *testing.T) {
 	}
 }
 
-// An older end meets fields it does not know: it reads the rest.
+// An older end gets unknown fields: it reads the rest.
 func TestTable_unknownFields(t *testing.T) {
 	b, err := proto.Marshal(&topicpb.StateAck{Sequence: 9})
 	if err != nil {

@@ -67,7 +67,7 @@ func (s *Stream) wait() <-chan struct{} {
 	return s.changed
 }
 
-// notify wakes all who wait. s.mu is held.
+// notify wakes all waiting goroutines. s.mu is held.
 func (s *Stream) notify() {
 	if s.changed != nil {
 		close(s.changed)
@@ -142,7 +142,7 @@ func (s *Stream) received(data []byte, fin bool) error {
 		if errors.Is(s.readErr, io.EOF) {
 			return protocolError("data after the end of a stream")
 		}
-		return nil // closed here, and the peer does not know yet
+		return nil // closed here, and the peer has not been notified yet
 	}
 	s.room -= len(data)
 	if len(data) > 0 {
@@ -262,7 +262,7 @@ func (s *Stream) leave(why error, reason string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	delete(m.windows, s)
-	if m.streams[s.id] != s { // the peer knows, or the session has ended
+	if m.streams[s.id] != s { // the peer has been notified, or the session has ended
 		return
 	}
 	for _, have := range m.closes {

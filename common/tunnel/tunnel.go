@@ -2,10 +2,10 @@
 // with everything else that the link carries.
 //
 // It owns the streams of one session: their windows, deadlines and ends. It refuses a peer that
-// opens more than was agreed, or sends more than it was allowed. It knows no transport: a Sender is
-// all it needs, and the receiver of messages calls the handlers. No handler ever waits: a reader
-// that stalls costs its own window alone. A Mux and its Streams may be used by many
-// goroutines at once; the handlers are called by one.
+// opens more than was agreed, or sends more than it was allowed. It is independent of the
+// transport: a Sender is all it needs, and the receiver of messages calls the handlers. No handler
+// ever waits: a reader that stalls costs its own window alone. A Mux and its Streams may be used by
+// many goroutines at once; the handlers are called by one.
 package tunnel
 
 import (
@@ -133,7 +133,8 @@ const edgeIDs = 1 << 40
 // peers reports whether an id is of the streams that the peer opens.
 func (m *Mux) peers(id uint64) bool { return (id > edgeIDs) != m.config.Edge }
 
-// Run serves the streams until ctx ends: it is Start and Stop for who has a goroutine to spare.
+// Run serves the streams until ctx ends: it is Start and Stop for a caller with a goroutine to
+// spare.
 func (m *Mux) Run(ctx context.Context) error {
 	m.Start()
 	<-ctx.Done()

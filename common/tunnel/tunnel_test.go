@@ -343,7 +343,7 @@ func TestStream_Deadlines(t *testing.T) {
 		}
 		go func() {
 			time.Sleep(time.Second)
-			_ = s.SetDeadline(time.Now()) // moves under who waits
+			_ = s.SetDeadline(time.Now()) // changes during a wait
 		}()
 		_, err := s.Write(make([]byte, 1<<20)) // more than the window
 		if !errors.Is(err, os.ErrDeadlineExceeded) || time.Since(began) != 2*time.Second {

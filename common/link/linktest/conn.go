@@ -210,8 +210,8 @@ func testTooLargeToReceive(t *testing.T, pair func(*testing.T, PairOptions) Ends
 		t.Run(name, func(t *testing.T) {
 			small, usual := link.Default(), link.Default()
 			small.MaxMessage = 64 << 10
-			// Who closes waits so long for the peer to read why. A second passes before that on a
-			// busy machine, and the peer then sees a network that ended.
+			// The closing end waits so long for the peer to read why. A second passes before that
+			// on a busy machine, and the peer then sees a network that ended.
 			small.CloseTimeout, usual.CloseTimeout = patience, patience
 			ends := pair(t, PairOptions{Edge: usual, Cloud: small})
 			send(t, ends.Edge, m)
@@ -473,7 +473,7 @@ func testStats(t *testing.T, ends Ends) {
 	}
 }
 
-// Once an end has heard of the other, its messages use the dictionary that both have.
+// Once an end has the other's announcement, its messages use the dictionary that both have.
 func testDictionary(t *testing.T, ends Ends) {
 	patch := []byte(`{"status":{"$setElementOrder/conditions":[{"type":"MemoryPressure"},{"type":"DiskPressure"},{"type":"PIDPressure"},{"type":"Ready"}],"conditions":[]}}` + strings.Repeat(" ", 200))
 	event := topic.EventWrite.New(message.Resource{}, &topicpb.Write{Id: 1, Body: patch})

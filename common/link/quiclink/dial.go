@@ -98,7 +98,7 @@ func (d *Dialer) dial(ctx context.Context, address string) (link.Conn, error) {
 	return nil, errors.Join(errs...)
 }
 
-// routed asks the kernel whether it knows a way, without sending anything: our socket swallows that
+// routed asks the kernel whether it has a route, without sending anything: our socket swallows that
 // error, and the handshake would wait in vain.
 func routed(to netip.AddrPort) error {
 	c, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(to))

@@ -10,7 +10,7 @@ import (
 )
 
 // socket is a UDP socket on which the errors of a network that is away for a moment count as lost
-// packets, which QUIC mends. quic-go ends a connection at the first of them, where TCP would live
+// packets, which QUIC repairs. quic-go ends a connection at the first of them, where TCP would live
 // on: a link that flaps for 3 s would cost every connection on it.
 type socket struct {
 	*net.UDPConn

@@ -25,9 +25,9 @@ func (d dribble) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// The end that accepted waits beneath TLS and reads without waiting. Whatever part of
-// something that is, the rest of it is found, keepalives between messages are heard, and no message
-// is left lying when the next does not come.
+// The end that accepted waits beneath TLS and reads without waiting. Whatever part of a record has
+// come, the rest of it is found, keepalives between messages count, and no message is left unread
+// when the next does not come.
 func TestListener_BytesOneByOne(t *testing.T) {
 	s := linktest.NewSite(t)
 	bounds := link.Default()

@@ -89,7 +89,7 @@ func Listen(ctx context.Context, address string, config ListenConfig) (*Listener
 		config: config, log: klog.FromContext(ctx), codec: link.NewCodec(config.Table, config.Link),
 		upgrader: websocket.Upgrader{
 			WriteBufferSize: batch, WriteBufferPool: buffers(), Subprotocols: []string{subprotocol()},
-			CheckOrigin: func(*http.Request) bool { return true }, // who may come is decided by certificates, and no browser has one
+			CheckOrigin: func(*http.Request) bool { return true }, // certificates decide on admission, and no browser has one
 		},
 		accepted: make(chan link.Conn), closed: make(chan struct{}),
 	}

@@ -75,7 +75,7 @@ const (
 )
 
 // Wire implements link.Wired by the counters of the kernel: segments and bytes, those that were
-// sent again included. It does not know a connection through a proxy from one without.
+// sent again included. It can't tell a connection through a proxy from one without.
 func (c *carrier) Wire() (w link.Wire, ok bool) {
 	tcp, ok := beneath(c.raw.Conn).(syscall.Conn)
 	if !ok {

@@ -69,7 +69,7 @@ func (m *Mux) Route(protocol string) net.Listener {
 	return r
 }
 
-// Close closes the port, for who never runs it.
+// Close closes the port, for a caller that never runs it.
 func (m *Mux) Close() error { return m.listener.Close() }
 
 // Run hands connections on until ctx ends. The servers close their own listeners: which of them

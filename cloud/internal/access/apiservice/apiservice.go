@@ -1,5 +1,5 @@
-// Package apiservice keeps spec.caBundle of cloudcore's own APIServices: by it kube-apiserver's
-// aggregator knows cloudcore.
+// Package apiservice keeps spec.caBundle of cloudcore's own APIServices: kube-apiserver's
+// aggregator verifies cloudcore by it.
 //
 // It owns that one field. It refuses to touch an APIService that leads anywhere but to cloudcore's
 // own Service, such as that of a metrics-server, and creates no object. An admission policy in

@@ -44,7 +44,7 @@ const (
 )
 
 // Origin is where lines come from. Node is the session's; the rest is reported by the device, of an
-// application that exists and wants it.
+// existing application with collectLogs.
 type Origin struct {
 	Node, Namespace, App string
 	applog.Batch
@@ -152,7 +152,7 @@ func (l *Logs) take(ctx context.Context, node types.NodeName, namespace, name st
 	return l.pass(ctx, s, o)
 }
 
-// wanted reports whether an application exists and wants its logs.
+// wanted reports whether an application exists and has collectLogs.
 func (l *Logs) wanted(namespace, name, uid string) bool {
 	o := l.apps.Get(kube.Key{Namespace: namespace, Name: name})
 	if o == nil || string(o.UID) != uid {

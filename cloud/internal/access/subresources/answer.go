@@ -66,7 +66,7 @@ func (s *Server) judge(ctx context.Context, asked subject, sub podstream.Subreso
 	return asked.unjudged(ctx, s.config.Client)
 }
 
-// pod reads the pod as it is now: a copy may not know yet where it runs. cloudcore may list
+// pod reads the pod as it is now: a cached copy may be from before it was bound. cloudcore may list
 // pods, not get them.
 func (s *Server) pod(ctx context.Context, asked subject) (*corev1.Pod, error) {
 	only := fields.OneTermEqualSelector(metav1.ObjectNameField, asked.name).String()

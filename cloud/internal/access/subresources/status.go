@@ -10,7 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// resource is that of errors: the pods, as users know them.
+// resource is that of errors: the pods, as users see them.
 var resource = schema.GroupResource{Resource: "pods"}
 
 func write(w http.ResponseWriter, code int, o any) {

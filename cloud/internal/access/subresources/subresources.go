@@ -32,8 +32,8 @@ const root = "/apis/" + Group + "/" + Version
 // Config configures a Server. Every zero bound means its default.
 type Config struct {
 	Client kubernetes.Interface
-	// User is who kube-apiserver's front proxy asks for; false where the client is not that proxy.
-	// It removes the headers of that.
+	// User is the user of a request by kube-apiserver's front proxy; false where the client is not
+	// that proxy. It removes the headers of that.
 	User func(r *http.Request) (user.Info, bool)
 	// Dial connects to the kubelet of an edge node, as that device's own client; the connection is
 	// HTTP/1.1. An error is for people to read.

@@ -37,8 +37,8 @@ func (t *Tunnel) Serve(ctx context.Context, listener net.Listener) error {
 	return httpserver.Serve(ctx, server, listener, "kube-apiserver's egress")
 }
 
-// gate counts the server's running handlers: the server does not wait for them, and knows no more
-// of a connection that they have taken over.
+// gate counts the server's running handlers: the server does not wait for them, and does not track
+// a connection that they have hijacked.
 type gate struct {
 	mu      sync.Mutex
 	closed  bool
@@ -62,7 +62,7 @@ func (g *gate) shut() {
 	g.running.Wait()
 }
 
-// client is who asks.
+// client is the caller's identity.
 type client int
 
 const (

@@ -17,7 +17,7 @@ const maxHello = 5 + 16<<10
 type hello struct {
 	name string // of the server (RFC 6066, section 3); "" without one
 	// pools is true of a client that offers HTTP/2 (RFC 9113, 3.2): it keeps the connection for the
-	// requests to come. A client that wants a connection for itself, as kube-apiserver does for
+	// requests to come. A client that needs a connection for itself, as kube-apiserver does for
 	// exec, attach and port-forward, offers HTTP/1.1 alone: there is no upgrade in HTTP/2.
 	pools bool
 }

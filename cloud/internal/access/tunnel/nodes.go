@@ -30,7 +30,7 @@ type Collections interface {
 	Open(resource schema.GroupVersionResource) (store *kube.Store, release func())
 }
 
-// Nodes knows the nodes by name and address.
+// Nodes indexes the nodes by name and address.
 type Nodes struct {
 	// Set by NewNodes, never changed.
 	collections Collections

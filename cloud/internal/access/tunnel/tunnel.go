@@ -35,15 +35,16 @@ import (
 	"github.com/skerry-io/skerry/common/tunnel"
 )
 
-// Targets of streams: the kubelet's TLS, for who has rights there, or a connection that the
-// device itself makes to its kubelet, for who has judged the user before, as for edgecore's status.
-// The names are those of edge/internal/setup/tunnel.
+// Targets of streams: the kubelet's TLS, for users with rights there, or a connection that the
+// device itself makes to its kubelet, for callers that have authorized the user before, as for
+// edgecore's status. The names are those of edge/internal/setup/tunnel.
 const (
 	kubelet      = "kubelet"
 	subresources = "subresources"
 )
 
-// PeerName is the common name of the certificate by which replicas of cloudcore know each other.
+// PeerName is the common name of the certificate by which replicas of cloudcore authenticate each
+// other.
 const PeerName = "cloudcore"
 
 // Config configures a Tunnel. Every zero duration and bound means its default.

@@ -56,7 +56,7 @@ type Config struct {
 	Timeout time.Duration
 }
 
-// Usage knows the resource usage of nodes.
+// Usage reads the resource usage of nodes.
 type Usage struct {
 	// Set by New, never changed.
 	config Config

@@ -236,7 +236,7 @@ func TestServe_Refuses(t *testing.T) {
 	}
 }
 
-// Many who ask at the same time cost one question to a kubelet.
+// Many requests at the same time cost one request to a kubelet.
 func TestServe_AsksOnceForMany(t *testing.T) {
 	w := newSystem(t)
 	var all sync.WaitGroup

@@ -30,7 +30,7 @@ func read(node string, body []byte) (e v1alpha1.EdgeAppNode, err error) {
 	if err := json.Unmarshal(body, &e); err != nil {
 		return e, fmt.Errorf("the report is no entry of an EdgeApp's status: %w", err)
 	}
-	e.Name = node // whatever name it gives: the session knows
+	e.Name = node // whatever name it gives: the session determines it
 	if !slices.Contains([]v1alpha1.AppState{"", v1alpha1.AppRunning, v1alpha1.AppStarting, v1alpha1.AppHalting, v1alpha1.AppHalted, v1alpha1.AppUnknown}, e.State) {
 		return e, fmt.Errorf("the report has state %q", e.State)
 	}

@@ -137,7 +137,7 @@ func tolerate(spec *corev1.PodSpec) {
 	spec.Tolerations = append(spec.Tolerations, own...)
 }
 
-// mounted adds the claims under the names that the containers know.
+// mounted adds the claims under the names in the containers.
 func mounted(spec *corev1.PodSpec, app *v1alpha1.EdgeApp) {
 	for _, v := range app.Spec.Volumes {
 		spec.Volumes = append(spec.Volumes, corev1.Volume{Name: v.Name, VolumeSource: corev1.VolumeSource{

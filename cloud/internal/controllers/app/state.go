@@ -38,7 +38,7 @@ type Attachment struct {
 	Volume string // the PersistentVolume's name
 }
 
-// Fencer knows whether a node is dead. It must never answer true of one that is cut off only.
+// Fencer reports whether a node is dead. It must never answer true of one that is cut off only.
 type Fencer interface {
 	// Dead returns its source.
 	Dead(node string) (by string, dead bool)

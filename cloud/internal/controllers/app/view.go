@@ -101,7 +101,7 @@ func (v *view) index(i cache.SharedIndexInformer) error {
 }
 
 // mostRemoved bounds the deleted pods of an application that are kept until its next plan. Of the
-// others a plan knows only the status.
+// others a plan has only the status.
 const mostRemoved = 64
 
 // remove keeps the last state of a deleted pod. Pods that only have the application's label are

@@ -60,8 +60,7 @@ func start(r *controller.Run, namespace string) (controller.Work, error) {
 	}))
 	c := &run{
 		infos: controller.Watch[v1alpha1.ClusterInfo](r, v1alpha1.Resource(v1alpha1.ClusterInfos), r.Any),
-		// The labels decide who is a candidate; other changes of nodes are seen at the next
-		// collection.
+		// The labels select the candidates; other changes of nodes are seen at the next collection.
 		nodes:     controller.Watch[corev1.Node](r, corev1.SchemeGroupVersion.WithResource("nodes"), controller.LabelsChanged(r.Wake)),
 		pods:      controller.Watch[corev1.Pod](r, corev1.SchemeGroupVersion.WithResource("pods"), nil),
 		leases:    factory.Coordination().V1().Leases().Informer(),

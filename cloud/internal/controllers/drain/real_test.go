@@ -164,7 +164,7 @@ func (e *session) over(late uint64) {
 func (s *site) operation(name string) *unstructured.Unstructured {
 	s.t.Helper()
 	var o *unstructured.Unstructured
-	cluster.Eventually(s.t, "the operation "+name+" to be taken", func(ctx context.Context) (err error) { // a list is served before its kind is known to who creates
+	cluster.Eventually(s.t, "the operation "+name+" to be taken", func(ctx context.Context) (err error) { // a list is served before its kind is known to admission
 		o, err = s.operations.Create(ctx, &unstructured.Unstructured{Object: map[string]any{
 			"apiVersion": v1alpha1.Group + "/" + v1alpha1.Version, "kind": "NodeOperation", "metadata": map[string]any{"name": name},
 			"spec": map[string]any{"nodeName": "edge1", "operation": "Reboot"},

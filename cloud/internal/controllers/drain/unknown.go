@@ -75,7 +75,7 @@ func (u *unknown) sync(ctx context.Context) (time.Duration, error) {
 	return 0, errors.Join(errs...)
 }
 
-// reported tells whether a device has reported an operation: it knows since when it has it.
+// reported tells whether a device has reported an operation: it sets the time at which it took it.
 func reported(o *v1alpha1.NodeOperation) bool {
 	return o.Status.RequestedAt != nil || o.Status.Phase != ""
 }

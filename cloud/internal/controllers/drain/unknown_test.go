@@ -66,7 +66,7 @@ func TestTraps_15_OperationForAnUnknownNodeSaysSo(t *testing.T) {
 			"apiVersion": "skerry.io/v1alpha1", "kind": "NodeOperation", "metadata": map[string]any{"name": name},
 			"spec": map[string]any{"nodeName": node, "operation": "Reboot"},
 		}}
-		// Admission policies know a new kind some time after it is served.
+		// Admission policies match a new kind some time after it is served.
 		cluster.Eventually(t, "operation "+name+" to be made", func(ctx context.Context) error {
 			_, err := operations.Create(ctx, o, metav1.CreateOptions{})
 			return err

@@ -36,7 +36,7 @@ const (
 	namespace = "kube-system"
 	configMap = "kubevip"
 	manager   = "cloudcore-kube-vip"
-	// Who announces addresses, and who chooses them.
+	// The programs that announce addresses, and choose them.
 	daemonSet, deployment = "DaemonSet", "Deployment"
 	// class is the loadBalancerClass of Services for kube-vip alone.
 	class = "kube-vip.io/kube-vip-class"
@@ -130,7 +130,7 @@ func Apply(ctx context.Context, c Client, o Options) (ranges string, err error) 
 	return ranges, nil
 }
 
-// Delete takes kube-vip away, first who announces addresses, and gives back those of Services. It
+// Delete removes kube-vip, the announcing program first, and releases the Services' addresses. It
 // returns how many objects there were.
 func Delete(ctx context.Context, c Client) (deleted int, err error) {
 	all, err := objects(nil, nil)

@@ -66,7 +66,7 @@ func read(node string, body []byte) (e v1alpha1.ServiceCollectionNode, err error
 	case reports.Short(e.Reason, maxReason) != e.Reason:
 		return e, fmt.Errorf("the report's reason is longer than %d bytes", maxReason)
 	}
-	e.Name = node // whatever name it gives: the session knows
+	e.Name = node // whatever name it gives: the session determines it
 	e.Message = reports.Short(e.Message, maxMessage)
 	if raw, err := json.Marshal(&e); err != nil || len(raw) > maxEntry {
 		e.Entries = nil // the device's own API has them

@@ -182,7 +182,7 @@ func (a *Aggregator) forget(r *reporter) {
 // The charge for a refused report (cloudhub.Session).
 const (
 	perRefusal = 20 * time.Millisecond
-	// perUnknown is for one about an object that cloudcore doesn't know. A device has a few of
+	// perUnknown is for one about an object that cloudcore does not have. A device has a few of
 	// those while a watch is late; one that sends more makes up names.
 	perUnknown = 100 * time.Millisecond
 )

@@ -15,7 +15,7 @@ import (
 	"github.com/skerry-io/skerry/common/claim"
 )
 
-// podRanges are the ranges of every node's pods. A device knows its own alone. Its methods may be
+// podRanges are the ranges of every node's pods. A device has its own alone. Its methods may be
 // called by many goroutines at once; its size is that of the cluster.
 type podRanges struct {
 	mu     sync.Mutex

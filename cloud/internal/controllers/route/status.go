@@ -42,8 +42,8 @@ func fine(reason string) bool {
 	return reason == v1alpha1.RouteApplied || reason == v1alpha1.RouteDryRun
 }
 
-// inKernel reports whether a node with that reason has the route in its kernel, as the generation
-// that it observed wants it.
+// inKernel reports whether a node with that reason has the route in its kernel, as of the
+// generation that it observed.
 func inKernel(reason string) bool {
 	return reason == v1alpha1.RouteApplied || reason == v1alpha1.RouteDegraded
 }
@@ -76,7 +76,7 @@ func read(node string, body []byte) (e v1alpha1.StaticRouteNode, err error) {
 	case len(e.Reason) > maxReason || strings.ContainsFunc(e.Reason, func(r rune) bool { return !isLetter(r) }):
 		return e, fmt.Errorf("the report's reason is no word of at most %d letters", maxReason)
 	}
-	e.Name = node // whatever name it gives: the session knows
+	e.Name = node // whatever name it gives: the session determines it
 	e.Message = reports.Short(e.Message, maxMessage)
 	if raw, err := json.Marshal(&e); err != nil || len(raw) > maxEntry {
 		e.State = nil // the device's own API has it

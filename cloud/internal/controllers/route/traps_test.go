@@ -75,8 +75,8 @@ func TestTraps_15_ColumnsShowHopsAndTheKernelsCount(t *testing.T) {
 	w.shows("hole", "<nil> 0/2")
 }
 
-// A device does not know the other nodes' pods: the cloud writes into the StaticRoute which of them
-// its subnet overlaps.
+// A device does not have the other nodes' pod ranges: the cloud writes into the StaticRoute which
+// of them its subnet overlaps.
 func TestTraps_13_PodsOfOtherNodesAreGuarded(t *testing.T) {
 	w := newSystem(t)
 	add := func(name, podCIDR string) {
@@ -107,7 +107,7 @@ func TestTraps_13_PodsOfOtherNodesAreGuarded(t *testing.T) {
 	noted("later", "")
 	add("edge7", "10.245.7.0/24")
 	noted("later", "10.245.7.0/24, the pods of node edge7")
-	w.lead(1) // a new leader knows the nodes that are there, without a change of them
+	w.lead(1) // a new leader has the existing nodes, without a change of them
 	w.create("after", map[string]any{"subnet": "10.244.0.0/17", "gateway": "10.0.0.1"})
 	noted("after", "10.244.3.0/24, the pods of node cloud-worker")
 	if err := w.plane.Client().CoreV1().Nodes().Delete(t.Context(), "cloud-worker", metav1.DeleteOptions{}); err != nil {

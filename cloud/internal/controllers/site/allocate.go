@@ -58,7 +58,7 @@ func Allocate(x *Index, devices []*Device, pools []*v1alpha1.NodePool, taken []T
 	for _, p := range pools {
 		networks[p.Name] = p.Spec.Network
 	}
-	used := map[string]map[netip.Prefix]bool{} // by network; "" for who may be anywhere
+	used := map[string]map[netip.Prefix]bool{} // by network; "" for devices that may be anywhere
 	note := func(network string, p netip.Prefix) {
 		if used[network] == nil {
 			used[network] = map[netip.Prefix]bool{}

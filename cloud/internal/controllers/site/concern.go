@@ -49,7 +49,7 @@ func (s *Sites) Title(site string) string {
 	return name
 }
 
-// OnChange has f called after each change of who is of which site. It is called before Run.
+// OnChange has f called after each change of a site's members. It is called before Run.
 func (s *Sites) OnChange(f func()) { s.onChange = f }
 
 func (s *Sites) now() *Index {

@@ -1,10 +1,10 @@
 // Package site sends devices the data of their site: the members of each Edge NodePool, the ranges
 // of their pods, their last addresses, and the revoked certificates.
 //
-// It owns the topic Site, which no object stands for, and the annotation by which a device is
-// offered a range for its pods (OfferAnnotation). It refuses to speak for a device: a range becomes
-// a Node's by the device's own write. An Index and Allocate are pure; a Sites serves every session
-// of a replica and may be used by many goroutines; one Offers runs at a time, under a Lease.
+// It owns the topic Site, which has no object, and the annotation by which a device is offered a
+// range for its pods (OfferAnnotation). It never writes for a device: a range becomes a Node's by
+// the device's own write. An Index and Allocate are pure; a Sites serves every session of a replica
+// and may be used by many goroutines; one Offers runs at a time, under a Lease.
 package site
 
 import (
@@ -128,7 +128,7 @@ func samePool(a, b *v1alpha1.NodePool) bool {
 	return a.Generation == b.Generation && labels.Equals(a.Labels, b.Labels) && slices.Equal(a.Status.Conditions, b.Status.Conditions)
 }
 
-// Index is who is in which site, at one moment.
+// Index has the members of each site, at one moment.
 type Index struct {
 	of map[string]*group // by node; nodes in no pool are missing
 	by map[string]*Device

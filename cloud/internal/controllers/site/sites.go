@@ -104,7 +104,7 @@ func (s *Sites) look() error {
 }
 
 // session is one device's. It never sends before the device has asked: one of an earlier version
-// does not know the topic.
+// does not have the topic.
 type session struct {
 	sites *Sites
 	link  cloudhub.Session

@@ -81,8 +81,8 @@ func TestRanking(t *testing.T) {
 // priority, and the objects tell that it may take the address back.
 func TestVIPs_24_PreferredNodeGetsTheHighestPriority(t *testing.T) {
 	for name, c := range map[string]struct {
-		pool, service string // who is preferred there
-		want          string // who is preferred in the VirtualIP; "" for the hash's first
+		pool, service string // the preferred node there
+		want          string // the preferred node in the VirtualIP; "" for the hash's first
 	}{
 		"none":                          {"", "", ""},
 		"the pool's":                    {"n2", "", "n2"},
@@ -130,7 +130,7 @@ func TestVIPs_24_PreferredNodeGetsTheHighestPriority(t *testing.T) {
 	}
 }
 
-// The nodes must know that an address has been held: a status does not come down to them.
+// The nodes need to know that an address has been held: a status does not come down to them.
 func TestElectedStays(t *testing.T) {
 	w := newWorld(t)
 	w.pool("p", "", "10.0.0.10")

@@ -63,8 +63,8 @@ func (p *planner) describe(c claim, v *v1alpha1.VirtualIP) {
 	}
 }
 
-// apart reports whether more than one node has held an address for a while: they don't hear each
-// other by multicast, and know each other's addresses.
+// apart reports whether more than one node has held an address for a while: they don't receive each
+// other's multicast, and know each other's addresses.
 func (p *planner) apart(v *v1alpha1.VirtualIP) bool {
 	c := meta.FindStatusCondition(v.Status.Conditions, v1alpha1.VIPConditionHolders)
 	if c == nil || c.Status != "True" {

@@ -34,7 +34,7 @@ func (p *planner) listen(v *v1alpha1.VirtualIP) {
 	p.words[lan].Listen(v.Status.Nodes)
 }
 
-// hear decides for each LAN which numbers other routers use.
+// hear determines for each LAN which numbers other routers use.
 func (p *planner) hear() {
 	before := map[string][]v1alpha1.ForeignVRID{}
 	for _, x := range p.order {
@@ -132,8 +132,8 @@ func (p *planner) electionFor(v *v1alpha1.VirtualIP, f family) *v1alpha1.Virtual
 	return best
 }
 
-// sameHolder reports whether two addresses are served by the same pods, so that who may hold the
-// one may hold the other.
+// sameHolder reports whether two addresses are served by the same pods, so that a node that may
+// hold the one may hold the other.
 func sameHolder(a, b *v1alpha1.VirtualIP) bool {
 	x, y := a.Spec, b.Spec
 	return x.Pool == y.Pool && x.Service.Namespace == y.Service.Namespace && len(x.Selector) > 0 && maps.Equal(x.Selector, y.Selector) &&

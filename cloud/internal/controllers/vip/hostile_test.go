@@ -173,7 +173,7 @@ func TestTraps_05_ForeignRoutersVRIDIsAvoided(t *testing.T) {
 		t.Errorf("it still has number %d", now)
 	}
 	w.reports("10.0.0.10", v1alpha1.VirtualIPNodeStatus{Name: "a", State: v1alpha1.VIPHolder, Programmed: true})
-	w.core = vip.NewCore(policy()) // a new leader knows it too
+	w.core = vip.NewCore(policy()) // a new leader has it too
 	w.service("more")
 	w.service("evenmore")
 	w.settle()
@@ -255,7 +255,7 @@ func TestTraps_07_SharedElectionsBeyond255Addresses(t *testing.T) {
 	if len(w.VIPs) != 300 || shared != 300-253 {
 		t.Errorf("%d addresses, %d of them share", len(w.VIPs), shared)
 	}
-	// The owner's Service goes: those that shared go on with another election.
+	// The owner's Service is deleted: those that shared stay, with another election.
 	var of string
 	for _, v := range w.VIPs {
 		if v.Spec.SharesElectionOf != "" {

@@ -82,7 +82,7 @@ func tidy(e *v1alpha1.VirtualIPNodeStatus, now time.Time) {
 // that it does not concern any more, and derives the rest of the status from all of them. It
 // reports whether anything changed. At a take-over two nodes report for a moment that they hold the
 // address, since the one that lost it may be the later one to report; two that continue to report
-// it don't hear each other, and both are shown.
+// it don't receive each other's advertisements, and both are shown.
 func Merge(v *v1alpha1.VirtualIP, entries []v1alpha1.VirtualIPNodeStatus, now time.Time) bool {
 	before := v.Status.DeepCopy()
 	s := &v.Status

@@ -182,7 +182,7 @@ func (p *planner) hold(c claim, old *v1alpha1.VirtualIP) {
 	p.mark(v, c.pool)
 }
 
-// mark sets the conditions that the allocator knows about.
+// mark sets the allocator's own conditions.
 func (p *planner) mark(v *v1alpha1.VirtualIP, pool *pool) {
 	m := v.DeepCopy()
 	changed := setCondition(&m.Status.Conditions, p.now, metav1.Condition{

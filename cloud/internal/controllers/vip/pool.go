@@ -33,8 +33,8 @@ func (p *planner) added(pool string, a netip.Addr) bool {
 	})
 }
 
-// readPools reads the ranges, the oldest pool first: it keeps addresses that a younger one wants
-// too. An invalid entry does not spoil the others.
+// readPools reads the ranges, the oldest pool first: it keeps addresses that a younger one has too.
+// An invalid entry does not spoil the others.
 func (p *planner) readPools() {
 	objects := slices.Clone(p.state.Pools)
 	slices.SortFunc(objects, func(a, b *v1alpha1.NodePool) int { return older(a, b) })

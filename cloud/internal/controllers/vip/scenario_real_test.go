@@ -254,7 +254,7 @@ func TestHostile_03_RequestsForAddressesOfOthersAreRefused(t *testing.T) {
 }
 
 // VRIDs by kube-apiserver's own state: reserved ones are honoured, all are used, the next waits and
-// is served as soon as one is free; numbers heard from routers are not given away.
+// is served as soon as one is free; numbers in use by routers are not given away.
 func TestVIPs_09_ReservedAndHeardVRIDsAreNotGiven(t *testing.T) {
 	r := newReal(t)
 	reserved := []any{}

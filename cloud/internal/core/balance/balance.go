@@ -131,7 +131,7 @@ func (b *Balancer) forget() {
 func (b *Balancer) step(ctx context.Context) (time.Duration, error) {
 	now := time.Now()
 	if !b.read.IsZero() && apart(b.read, now) >= lifetime {
-		b.forget() // requests have failed, or this process stood still
+		b.forget() // requests have failed, or this process was suspended
 	}
 	if b.config.Ready() != nil {
 		b.forget() // the others forget this replica likewise, as it doesn't renew

@@ -211,8 +211,8 @@ func (h *Hub) refuse(logger klog.Logger, conn link.Conn, err error) {
 	logger.V(2).Info("Refused a link", "code", end.Code, "reason", reason)
 }
 
-// retryAfter is a time in seconds, spread so that those who were refused together don't
-// come back together.
+// retryAfter is a time in seconds, spread so that devices refused together don't come back
+// together.
 func (h *Hub) retryAfter() int {
 	d := h.config.RetryAfter + rand.N(h.config.RetryAfter)
 	return max(1, int(d.Round(time.Second).Seconds()))

@@ -37,7 +37,7 @@ type pace struct {
 
 	until   atomic.Int64 // in nanoseconds after began: a clock that is set back makes no pause longer
 	resting atomic.Bool  // timer runs
-	timer   *time.Timer  // owned by who reads
+	timer   *time.Timer  // owned by the reading goroutine
 }
 
 // charge may be called by any goroutine.

@@ -55,7 +55,7 @@ func (h *Hub) Run(ctx context.Context) error {
 	}
 	loops.Wait()
 	stop()
-	if left == nil { // else it has named those who are stuck, and waiting for them could be for ever
+	if left == nil { // otherwise it has named the stuck ones, and waiting for them could be for ever
 		links.Wait()
 	}
 	return errors.Join(errs...)

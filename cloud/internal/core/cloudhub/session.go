@@ -1,5 +1,5 @@
-// Package cloudhub is the cloud's end of the links: it accepts them, knows which node each belongs
-// to, and leads their messages to the parts that serve them.
+// Package cloudhub is the cloud's end of the links: it accepts them, authenticates the node of
+// each, and dispatches their messages to the parts that serve them.
 //
 // It owns the sessions: one a node, the newer replaces the older. It refuses links whose
 // certificate is not a node's. It does not interpret the messages. A Session's methods may be

@@ -20,7 +20,7 @@ type table struct {
 	mu       sync.Mutex
 	slots    map[types.NodeName]*slot
 	draining bool
-	changed  chan struct{} // closed and replaced whenever a slot goes; for those who wait for the end of all
+	changed  chan struct{} // closed and replaced whenever a slot goes; for waits until all slots are free
 }
 
 // slot is a node's place. Two sessions can be in it: the newest, which may still be waiting, and

@@ -38,7 +38,7 @@ func TestClaims_09_NoEpochLocksANameOut(t *testing.T) {
 			}
 		})
 	}
-	// Whoever comes as high as it may can be followed.
+	// The highest allowed epoch still has a successor.
 	have := lease(ms)
 	for range 1000 {
 		epoch, err := strconv.ParseUint(have[fence.EpochAnnotation], 10, 64)

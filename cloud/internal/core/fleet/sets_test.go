@@ -12,7 +12,7 @@ import (
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
 
-// A set is one line, without control characters of whoever wrote it.
+// A set is one line, without control characters of its author.
 func TestSetsTable(t *testing.T) {
 	now := time.Date(2026, 11, 27, 12, 0, 0, 0, time.UTC)
 	meta := metav1.ObjectMeta{Name: "a", CreationTimestamp: metav1.NewTime(now.Add(-26 * time.Hour)), Annotations: map[string]string{v1alpha1.RequestedByAnnotation: "al\x1bice"}}

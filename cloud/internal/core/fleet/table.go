@@ -103,7 +103,7 @@ func (n *Node) backlog(now time.Time) string {
 	case n.Link == Up:
 		return "0"
 	}
-	return "?" // only the device knows its queue's changes since then
+	return "?" // only the device has its queue's changes since then
 }
 
 func (n *Node) operations() string {

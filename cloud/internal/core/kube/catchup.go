@@ -21,7 +21,7 @@ const (
 	readShare = 20
 )
 
-// catchUps are those who wait for the copy of a collection to reach a version.
+// catchUps are the waits for the copy of a collection to reach a version.
 type catchUps struct {
 	mu      sync.Mutex
 	waiting []*catchUp
@@ -70,7 +70,7 @@ func (u *catchUps) look(version uint64) (due bool, wait time.Duration) {
 	return due, catchUpPoll
 }
 
-// served lets those go on who waited when a read began that has succeeded.
+// served releases the waits that began before a successful read.
 func (u *catchUps) served(began time.Time) {
 	u.mu.Lock()
 	defer u.mu.Unlock()

@@ -38,9 +38,9 @@ import (
 type Impersonation string
 
 const (
-	// Constrained: the header Impersonate-User alone (KEP-5284, on by default since
-	// Kubernetes 1.36). kube-apiserver knows a node's groups, and cloudcore needs rights for
-	// nodes only, verb by verb.
+	// Constrained: the header Impersonate-User alone (KEP-5284, on by default since Kubernetes
+	// 1.36). kube-apiserver derives a node's groups, and cloudcore needs rights for nodes only,
+	// verb by verb.
 	Constrained Impersonation = "Constrained"
 	// Classic: user and groups, for older clusters. RBAC can't narrow it to nodes.
 	Classic Impersonation = "Classic"
@@ -143,7 +143,7 @@ func (c *Client) AsNode(node types.NodeName) *rest.Config {
 	return config
 }
 
-// Identity is who makes a request: a node, the owner of a token, or, when zero, cloudcore itself.
+// Identity is the user of a request: a node, the owner of a token, or, when zero, cloudcore itself.
 type Identity struct {
 	Node  types.NodeName
 	Token string // a bearer token; Node is ignored then

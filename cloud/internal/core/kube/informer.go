@@ -12,8 +12,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// idleStop is how long a collection that no edge wants any more is still followed: an edge that
-// reconnects should not cost a new list.
+// idleStop is how long a collection without edges is still followed: an edge that reconnects should
+// not cost a new list.
 const idleStop = 5 * time.Minute
 
 // Informers follow collections, one watch for each, with cloudcore's own rights. A collection is

@@ -114,7 +114,7 @@ func contentVersion(raw []byte) string {
 }
 
 // encode takes the object over: it removes its managedFields. The edge writes by patches that the
-// cloud applies, so it has no use for the record of who set which field, and that record is often
+// cloud applies, so it has no use for the record of the fields' managers, and that record is often
 // the larger half of an object.
 func (e *encoder) encode(from runtime.Object) (*Object, error) {
 	m, err := meta.Accessor(from)

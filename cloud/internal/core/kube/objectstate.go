@@ -24,7 +24,7 @@ type ObjectState struct {
 	Err      error // the node may not have it
 }
 
-// watchedObject is one object and those who need it.
+// watchedObject is one object and the sessions that need it.
 type watchedObject struct {
 	ref  Ref
 	wake chan struct{} // one slot: the members have changed
@@ -206,9 +206,8 @@ func (s *watchedObject) opened(m *member) {
 	}
 }
 
-// initial takes in the state with which a watch began, as of a version. It reports whether it has
-// to be read instead: behind the watch is a cache that may lag, which can't tell that there is no
-// object, or knows an older one.
+// initial stores the state with which a watch began, as of a version. It reports whether it has to
+// be read instead: the watch may be of a lagging cache, where the object is absent or older.
 func (s *watchedObject) initial(version uint64, o *Object) (read bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -114,7 +114,7 @@ func (i *Informers) follows(resource schema.GroupVersionResource) bool {
 	return f != nil && f.store.HasSynced() && f.store.Failure() == nil
 }
 
-// followable asks kube-apiserver. RBAC knows no versions, so discovery is asked first.
+// followable asks kube-apiserver. RBAC has no versions, so discovery is asked first.
 func (c *Client) followable(ctx context.Context, resource schema.GroupVersionResource) (refused, err error) {
 	if err := checkNames(resource); err != nil {
 		return apierrors.NewBadRequest(err.Error()), nil

@@ -26,10 +26,10 @@ const (
 	restartPause = 10 * time.Second
 )
 
-// Revisions notices when watches can't be trusted to go on: kube-apiserver was away, or the
+// Revisions notices when watches can't be trusted any more: kube-apiserver was away, or the
 // cluster's revision is lower than it was. Its etcd may have been restored from a backup then, and
-// a watch that is resumed at a version that is lost waits for it without a word. All watches are
-// opened again and their objects read consistently.
+// a watch that is resumed at a version that is lost waits for it silently. All watches are opened
+// again and their objects read consistently.
 //
 // The signs: a call that got no answer, then one that did; a revision below the last one; no
 // kube-apiserver that was there at the last read, since a restore ends with the restart of all of
@@ -41,7 +41,7 @@ type Revisions struct {
 
 	mu       sync.Mutex
 	away     bool     // a call got no answer since the last restart
-	restarts []func() // of those who watch
+	restarts []func() // of the watchers
 	lost     []func() // called when writes may be lost
 }
 
@@ -118,7 +118,7 @@ func (r *Revisions) Run(ctx context.Context) error {
 		if len(seen.servers) == 0 {
 			seen.servers = last.servers
 		}
-		now := time.Now().Round(0) // the wall clock: the monotonic one may stand still in a suspended machine
+		now := time.Now().Round(0) // the wall clock: the monotonic one may stop in a suspended machine
 		r.mu.Lock()
 		r.away = r.away || !answered
 		away := r.away

@@ -12,8 +12,8 @@ import (
 	"k8s.io/client-go/kubernetes/scheme"
 )
 
-// catalog knows the kinds that are built into Kubernetes: they travel as protobuf, all
-// others as JSON.
+// catalog has the kinds that are built into Kubernetes: they travel as protobuf, all others as
+// JSON.
 type catalog struct {
 	kinds  map[schema.GroupVersionResource]schema.GroupVersionKind
 	protos map[schema.GroupVersion]runtime.Encoder

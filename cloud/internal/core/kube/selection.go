@@ -12,7 +12,7 @@ import (
 // Source is a selection as its client wrote it.
 type Source struct{ Namespace, Labels, Fields string }
 
-// Selection is which objects of a collection a client wants.
+// Selection selects a client's objects in a collection.
 type Selection struct {
 	Source    Source
 	Namespace string // "" for all

@@ -46,7 +46,7 @@ type sharedAccess struct {
 	additive bool                    // they only add rights
 }
 
-// sharedAnswer is who may.
+// sharedAnswer has the subjects with the right.
 type sharedAnswer struct {
 	until    time.Time
 	everyone bool      // every node
@@ -100,8 +100,8 @@ func (s *sharedAccess) remembered(node types.NodeName, at Attributes) bool {
 	return ok && time.Now().Before(a.until) && (a.everyone || s.devices.has(node, a.binding))
 }
 
-// settle asks who may, unless that was asked within the last minute, and reports whether
-// this node may.
+// settle asks which subjects have the right, unless that was asked within the last minute, and
+// reports whether this node has it.
 func (s *sharedAccess) settle(ctx context.Context, node types.NodeName, at Attributes) bool {
 	key := at.key(s.absent)
 	s.mu.Lock()

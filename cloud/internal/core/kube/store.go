@@ -218,7 +218,7 @@ func (s *Store) replace(all []runtime.Object, version uint64, accept func() bool
 	}
 	for _, o := range fresh {
 		if old := s.objects[o.Key]; old != nil && old.UID == o.UID && old.Revision == o.Revision {
-			continue // the same: those who share the old bytes go on doing so
+			continue // the same: holders of the old bytes keep sharing them
 		}
 		s.set(o)
 	}

@@ -49,8 +49,7 @@ func (d *dependencies) settled() bool {
 	return all
 }
 
-// scan reads the pods once they are known, and lets those go on whose dependencies have
-// become known.
+// scan reads the pods once they are synced, and releases those whose dependencies are complete.
 func (d *dependencies) scan() {
 	pods := d.podSync
 	if !d.scanned {

@@ -8,7 +8,7 @@ import (
 )
 
 const (
-	// linger is how long a collection that no session wants any more is still followed.
+	// linger is how long an unused collection is still followed.
 	linger = 5 * time.Minute
 	// pastChanges bounds a feed's history, at some 400 bytes each; the oldest changes go first. An
 	// edge that was away for longer is asked for its inventory.
@@ -43,7 +43,7 @@ func (h *history) add(key kube.Key, old, new *kube.Object) {
 }
 
 // since finds the keys that have changed since a set of objects, of which now is the present state,
-// had the digest then. wants names which objects belong to the set.
+// had the digest then. wants reports whether an object belongs to the set.
 func (h *history) since(now, then digest, wants func(*kube.Object) bool) (keys []kube.Key, ok bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -304,7 +304,7 @@ func (s *session) decide(i *interest, v verdict) {
 		i.synced = false
 		s.attach(i)
 	case i.standing == refused:
-		i.resource.unwant(i) // revoked, or held from an earlier session: objects that no other interest wants are deleted from the edge
+		i.resource.unwant(i) // revoked, or held from an earlier session: objects of no other interest are deleted from the edge
 		s.detach(i)
 		s.refuse(i, v.refusal)
 	}

@@ -456,7 +456,7 @@ func TestNoDeletedPodComesBack(t *testing.T) {
 			first := a.pod(t, ns, name+"-first", "edge-"+name, "config", "secret")
 			e.connect(b.publisher, interests...)
 			poll.True(t, "synced by b", func() bool { return e.isSynced(1, 2) })
-			remove(first) // of which b still hears: its history knows the edge without the pod
+			remove(first) // the lagging watch still gets it: b's history then has the edge without the pod
 			poll.True(t, "the first has gone", func() bool { return e.version(kube.Pods, ns, first.Name) == "" })
 			pod := a.pod(t, ns, name, "edge-"+name, "config", "secret")
 			poll.True(t, "the pod is there", func() bool { return e.version(kube.Pods, ns, name) != "" })

@@ -13,7 +13,7 @@ import (
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
 
-// Sites knows which devices are one site.
+// Sites maps devices to sites.
 type Sites interface {
 	// SiteOf is the site of a node; not known before all nodes and pools are.
 	SiteOf(node string) (site string, known bool)

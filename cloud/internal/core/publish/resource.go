@@ -73,8 +73,8 @@ func (r *resourceSync) clean(key kube.Key) {
 	}
 }
 
-// publishState lets those who note changes see the state. Keys that waited next to the queue
-// goes into it.
+// publishState shows the state to the goroutines that note changes. Keys that waited next to the
+// queue goes into it.
 func (r *resourceSync) publishState() {
 	s := r.session
 	s.mu.Lock()
@@ -165,7 +165,7 @@ func (r *resourceSync) look(key kube.Key) (o *kube.Object, known bool) {
 	return nil, true // the session has no more use for it
 }
 
-// wants reports whether the edge is to hold o.
+// wants reports whether the edge should hold o.
 func (r *resourceSync) wants(o *kube.Object) bool {
 	for _, i := range r.interests {
 		if i.standing == granted && i.sel.Matches(o) {
@@ -259,7 +259,7 @@ func (r *resourceSync) undecided(key kube.Key) bool {
 	return false
 }
 
-// keysOf lists the objects of i that no interest delivered before wants.
+// keysOf lists the objects of i that belong to no interest delivered before.
 func (r *resourceSync) keysOf(i *interest) []kube.Key {
 	if i.single != nil {
 		return []kube.Key{i.single.Key}

@@ -140,7 +140,7 @@ type resourceSync struct {
 	unfollowed  bool              // the edge was notified that cloudcore can't follow it
 
 	// Under the session's lock.
-	flows bool                  // comparison.state.flows(), for those who note changes
+	flows bool                  // comparison.state.flows(), for the goroutines that note changes
 	noted bool                  // changes are noted
 	dirty map[kube.Key]struct{} // changed and not sent
 }

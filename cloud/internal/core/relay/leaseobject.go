@@ -22,7 +22,7 @@ const leaseTypes = kube.Protobuf + ",application/json"
 // The resourceVersion to read Leases at.
 const (
 	newest = ""
-	// cached is any that kube-apiserver knows, without a question to etcd.
+	// cached is any version in kube-apiserver's cache, without a request to etcd.
 	cached = "resourceVersion=0"
 )
 

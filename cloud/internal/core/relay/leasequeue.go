@@ -39,9 +39,9 @@ const (
 // was renewed longest ago is first, since its node is the first that would be NotReady. When
 // thousands of devices come back at once, half of them are in step before it is their Lease's turn.
 //
-// How old the Lease of a device that comes back is, only kube-apiserver knows. Where many wait, all
-// are read at once from its cache, by cloudcore itself; that also saves each of them a request.
-// Those it does not know of, and those that ran out, are served in the order in which they came.
+// Only kube-apiserver has the age of a returning device's Lease. Where many wait, all are read at
+// once from its cache, by cloudcore itself; that also saves each of them a request. Those not in
+// the cache, and those that have expired, are served in the order in which they came.
 type leaseQueue struct {
 	client Client
 

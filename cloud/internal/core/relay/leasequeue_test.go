@@ -79,9 +79,9 @@ func age(i int) time.Duration {
 	return time.Duration(i) * 50 * time.Millisecond
 }
 
-// Of many devices that come back at once those whose Leases are the oldest are first, whoever came
-// first; their Leases are read with one request. A Lease that ran out has its node NotReady: it is
-// served after those that did not.
+// Of many devices that come back at once those whose Leases are the oldest are first, whatever the
+// order in which they came; their Leases are read with one request. The node of an expired Lease is
+// NotReady: it is served after those that did not.
 func TestOldestLeaseIsFirst(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := comeBack(t, nil)

@@ -233,8 +233,8 @@ func TestEventsAboutOneObjectKeepTheirOrder(t *testing.T) {
 }
 
 // Scenario 14 of the hostile devices: the object in the path and the subject of the body agree, for
-// each verb that the relay knows. A device can't change another's event by saying that it is about
-// a pod of its own.
+// each verb of the relay. A device can't change another's event by claiming that it is about a pod
+// of its own.
 func TestPathAndBodyAgree(t *testing.T) {
 	other := corev1.ObjectReference{Kind: "Pod", APIVersion: "v1", Namespace: "default", Name: "theirs", UID: "t"}
 	elsewhere := event(1, topicpb.Verb_PATCH, "theirs.1", podRef("mine", "m"), 1)

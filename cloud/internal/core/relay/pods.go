@@ -21,8 +21,8 @@ type Collections interface {
 	Open(resource schema.GroupVersionResource) (store *kube.Store, release func())
 }
 
-// Pods knows which pod is, or was lately, bound to which node: that is who may report
-// events about it.
+// Pods records which pod is, or was lately, bound to which node: that node may report events about
+// it.
 type Pods struct {
 	collections Collections
 

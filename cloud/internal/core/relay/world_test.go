@@ -111,7 +111,7 @@ var leaseKind = coordinationv1.SchemeGroupVersion.WithKind("Lease")
 
 type encoded interface{ Marshal() ([]byte, error) }
 
-// asProtobuf is an answer as who accepts protobuf gets it: a failure, or an object of that kind.
+// asProtobuf is an answer for a client that accepts protobuf: a failure, or an object of that kind.
 func asProtobuf(r *kube.Response, kind schema.GroupVersionKind, o encoded) (*kube.Response, error) {
 	if r.Err() != nil || strings.Contains(string(r.Body), `"kind":"Status"`) {
 		o, kind = &metav1.Status{}, schema.GroupVersionKind{Version: "v1", Kind: "Status"}

@@ -191,7 +191,7 @@ func daemonSets(ctx context.Context, client kubernetes.Interface) []Finding {
 }
 
 // landsOnEdges judges a DaemonSet by two devices that differ only in their label: one whose pods
-// run on both does not know of devices; one that runs on the device alone is meant for it.
+// run on both was not made for devices; one that runs on the device alone is meant for it.
 func landsOnEdges(d *appsv1.DaemonSet) (Finding, bool) {
 	labels := map[string]string{corev1.LabelOSStable: "linux", corev1.LabelArchStable: "amd64", corev1.LabelHostname: "device"}
 	cloud := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "device", Labels: labels}}

@@ -76,7 +76,7 @@ func (b ban) near(cert *x509.Certificate) bool {
 }
 
 // judge refuses a certificate request that may be the revoked device's: each one from before the
-// revocation, and a node's own until every session of the device has ended. Who joins with a token
+// revocation, and a node's own until every session of the device has ended. A join with a token
 // needs no session.
 func (b ban) judge(created time.Time, join bool) error {
 	limit := b.since

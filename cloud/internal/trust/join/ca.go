@@ -140,8 +140,8 @@ func (c *CA) Serving(hosts []string) (*Serving, error) {
 	return s, nil
 }
 
-// Peer is a client certificate by which replicas of cloudcore know each other; it is renewed as a
-// serving certificate is.
+// Peer is a client certificate by which replicas of cloudcore authenticate each other; it is
+// renewed as a serving certificate is.
 func (c *CA) Peer(name string) *Serving {
 	return &Serving{ca: c, name: name, usage: x509.ExtKeyUsageClientAuth, now: time.Now}
 }
@@ -168,9 +168,9 @@ func (s *Serving) Certificate() (*tls.Certificate, error) {
 func (s *Serving) issue(now time.Time) (*tls.Certificate, error) {
 	template := &x509.Certificate{
 		Subject: pkix.Name{CommonName: s.name},
-		// As old as the CA: a device whose clock stands at the last time it knew must not find the
-		// certificate to be of the future. It joined after the CA was made, so it knows a time
-		// later than this.
+		// As old as the CA: a device whose clock is at its last known time must not take the
+		// certificate for one of the future. It joined after the CA was made, so its last known
+		// time is later than this.
 		NotBefore:   s.ca.Certificate.NotBefore,
 		NotAfter:    now.Add(servingLifetime),
 		ExtKeyUsage: []x509.ExtKeyUsage{s.usage},

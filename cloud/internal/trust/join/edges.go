@@ -64,7 +64,7 @@ func removeEdge(ctx context.Context, client kubernetes.Interface, node types.Nod
 	return found, errors.Join(errs...)
 }
 
-// changeRights changes the names of the nodes that have devices' rights. A user who is no node
+// changeRights changes the names of the nodes that have devices' rights. A user that is no node
 // stays: an administrator may have added one.
 func changeRights(ctx context.Context, client kubernetes.Interface, change func([]string) []string) error {
 	bindings := client.RbacV1().ClusterRoleBindings()

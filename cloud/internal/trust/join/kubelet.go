@@ -33,8 +33,8 @@ import (
 
 // KubeletApprover approves the serving certificates of the kubelets of edge nodes, by which
 // kube-apiserver verifies the kubelet that it reached. Kubernetes has no approver for them: whether
-// a name or address is a node's is for the platform to know. Here the Node's own status decides, as
-// far as no other node has the same. All other nodes' requests are left to the cluster's other
+// a name or address is a node's is for the platform to decide. Here the Node's own status decides,
+// as far as no other node has the same. All other nodes' requests are left to the cluster's other
 // approvers. One at a time should run; two do no harm.
 type KubeletApprover struct {
 	client  kubernetes.Interface
@@ -199,8 +199,8 @@ func isForeign(err error) bool { _, ok := errors.AsType[foreign](err); return ok
 // has too is refused: it leads there, and clients that trust the cluster's CA would take the device
 // for that server. Edges behind different NATs may well have the same.
 func (a *KubeletApprover) addresses(ctx context.Context, node *corev1.Node, request *x509.CertificateRequest) error {
-	// A node could claim any name at all, such as kube-apiserver's: its certificate is for the one
-	// that the cluster knows it by.
+	// A node could claim any name at all, such as kube-apiserver's: its certificate is for its name
+	// in the cluster.
 	for _, name := range request.DNSNames {
 		if name != node.Name {
 			return foreign(fmt.Sprintf("%s is not the name of the node %s", name, node.Name))

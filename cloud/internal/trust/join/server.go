@@ -76,7 +76,7 @@ func RequesterFor(cfg *rest.Config) Requester {
 	}
 }
 
-// Verifier asks kube-apiserver who holds the bearer token. The error of a wrong one is
+// Verifier asks kube-apiserver for the user of a bearer token. The error of a wrong one is
 // Unauthorized.
 type Verifier func(ctx context.Context, bearer string) error
 
@@ -436,8 +436,8 @@ func (s *Server) request(ctx context.Context, id, bearer string, request pki.Joi
 	return made, nil
 }
 
-// tellNode is the refusal that names the node which a token is for, for those who have its secret
-// and not only its id.
+// tellNode is the refusal that names the token's node, for a caller that has its secret and not
+// only its id.
 func (s *Server) tellNode(ctx context.Context, id, bearer string, refusal *pki.Refusal) error {
 	switch err := s.cfg.Verifier(ctx, bearer); {
 	case err == nil || apierrors.IsForbidden(err): // a holder that may not create a SelfSubjectReview

@@ -2,8 +2,8 @@
 // one byte has passed.
 //
 // It owns the deadlines of the connection that it wraps: once armed, those that others set are
-// ignored. It must lie beneath TLS, which can't go on after a write that ended half way. A Conn may
-// be used by many goroutines at once, like any net.Conn.
+// ignored. It must be beneath TLS, which can't continue after a write that ended half way. A Conn
+// may be used by many goroutines at once, like any net.Conn.
 package deadline
 
 import (
@@ -28,7 +28,7 @@ type Conn struct {
 	patience time.Duration                 // how long acknowledgements make up for bytes
 
 	raw    syscall.RawConn // of a TCP connection; else nil
-	trying bool            // owned by who reads: within Try
+	trying bool            // owned by the reading goroutine: within Try
 }
 
 // Wrap returns c, not armed yet: it behaves as c does.

@@ -124,7 +124,7 @@ func TestConn_HeardAndNotArmed(t *testing.T) {
 // Acknowledgements make up for bytes, for as long as the peer is believed without any.
 func TestConn_AcknowledgementsCount(t *testing.T) {
 	for name, test := range map[string]struct {
-		acks time.Duration // for how long they go on, one each 8 s
+		acks time.Duration // for how long they continue, one each 8 s
 		fail error
 		want time.Duration
 	}{

@@ -26,7 +26,7 @@ func (c *Conn) Waits() bool { return c.raw != nil }
 
 // Wait returns when there is something to read, be it the end, and fails when no data came for as
 // long as a read may take. It needs next to no stack: the layers above this connection, TLS above
-// all, has far deeper reads, and who waits in one of them keeps a stack for that.
+// all, has far deeper reads, and a goroutine that waits in one of them keeps a stack for that.
 func (c *Conn) Wait() error {
 	if err := c.move(c.Conn.SetReadDeadline); err != nil {
 		return err
