@@ -37,7 +37,7 @@ type runner struct {
 	out    io.Writer
 	result result
 	again  []secondTry
-	failed bool // something that no second try mends
+	failed bool // a failure that a second try can't repair
 }
 
 // A secondTry is a package of a phase that failed.

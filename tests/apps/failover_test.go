@@ -62,8 +62,8 @@ func TestRefusals(t *testing.T) {
 	s.waitApp(ns, "nowhere", "to be refused", func(a *v1alpha1.EdgeApp) bool {
 		return a.Status.Phase == v1alpha1.PhaseRefused && strings.Contains(a.Status.Conditions[0].Message, "no node edge9")
 	})
-	// A template that can't be decoded is this application's trouble alone: devices go on
-	// to report others.
+	// A template that can't be decoded is this application's trouble alone: devices continue to
+	// report others.
 	s.create(ns, appYAML("unreadable", "edge1")+"      restartPolicy: {no: policy}\n")
 	s.waitApp(ns, "unreadable", "to be refused", func(a *v1alpha1.EdgeApp) bool {
 		c := condition(a, v1alpha1.AppAccepted)

@@ -21,7 +21,7 @@ import (
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
 
-// recorder notes who reports the statistics in every version of an application that
+// recorder notes the reporter of the statistics in every version of an application that
 // kube-apiserver had.
 type recorder struct {
 	mu     sync.Mutex
@@ -75,8 +75,8 @@ func (r *recorder) note(e watch.Event) {
 	r.lines = append(r.lines, strings.Join(all, "+"))
 }
 
-// path is who reported, one after the other, from the first on; every version must have
-// exactly one.
+// path lists the reporters, one after the other, from the first on; every version must have exactly
+// one.
 func (r *recorder) path() ([]string, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

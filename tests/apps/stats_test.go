@@ -65,7 +65,7 @@ func holderOf(l *coordinationv1.Lease) string {
 	return *l.Spec.HolderIdentity
 }
 
-// waitInfo waits until the ClusterInfo is as is wants it.
+// waitInfo waits until the ClusterInfo satisfies is.
 func (s *system) waitInfo(what string, is func(*v1alpha1.ClusterInfo) bool) *v1alpha1.ClusterInfo {
 	s.T.Helper()
 	info := &v1alpha1.ClusterInfo{}
@@ -101,7 +101,7 @@ func (s *system) published(other ...string) *v1alpha1.ClusterInfo {
 	})
 }
 
-// election follows who leads by their own word, and every version of the Lease and of the
+// election follows the leaders by their own status, and every version of the Lease and of the
 // ClusterInfo.
 type election struct {
 	mu     sync.Mutex
@@ -212,7 +212,7 @@ func (e *election) check(t *testing.T) {
 
 // TestCluster_01: of three candidates one holds the Lease of the reporter of the cluster's
 // statistics. It is killed: another one takes its place once its time is over. Never do two lead,
-// by their own word, and no one publishes who does not hold the Lease.
+// by their own status, and only the holder of the Lease publishes.
 func TestCluster_01_OneReporterAtATime(t *testing.T) {
 	s := newSystem(t)
 	s.publish("{interval: 5s}")

@@ -107,7 +107,7 @@ func convert(u *unstructured.Unstructured) (*v1alpha1.EdgeApp, error) {
 	return app, runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, app)
 }
 
-// waitApp waits until an application is as is wants it.
+// waitApp waits until an application satisfies is.
 func (s *system) waitApp(namespace, name, what string, is func(*v1alpha1.EdgeApp) bool) *v1alpha1.EdgeApp {
 	s.T.Helper()
 	var app *v1alpha1.EdgeApp
@@ -214,7 +214,7 @@ func (s *system) copies(pods ...corev1.Pod) (nodes []string) {
 	return nodes
 }
 
-// containerOf is the id of a pod's container, as the runtime knows it.
+// containerOf is the id of a pod's container in the runtime.
 func containerOf(p corev1.Pod) string {
 	if len(p.Status.ContainerStatuses) == 0 {
 		return ""

@@ -65,8 +65,8 @@ const (
 	largeBecause = "It is above 2,500 lines because"
 )
 
-// References between the files of a package go one way: types and helpers at the bottom, the
-// module at the top. A reader can then stop at any file and know all that it rests on.
+// References between the files of a package go one way: types and helpers at the bottom, the module
+// at the top. A reader can then stop at any file and has seen all that it depends on.
 func TestFilesReferOneWay(t *testing.T) {
 	s := source(t)
 	check := newChecker(s)

@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// claimsPage has the table of fields, who may write them, and the guards.
+// claimsPage has the table of fields, their writers, and the guards.
 const claimsPage = "docs/dev/claims.md"
 
 // ownKey finds names of labels and annotations of Skerry's in a string literal.

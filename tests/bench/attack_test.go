@@ -384,7 +384,7 @@ func (c *deafConn) Close() error {
 	return c.PacketConn.Close()
 }
 
-// deaf begins links over QUIC from an address, one after the other, and hears no answer.
+// deaf begins links over QUIC from an address, one after the other, and receives no answer.
 func (a attack) deaf(ctx context.Context, from string, config *tls.Config, done *tally) error {
 	for ctx.Err() == nil {
 		socket, err := net.ListenPacket("udp", net.JoinHostPort(from, "0"))

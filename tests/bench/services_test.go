@@ -196,7 +196,7 @@ func (s *bench) runPlain(b *testing.B, program, logFile string, args ...string) 
 	}
 }
 
-// awaitName waits until a node's name server knows a Service.
+// awaitName waits until a node's name server resolves a Service.
 func (s *bench) awaitName(b *testing.B, node, server string, i int) {
 	b.Helper()
 	eventually(b, node+" to know "+serviceName(i), time.Second, func(ctx context.Context) error {

@@ -104,8 +104,8 @@ func (s *system) run(ctx context.Context) (Result, error) {
 	return result, s.keep(result)
 }
 
-// populate starts the clients, which end with work, and those who report and watch, which
-// end with ctx.
+// populate starts the clients, which end with work, and the reporting and watching ones, which end
+// with ctx.
 func (s *system) populate(ctx, work context.Context, clients, viewers *sync.WaitGroup) {
 	for _, e := range s.edges {
 		for n := range s.options.Pods {

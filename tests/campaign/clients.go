@@ -169,7 +169,7 @@ func (c *slot) remove(ctx context.Context, uid types.UID) {
 	for ; ctx.Err() == nil; pause(ctx, 300*time.Millisecond) {
 		once, cancel := context.WithTimeout(ctx, requestPatience)
 		if !asked {
-			// Recorded first: a node may know of it before we have the answer.
+			// Recorded first: a node may have it before we have the answer.
 			c.s.recorder.Add(c.record(history.Remove, "pods", uid))
 			err := c.s.client.CoreV1().Pods(namespace).Delete(once, c.name, metav1.DeleteOptions{
 				GracePeriodSeconds: new(int64(2)), Preconditions: &metav1.Preconditions{UID: &uid},

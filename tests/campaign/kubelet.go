@@ -30,7 +30,7 @@ type kubelet struct {
 	// has lost and the cloud has brought back: an event of the same name once more would
 	// begin to count again.
 	reported map[types.UID]int
-	refs     map[string]*sync.Mutex // by resource and name: held by who watches it
+	refs     map[string]*sync.Mutex // by resource and name: held by its watcher
 }
 
 // sandbox is a pod that runs.

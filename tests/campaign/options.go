@@ -18,7 +18,7 @@ type Options struct {
 	Bound  time.Duration
 	Faults []Fault
 	// Steps are played in the place of those that the seed gives, where there are any. One whose
-	// things are still being mended waits.
+	// things are still being repaired waits.
 	Steps []Step
 	// Dir is the campaign's own; the files in it explain a failure.
 	Dir string

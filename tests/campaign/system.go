@@ -322,7 +322,7 @@ modules:
 
 func (s *system) addEdge(ctx context.Context, n int, token string) error {
 	e := &edge{name: fmt.Sprintf("edge%d", n+1)}
-	s.edges = append(s.edges, e) // first, so that stop knows it
+	s.edges = append(s.edges, e) // first, so that stop finds it
 	dir, err := s.dir(e.name)
 	if err != nil {
 		return err

@@ -276,7 +276,7 @@ func (r *onTrial) break1(ctx context.Context, step Step) (bool, error) {
 	return true, r.breakOwn(ctx, step)
 }
 
-// breakOwn breaks and mends.
+// breakOwn breaks and repairs.
 func (r *onTrial) breakOwn(ctx context.Context, step Step) error {
 	if slices.Contains([]Fault{KillCloud, PauseCloud}, step.Fault) {
 		replica := r.replicas[step.Target]

@@ -141,7 +141,7 @@ func asNew(ctx context.Context, client kubernetes.Interface) error {
 	return nil
 }
 
-// A control plane of the pool lives on when who borrowed it ends, and not when its owner does, and
+// A control plane of the pool survives the end of its borrower, and not that of its owner, and
 // leaves no directory.
 func TestPoolEndsWithItsOwner(t *testing.T) {
 	if os.Getenv(helper) != "" {

@@ -148,7 +148,7 @@ func (s *system) deviceStatus(ctx context.Context, node string) (deviceStatus, e
 	return d, err
 }
 
-// waitLinked waits until a device has its link, and everything that it wants of the cloud.
+// waitLinked waits until a device has its link, and is synced.
 func (s *system) waitLinked(node string) {
 	s.T.Helper()
 	s.WaitFor("the link of "+node, func(ctx context.Context) error {
@@ -168,7 +168,7 @@ func (s *system) waitLinked(node string) {
 	})
 }
 
-// waitUnlinked waits until a device knows that it has no link.
+// waitUnlinked waits until a device has noticed that it has no link.
 func (s *system) waitUnlinked(node string) {
 	s.T.Helper()
 	s.WaitFor(node+" to notice that its link is gone", func(ctx context.Context) error {

@@ -545,7 +545,7 @@ func TestDrain_11_RefusedWhenAskedFor(t *testing.T) {
 	}) {
 		t.Errorf("its conditions: %+v", c)
 	}
-	// As the device's root, who acts as its node; and as an administrator, where the object
+	// As the device's root, with its node's identity; and as an administrator, where the object
 	// makes no sense.
 	asked := func(name, text string, run func(file string) (string, error), want string) {
 		t.Helper()

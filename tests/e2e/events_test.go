@@ -446,7 +446,7 @@ func TestEvents_10_FullDiskIsAnErrorAndGoesOn(t *testing.T) {
 	s.Check(s.same("edge1", before))
 	s.post(pod, "/crash")
 	s.WaitFor("the crashed container to run again", func(context.Context) error { return s.replaced("edge1", before) })
-	// Those who go on trying get through once there is room.
+	// Those that retry get through once there is room.
 	wait := f.in(200)
 	s.makeRoom("edge1")
 	wait()

@@ -288,7 +288,7 @@ func (s *system) runs(node, id string) bool {
 	return slices.Contains(s.Containers(node), id)
 }
 
-// reboots is how many the scenario wants: all of them with SKERRY_LONG=1.
+// reboots is the number of reboots: the scenario's with SKERRY_LONG=1.
 func reboots(all int) int {
 	if os.Getenv("SKERRY_LONG") != "" {
 		return all

@@ -67,11 +67,11 @@ func (s *system) pinned(ctx context.Context, node string) (names []string, err e
 	return names, nil
 }
 
-// TestEveryday_11: of all images, the kubelet may collect the one that nobody wants; those of the
-// sandbox, of pods and of an application's content it may not. A sandbox image that was removed
-// behind its back is put back, and where that happened before a reboot without a link, the pods run
-// after it. Where a minute is one (SKERRY_MINUTE=1m) the kubelet really collects, which it does
-// every 5 minutes: down to 1 % of a disk that is far fuller, so that it takes all that it may.
+// TestEveryday_11: of all images, the kubelet may collect the unused one; those of the sandbox, of
+// pods and of an application's content it may not. A sandbox image that was removed behind its back
+// is put back, and where that happened before a reboot without a link, the pods run after it. Where
+// a minute is one (SKERRY_MINUTE=1m) the kubelet really collects, which it does every 5 minutes:
+// down to 1 % of a disk that is far fuller, so that it takes all that it may.
 func TestEveryday_11_SandboxImageSurvivesCollection(t *testing.T) {
 	const node = "edge2"
 	s := newSystem(t)

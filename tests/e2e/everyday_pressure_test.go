@@ -137,8 +137,8 @@ func running(p *corev1.Pod) bool {
 
 // TestEveryday_09: without a link a file that is no pod's fills the disk of a device: the kubelet
 // evicts its pods, and rejects them all when edgecore or the device starts again. With room they
-// all run again, as the pods that they were, and the cluster never hears of it; a pod that is to
-// run once has ended. With a link Kubernetes' rules hold.
+// all run again, as the same pods, and the cluster never notices; a pod that is to run once has
+// ended. With a link Kubernetes' rules hold.
 func TestEveryday_09_PodsEndedByDiskPressureRunAgain(t *testing.T) {
 	s := newSystem(t)
 	ns := s.Namespace()

@@ -297,7 +297,7 @@ spec:
 	})
 }
 
-// TestEveryday_03: `systemctl stop edgecore` and a start later: containers go on.
+// TestEveryday_03: `systemctl stop edgecore` and a start later: containers keep running.
 func TestEveryday_03_EdgecoreStopsAndStarts(t *testing.T) {
 	s := newSystem(t)
 	ns := s.Namespace()

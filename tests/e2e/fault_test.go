@@ -82,7 +82,7 @@ func (s *system) running(host, program string) bool {
 }
 
 // smallDisk puts a device's data on a disk of its own with that many MiB, until the test ends.
-// edgecore is started again, twice; its pods go on.
+// edgecore is started again, twice; its pods keep running.
 func (s *system) smallDisk(node string, size int) {
 	s.T.Helper()
 	s.Check(s.Trial.Stop(s.T.Context(), node, "edgecore"))

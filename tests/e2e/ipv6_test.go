@@ -12,9 +12,9 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/lab"
 )
 
-// Point 9, IPv6 on the link: a device that knows the cloud by an IPv6 address alone is linked by
-// it, over websocket and over QUIC. Pods come and their logs are read; a cut that swallows
-// everything is noticed, and healed.
+// Point 9, IPv6 on the link: a device that has an IPv6 address of the cloud alone is linked by it,
+// over websocket and over QUIC. Pods come and their logs are read; a cut that swallows everything
+// is noticed, and healed.
 func TestTraps_09_LinkOverIPv6Works(t *testing.T) {
 	s := newSystem(t)
 	s.Check(s.Trial.LinkIPv6(t.Context(), "edge2"))

@@ -95,7 +95,7 @@ func TestReadyWithTheLink(t *testing.T) {
 }
 
 // A device that comes back without its kubelet, here because containerd does not run, is NotReady
-// like any other that is not heard of, though its session has written its Lease.
+// like any other that is silent, though its session has written its Lease.
 func TestNotReadyWithoutAKubelet(t *testing.T) {
 	s := newSystem(t)
 	t.Cleanup(func() { _ = s.Trial.Start(context.Background(), "edge2", "containerd") })
@@ -249,7 +249,7 @@ func (s *system) settle(node string) {
 	last, quiet := s.linkBytes(node), 0
 	s.WaitFor("silence on the link", func(context.Context) error {
 		now := s.linkBytes(node)
-		if now-last < 512 { // keepalives go on
+		if now-last < 512 { // keepalives continue
 			quiet++
 		} else {
 			quiet = 0

@@ -109,7 +109,7 @@ func TestIsland_04_RebootWhileCutBringsPodsBack(t *testing.T) {
 }
 
 // TestIsland_05: while the link is cut, one pod is deleted in the cloud and another is changed;
-// after it is back the node does as the cloud wants, and leaves the others alone.
+// after it is back the node applies the cloud's state, and leaves the others alone.
 func TestIsland_05_PodChangesWhileCutConverge(t *testing.T) {
 	s := newSystem(t)
 	ns := s.Namespace()

@@ -24,7 +24,7 @@ import (
 )
 
 // deviceShell makes a directory with the program kubectl, the trial's, and returns the environment
-// of a person who works on a device.
+// of a person at work on a device.
 func (s *system) deviceShell() []string {
 	s.T.Helper()
 	dir := s.T.TempDir()
@@ -236,7 +236,7 @@ func (s *system) refusedToOthers(env []string, ns string) {
 	}
 }
 
-// The log of the host, through the link, for who may read it.
+// The log of the host, through the link, for a user that may read it.
 func TestOperate_16_NodeLogQueryThroughTheLink(t *testing.T) {
 	s := newSystem(t)
 	s.Check(os.WriteFile(s.path("edge1", "/var/log/operate16.log"), []byte("the fan stands still\n"), 0o644))

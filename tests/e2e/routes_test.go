@@ -246,7 +246,7 @@ func TestRoutes_05_DeletedNodeLeavesTheStatusAndCatchesUp(t *testing.T) {
 	s.Kill("edge1", "edgecore")
 	s.Kubectl("delete", "node", "edge1")
 	s.waitStaticRoute("office", "1/1 True Applied edge2")
-	s.waitKernelRoutes("edge1", "172.20.0.0/16", "172.21.0.0/16") // it does not know yet
+	s.waitKernelRoutes("edge1", "172.20.0.0/16", "172.21.0.0/16") // it has not noticed yet
 	s.staticRoute("office", "{subnet: 172.20.0.0/16, gateway: "+lanRouter+", mtu: 1400}")
 	s.Kubectl("delete", "staticroute", "plant", "--timeout=60s") // waits for nodes that are there only
 	s.waitStaticRoute("office", "1/1 True Applied edge2")
@@ -334,7 +334,7 @@ func TestRoutes_19_RebootWithoutTheCloudRestores(t *testing.T) {
 	s.waitKernelRoutes("edge2", "mtu 1400")
 }
 
-// edge1 reaches the cloud through the far end of a tunnel, of which no arithmetic can know: its
+// edge1 reaches the cloud through the far end of a tunnel, which no arithmetic can derive: its
 // packets for cloudcore go to 172.25.0.10, where they are sent on to it. A route that leads
 // 172.25.0.0/16 elsewhere cuts the link.
 func TestRoutes_20_CutsTheLinkAndIsRolledBack(t *testing.T) {
@@ -377,7 +377,7 @@ func TestRoutes_20_CutsTheLinkAndIsRolledBack(t *testing.T) {
 	if out := s.Kubectl("describe", "staticroute", "evil"); !strings.Contains(out, "the cloud does not answer any more") {
 		t.Errorf("kubectl describe:\n%s", out)
 	}
-	// Mended by the administrator, it is tried again.
+	// Repaired by the administrator, it is tried again.
 	s.staticRoute("evil", "{subnet: 172.26.0.0/16, gateway: "+lanRouter+", nodeSelector: {matchLabels: {kubernetes.io/hostname: edge1}}}")
 	s.waitStaticRoute("evil", "1/1 True Applied edge1")
 }

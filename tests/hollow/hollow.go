@@ -170,7 +170,7 @@ func (f *Fleet) Await(ctx context.Context, done func(Count) bool) error {
 	}
 }
 
-// AwaitWhole waits until every node is registered and holds all it wants.
+// AwaitWhole waits until every node is registered and synced.
 func (f *Fleet) AwaitWhole(ctx context.Context) error {
 	return f.Await(ctx, func(c Count) bool { return c.Synced == f.config.Nodes && c.Registered == f.config.Nodes })
 }

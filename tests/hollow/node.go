@@ -103,8 +103,8 @@ func (n *node) kubelet(ctx context.Context) {
 		if m, ok := n.nextReport(); ok {
 			n.send(ctx, m)
 		}
-		// Spread as a kubelet spreads it, so that nodes which started together don't go on
-		// reporting together.
+		// Spread as a kubelet spreads it, so that nodes which started together don't keep reporting
+		// together.
 		timer.Reset(every + rand.N(every/20+1) - every/40)
 		select {
 		case <-ctx.Done():

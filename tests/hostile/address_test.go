@@ -208,7 +208,7 @@ func claimByLink(t *testing.T, d *hostile.Device, address string) {
 
 // settled returns when cloudcore has seen the device's claim: an address that no other host has
 // leads to it. One dial at a time, so that no dial is under way when the device forgets its
-// streams: until cloudcore knows the address each is refused at once, and the first that it lets
+// streams: until cloudcore has the address each is refused at once, and the first that it lets
 // through is the last.
 func settled(t *testing.T, d *hostile.Device) {
 	t.Helper()

@@ -25,8 +25,8 @@ import (
 	"github.com/skerry-io/skerry/tests/hostile"
 )
 
-// TestClaims_09_CopiedCertificateLocksNobodyOut: whoever has a copy of a device's certificate opens
-// sessions with the highest epochs that there are, and with the highest that is allowed. The
+// TestClaims_09_CopiedCertificateLocksNobodyOut: an attacker with a copy of a device's certificate
+// opens sessions with the highest epochs that there are, and with the highest that is allowed. The
 // device's own next session is told which one it must exceed, and is let in.
 func TestClaims_09_CopiedCertificateLocksNobodyOut(t *testing.T) {
 	s := newSystem(t, "")

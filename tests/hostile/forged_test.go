@@ -335,7 +335,7 @@ func forgedRequester(t *testing.T, s *system, ns string) {
 	}
 }
 
-// streams: the tunnel knows one verb for a device, the end of a stream that cloudcore opened. A
+// streams: the tunnel has one verb for a device, the end of a stream that cloudcore opened. A
 // device opens streams itself, and writes on streams that were never opened: no target is dialled,
 // and each is closed or the link is.
 func streams(t *testing.T, s *system, _ string) {

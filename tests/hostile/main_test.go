@@ -69,7 +69,7 @@ func run(m *testing.M) int {
 	return m.Run()
 }
 
-// newPlane starts a control plane that knows cloudcore's CA before cloudcore is there, as an
+// newPlane starts a control plane that trusts cloudcore's CA before cloudcore is there, as an
 // administrator sets it up.
 func newPlane(ctx context.Context, dir string) (*cluster.ControlPlane, error) {
 	cert, key, err := ca.New("skerry serving CA")

@@ -35,7 +35,7 @@ import (
 	"github.com/skerry-io/skerry/tests/hostile"
 )
 
-const own, another = "edge-a", "edge-b" // the device's node, and one whose things it wants
+const own, another = "edge-a", "edge-b" // the device's node, and one whose things it tries to get
 
 // less is a reason why a device gets less through its link than a kubelet that talks to
 // kube-apiserver directly.

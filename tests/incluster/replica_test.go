@@ -15,7 +15,7 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/trial"
 )
 
-// leader is who holds the Lease of cloudcore's controllers.
+// leader is the holder of the Lease of cloudcore's controllers.
 func (s *system) leader(ctx context.Context) (string, error) {
 	l, err := s.Client.CoordinationV1().Leases(systemNamespace).Get(ctx, "cloudcore", metav1.GetOptions{})
 	if err != nil {
@@ -85,7 +85,7 @@ func (s *system) signal(pod corev1.Pod, signal string) {
 	s.Check(err)
 }
 
-// The replica that leads is killed: another leads, and devices that were linked to it go on by
+// The replica that leads is killed: another leads, and devices that were linked to it connect to
 // whichever they find.
 func TestShip_08_LeaderKilledAnotherLeads(t *testing.T) {
 	s := newSystem(t)
@@ -161,7 +161,7 @@ func (s *system) drain(node string) {
 	s.Kubectl("drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=3m")
 }
 
-// A node loses its power: the devices that were linked to its replica go on by the other node's.
+// A node loses its power: the devices that were linked to its replica move to the other node's.
 func TestShip_11_NodeLostDevicesGoOn(t *testing.T) {
 	s := newSystem(t)
 	s.waitRolledOut(deployment)

@@ -20,15 +20,15 @@ import (
 )
 
 const (
-	// ResetSocket is the name of the socket, in Config.Dir, at which a lent control plane is put
-	// back: who connects reads ResetDone, or why it could not be.
+	// ResetSocket is the name of the socket, in Config.Dir, at which a lent control plane is reset:
+	// a client reads ResetDone, or the error.
 	ResetSocket = "reset.sock"
 	ResetDone   = "reset\n"
 	// BorrowedLock is the name of the file, in Config.Dir, that the borrower of a control plane
 	// keeps locked (flock(2)).
 	BorrowedLock = "borrowed"
 	idleCheck    = 3 * time.Second
-	// resetTimeout bounds one reset, which is usually done at once. Who asked hears that it failed.
+	// resetTimeout bounds one reset, which is usually done at once. The client gets the failure.
 	resetTimeout = 20 * time.Second
 	// resetPause is for the controllers' late writes about deleted objects.
 	resetPause = 20 * time.Millisecond
@@ -130,7 +130,7 @@ func lend(ctx context.Context, server *embed.Etcd, dir string, idle time.Duratio
 			if err := l.reset(ctx); err != nil {
 				answer = err.Error()
 			}
-			_, _ = io.WriteString(c, answer) // who has gone needs no answer
+			_, _ = io.WriteString(c, answer) // a client that has gone needs no answer
 			c.Close()
 		}
 	}()

@@ -31,8 +31,8 @@ const (
 	identityScheduler  = "scheduler"
 )
 
-// identities are the certificates a control plane needs besides its CA, with the subjects that
-// Kubernetes' bootstrap policy knows.
+// identities are the certificates a control plane needs besides its CA, with the subjects of
+// Kubernetes' bootstrap policy.
 var identities = map[string]pkix.Name{
 	identityAdmin:      {CommonName: "kubernetes-admin", Organization: []string{"system:masters"}},
 	identityKubelet:    {CommonName: "kube-apiserver-kubelet-client", Organization: []string{"system:masters"}},

@@ -19,8 +19,8 @@ import (
 )
 
 // work is the folder of the releases that the tests share; it goes with them. RELEASES of the
-// environment names one that stays, and whose releases are taken as they are: for who works
-// at these tests.
+// environment names one that stays, and whose releases are taken as they are: for work on these
+// tests.
 var work string
 
 func TestMain(m *testing.M) {

@@ -21,8 +21,8 @@ var kubernetes = map[string]string{"1.36": "-1.36", "1.37": ""}
 
 // TestShip_21_EdgesOfTwoMinorsAtPlanesOfTwoMinors: devices with kubelets of Kubernetes 1.36 and
 // 1.37, at control planes of 1.36 and 1.37, each real: a device works where its kubelet is no newer
-// than kube-apiserver, its containers go on when it is upgraded from one minor to the next, and
-// where its kubelet is newer it is refused.
+// than kube-apiserver, its containers keep running when it is upgraded from one minor to the next,
+// and where its kubelet is newer it is refused.
 func TestShip_21_EdgesOfTwoMinorsAtPlanesOfTwoMinors(t *testing.T) {
 	root, err := binary.Root()
 	if err != nil {
@@ -78,7 +78,7 @@ func TestInstallOlderKubernetes(t *testing.T) {
 	}
 }
 
-// upgrade gives a device another edgecore; its containers go on.
+// upgrade gives a device another edgecore; its containers keep running.
 func (s skewed) upgrade(node, program string) {
 	s.T.Helper()
 	before := s.Containers(node)

@@ -19,8 +19,8 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/trial"
 )
 
-// before is the last commit whose programs know no port but 10000 to 10002. It is here for as long
-// as cloudcore listens there.
+// before is the last commit whose programs have only the ports 10000 to 10002. It is here for as
+// long as cloudcore listens there.
 const before = "fcad334fdd499557dbb3fc71390d5d3ffc3dcf63"
 
 // older builds programs of that commit in a folder of the tests.
@@ -95,7 +95,7 @@ func (s skewed) linked(node, version string, ports ...string) {
 	})
 }
 
-// TestShip_19_OldEdgeWorksWithANewCloud: devices with the release of before, which knows the ports
+// TestShip_19_OldEdgeWorksWithANewCloud: devices with the release of before, which has the ports
 // 10000 to 10002 alone, join the cloudcore of today and work with it: pods, logs, their reports
 // after they were cut off, routes. One of them is upgraded: its containers run on, and it comes by
 // port 443. Then cloudcore goes back to the release of before, with its configuration: both devices

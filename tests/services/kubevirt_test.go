@@ -76,7 +76,7 @@ func (s *system) runVirtAPI() *virtAPI {
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
 	s.Check(err)
-	// Who kube-apiserver speaks for is believed of kube-apiserver alone.
+	// The user of a forwarded request is accepted from kube-apiserver alone.
 	proxies := x509.NewCertPool()
 	if ca := s.Kubectl("-n", "kube-system", "get", "configmap", "extension-apiserver-authentication", "-o", `jsonpath={.data.requestheader-client-ca-file}`); !proxies.AppendCertsFromPEM([]byte(ca)) {
 		s.T.Fatalf("no certificate in %q", ca)

@@ -176,7 +176,7 @@ func (s *system) ask(ctx context.Context, network, to string) (from netip.AddrPo
 	if err != nil {
 		return from, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, 1500*time.Millisecond) // who is not let in waits as long
+	ctx, cancel := context.WithTimeout(ctx, 1500*time.Millisecond) // a refused client waits as long
 	defer cancel()
 	conn, err := h.Dial(ctx, network, to)
 	if err != nil {

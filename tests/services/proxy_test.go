@@ -132,7 +132,7 @@ func testWithProxy(t *testing.T, mode string) {
 	}
 	s.runProxy("edge1", mode)
 	s.served(address)
-	s.deviceAnswers("edge1") // kube-proxy, which came later, knows another way
+	s.deviceAnswers("edge1") // kube-proxy, which came later, uses another way
 	s.marked(24, "tcp", address)
 	after, err := s.rules(t.Context(), "edge1")
 	if err != nil || after != before {

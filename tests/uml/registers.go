@@ -16,7 +16,7 @@ import (
 // start starts the guest without a way to the wide vector registers.
 //
 // UML 6.1 moves them between its processes by PTRACE_SETREGSET with a buffer of a size that was
-// known when it was built, and the machine's kernel wants the whole of them (xstateregs_set in
+// known when it was built, and the machine's kernel needs the whole of them (xstateregs_set in
 // Linux): on a CPU that has more, as every one with AMX, the guest dies at boot with "ptrace set fp
 // regs failed". Where its first question for them fails it moves the registers of 1999 instead, by
 // PTRACE_SETFPREGS. So a filter fails that question. The upper halves of the registers are then

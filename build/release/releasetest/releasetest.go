@@ -55,7 +55,7 @@ func (r Release) run(t *testing.T, args ...string) (code int, said string, insta
 	return cmd.ProcessState.ExitCode(), stderr.String(), installed
 }
 
-// refused wants exit code 2, one line that has the word, and an empty folder.
+// refused expects exit code 2, one line that has the word, and an empty folder.
 func (r Release) refused(t *testing.T, word string, args ...string) {
 	t.Helper()
 	code, said, installed := r.run(t, args...)
@@ -98,7 +98,7 @@ func Installs(t *testing.T, r Release, program []byte) {
 	}
 }
 
-// Refusals damages the release in each way and wants install.sh to refuse it.
+// Refusals damages the release in each way and expects install.sh to refuse it.
 func Refusals(t *testing.T, r Release) {
 	bundle := func(dir string) string { return filepath.Join(dir, r.Bundle) }
 	tarball, err := os.ReadFile(filepath.Join(r.Dir, r.Tarball))

@@ -13,11 +13,11 @@ import (
 const NodePoolAnnotation = "skerry.io/node-pool-members"
 
 // RouteCoversAnnotation of a StaticRoute names the node whose pods its subnet overlaps:
-// "10.244.3.0/24, the pods of node edge7". cloudcore writes it, because a node knows no other
-// node's pod ranges; the nodes refuse the route then.
+// "10.244.3.0/24, the pods of node edge7". cloudcore writes it, because a node does not have the
+// other nodes' pod ranges; the nodes refuse the route then.
 const RouteCoversAnnotation = "skerry.io/route-covers"
 
-// PoolMembers is who is in a NodePool.
+// PoolMembers lists the members of a NodePool.
 type PoolMembers struct {
 	// Pool is its name.
 	Pool string `json:"pool"`
@@ -43,7 +43,8 @@ func (m PoolMembers) Selector() (func(labels.Set) bool, error) {
 	}, nil
 }
 
-// PoolMembers reads who is in the pool of a StaticRoute. known is false until it is recorded for the pool that the route names now.
+// PoolMembers reads the members of the pool of a StaticRoute. known is false until it is recorded
+// for the pool that the route names now.
 func (r *StaticRoute) PoolMembers() (members PoolMembers, known bool) {
 	if err := json.Unmarshal([]byte(r.Annotations[NodePoolAnnotation]), &members); err != nil || members.Pool != r.Spec.NodePool {
 		return PoolMembers{}, false

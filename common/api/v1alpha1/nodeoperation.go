@@ -21,7 +21,7 @@ const (
 	DeviceRequestAnnotation = "skerry.io/device-request"
 )
 
-// RequestedOnDevice is who requested an operation on the device itself.
+// RequestedOnDevice is the requester of an operation on the device itself.
 const RequestedOnDevice = "device"
 
 // OperationType is the kind of operation on the device.

@@ -144,9 +144,9 @@ type NodePoolSpec struct {
 	// +kubebuilder:validation:items:Minimum=1
 	// +kubebuilder:validation:items:Maximum=255
 	ReservedVRIDs []int32 `json:"reservedVRIDs,omitempty"`
-	// Advertisements are how a holder shows that it lives: Multicast, or Unicast to each node of the
+	// Advertisements is how a holder advertises itself: Multicast, or Unicast to each node of the
 	// pool, for networks that filter multicast (Wi-Fi, virtual networks of clouds). Where two nodes
-	// hold one address since they don't hear each other, Unicast is used without being asked for.
+	// hold one address since multicast does not reach them, Unicast is used automatically.
 	// +optional
 	// +kubebuilder:default=Multicast
 	Advertisements AdvertisementMode `json:"advertisements,omitempty"`
@@ -175,7 +175,7 @@ type ForeignVRID struct {
 	VRID int32 `json:"vrid"`
 	// Since is when it was believed.
 	Since metav1.Time `json:"since"`
-	// Last is when it was heard last, to the hour.
+	// Last is the time of its last advertisement, to the hour.
 	Last metav1.Time `json:"last"`
 }
 
@@ -198,8 +198,9 @@ type NodePoolStatus struct {
 	// +optional
 	// +listType=atomic
 	LastAllocated []string `json:"lastAllocated,omitempty"`
-	// ForeignVRIDs are numbers of VRRP that other routers on the LAN use. No virtual IP of the network gets them until they have not been
-	// heard for a day. A number counts by the word of two nodes, or of the only one that could hold the address.
+	// ForeignVRIDs are numbers of VRRP that other routers on the LAN use. No virtual IP of the
+	// network gets them until they have been unused for a day. A number counts if two nodes report
+	// it, or the only one that could hold the address.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=255

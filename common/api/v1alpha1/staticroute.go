@@ -303,7 +303,7 @@ type StaticRouteNode struct {
 	LastChange *metav1.Time `json:"lastChange,omitempty"`
 }
 
-// FineNodes names nodes that have the route as one generation of the object wants it.
+// FineNodes names nodes that have the route as of one generation of the object.
 type FineNodes struct {
 	// ObservedGeneration is the metadata.generation that these nodes have.
 	ObservedGeneration int64 `json:"observedGeneration"`
@@ -332,7 +332,8 @@ type StaticRouteStatus struct {
 	// Desired is how many nodes should have the route.
 	// +optional
 	Desired int32 `json:"desired"`
-	// Applied is how many of them have it in the kernel, as this generation wants it; a rehearsal is in no kernel.
+	// Applied is how many of them have it in the kernel, as of this generation; a rehearsal is in
+	// no kernel.
 	// +optional
 	Applied int32 `json:"applied"`
 	// Failed is the number of nodes that report a failure. A node that is neither applied nor

@@ -80,7 +80,8 @@ type VirtualIPNode struct {
 	Ready bool `json:"ready,omitempty"`
 }
 
-// VirtualIPSpec is everything that a node needs to know, so that it can serve the address without the cloud. Only the cloud writes it.
+// VirtualIPSpec is all that a node needs to serve the address without the cloud. Only the cloud
+// writes it.
 type VirtualIPSpec struct {
 	// Address is the virtual IP.
 	// +kubebuilder:validation:MaxLength=45
@@ -226,7 +227,8 @@ const (
 
 // VirtualIPStatus is the observed state of a VirtualIP.
 type VirtualIPStatus struct {
-	// Holder is the node that has the address. More than one, separated by commas, do not hear each other.
+	// Holder is the node that has the address. More than one, separated by commas, don't receive
+	// each other's advertisements.
 	// +optional
 	Holder string `json:"holder,omitempty"`
 	// ReadyNodes is how many nodes have the address or could take it now.
@@ -264,7 +266,7 @@ type VirtualIP struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
-	// Spec is everything that a node needs to know.
+	// Spec is all that a node needs to serve the address.
 	Spec VirtualIPSpec `json:"spec"`
 	// Status is the observed state.
 	// +optional

@@ -14,7 +14,7 @@ type Rule string
 const (
 	// Newest: no viewer sees an older value of an object after a newer one.
 	Newest Rule = "newest"
-	// Wanted: no pod is ended that the cloud still wants.
+	// Wanted: no pod is ended that the cloud still has.
 	Wanted Rule = "wanted"
 	// Dead: a deleted object does not come back, and is in no store at the end.
 	Dead Rule = "dead"

@@ -198,7 +198,7 @@ func (l *Line) carry(ctx context.Context, from, to net.Conn) {
 	}
 }
 
-// pass waits until n bytes may go on.
+// pass waits until n bytes may pass.
 func (l *Line) pass(ctx context.Context, n int) bool {
 	for {
 		s, changed := l.get()

@@ -80,7 +80,7 @@ import "os"
 func off(name string) bool { return os.Getenv(%q) == name }
 `
 
-// Write puts the changed files into dir and returns the file that `go build -overlay` wants.
+// Write puts the changed files into dir and returns the file for `go build -overlay`.
 func Write(root, dir string, switches ...Switch) (overlay string, err error) {
 	changed, err := Apply(root, switches...)
 	if err != nil {

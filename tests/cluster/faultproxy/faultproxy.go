@@ -67,7 +67,7 @@ func New(server *url.URL, ca []byte, dial func(context.Context, string, string) 
 		Transport: &http.Transport{
 			DialContext: dial, TLSClientConfig: &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12}, ForceAttemptHTTP2: true, DisableCompression: true,
 		},
-		FlushInterval: -1, // a watch's events go on at once
+		FlushInterval: -1, // a watch's events pass at once
 		ErrorHandler:  func(http.ResponseWriter, *http.Request, error) { panic(http.ErrAbortHandler) },
 		ErrorLog:      log.New(discard{}, "", 0),
 	}}

@@ -24,7 +24,7 @@ const (
 	Silent Cut = "silent"
 )
 
-// SetCut breaks or mends edge n's uplink. The LAN stays.
+// SetCut breaks or repairs edge n's uplink. The LAN stays.
 func SetCut(router host.Host, n int, c Cut) error {
 	links, err := router.Netlink()
 	if err != nil {
@@ -148,7 +148,7 @@ func setRate(h host.Host, name string, rate uint64) error {
 		return nil
 	}
 	const (
-		burst = 16 << 10 // bytes; a bucket must hold at least one packet, and tbf(8) wants rate / HZ
+		burst = 16 << 10 // bytes; a bucket must hold at least one packet, and tbf(8) needs rate / HZ
 		// queue is the buffer of a cheap modem: more would be delay, less would be loss.
 		queue = 64 << 10
 	)

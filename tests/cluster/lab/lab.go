@@ -166,7 +166,7 @@ func filter(t *iptables.IPTables, ports []Port) error {
 }
 
 // ConnectCloud gives the cloud's n-th host its address and the way to the router and the other
-// ones. It knows no route to the edges.
+// ones. It has no route to the edges.
 func ConnectCloud(router, cloud host.Host, n int) error {
 	return plug(router, cloudIface, "dc"+strconv.Itoa(n), cloud, "eth0", netip.PrefixFrom(Replica(n), 24), netip.PrefixFrom(Replica6(n), 64))
 }
@@ -208,7 +208,7 @@ func balance(t *iptables.IPTables, by string, to netip.Addr, ports []Port, repli
 	errs := []error{t.ClearChain("nat", chainBalance), t.AppendUnique("nat", "PREROUTING", "-i", by, "-d", to.String(), "-j", chainBalance)}
 	for _, p := range ports {
 		for n := replicas; n > 1; n-- {
-			// One of the n that are left; who is passed over by all rules stays with the first.
+			// One of the n that are left; a connection that no rule takes stays with the first.
 			errs = append(errs, t.Append("nat", chainBalance, "-p", p.Protocol, "--dport", strconv.Itoa(int(p.Number)),
 				"-m", "statistic", "--mode", "random", "--probability", strconv.FormatFloat(1/float64(n), 'f', 6, 64),
 				"-j", "DNAT", "--to-destination", Replica(n).String()))

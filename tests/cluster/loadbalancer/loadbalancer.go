@@ -45,7 +45,7 @@ const (
 type Config struct {
 	Client  kubernetes.Interface
 	Address netip.Addr   // the Services' address
-	Nodes   []netip.Addr // the machines that the provider knows
+	Nodes   []netip.Addr // the provider's registered machines
 }
 
 // A target is a node and the port by which it reports that it is healthy for a Service.

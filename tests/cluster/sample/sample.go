@@ -1,4 +1,4 @@
-// Package sample knows the sample application of a trial (manifests/examples/sample): on each edge
+// Package sample checks the sample application of a trial (manifests/examples/sample): on each edge
 // a pod that serves machines on the LAN, and a store, which that pod finds by name on any edge.
 //
 // It is stateless. Its functions may be called from any goroutine.

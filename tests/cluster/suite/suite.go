@@ -2,8 +2,8 @@
 // plane, real containers. The trial is brought up once for the package and is always taken down,
 // also when tests fail, hang or panic.
 //
-// It owns the trial's folder, one for each name and part. It refuses to go on with a trial that it
-// could not make whole. A System belongs to one test; tests of a suite run one after the other.
+// It owns the trial's folder, one for each name and part. It refuses to continue with a trial that
+// it could not make whole. A System belongs to one test; tests of a suite run one after the other.
 package suite
 
 import (
@@ -127,7 +127,7 @@ func choose(ctx context.Context, args []string, n, of int) ([]string, error) {
 // usual is the length of a test that the runner has no figure for.
 const usual = 10
 
-// lengths reads the seconds that tests took in an earlier run, where the runner knows them.
+// lengths reads the seconds that tests took in an earlier run, where the runner recorded them.
 func lengths() (known map[string]int, err error) {
 	file := os.Getenv("SKERRY_TEST_LENGTHS")
 	if file == "" {

@@ -145,7 +145,7 @@ func (t *Trial) reboot(ctx context.Context, n Node, offline bool) error {
 }
 
 // Set changes settings of an edge's edgecore.yaml, each path=value, and starts edgecore again with
-// them. Pods go on.
+// them. Pods keep running.
 func (t *Trial) Set(ctx context.Context, name string, settings []string) error {
 	return t.withNode(ctx, name, func(n Node) error {
 		if n.Plain {

@@ -128,7 +128,7 @@ func gone(fd uintptr) bool {
 	return err == nil && n > 0 && p[0].Revents&unix.POLLHUP != 0
 }
 
-// put writes the time to where the reader wants it.
+// put writes the time to the reader's address.
 func put(fd uintptr, n *notification, at time.Time) error {
 	var answer [16]byte
 	binary.NativeEndian.PutUint64(answer[:], uint64(at.Unix()))
@@ -138,8 +138,8 @@ func put(fd uintptr, n *notification, at time.Time) error {
 		return fmt.Errorf("opening the reader's memory: %w", err)
 	}
 	defer memory.Close()
-	// Asked after opening: the memory is then that of who asked, and not of another with
-	// its number.
+	// Asked after opening: the memory is then the asking thread's, and not that of another with its
+	// number.
 	if _, _, errno := unix.Syscall(unix.SYS_IOCTL, fd, stillThere, uintptr(unsafe.Pointer(&n.ID))); errno != 0 {
 		return fmt.Errorf("the reader is gone: %w", errno)
 	}

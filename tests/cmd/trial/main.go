@@ -69,7 +69,7 @@ func open() (*trial.Trial, error) {
 	return trial.Open(root, dir, os.Stderr)
 }
 
-// asRoot refuses who has not the rights that namespaces want.
+// asRoot refuses users without the rights that namespaces need.
 func asRoot(c *cobra.Command, _ []string) error {
 	if os.Getuid() != 0 {
 		return cli.Badf("trial %s works on network namespaces and containers: run it as root (sudo)", c.Name())

@@ -14,7 +14,8 @@ import (
 )
 
 // TestCheckCluster: a real kube-apiserver is fit for cloudcore; a DaemonSet that would run on
-// devices is found, and the printed patch, applied, keeps it away; who may not install hears it.
+// devices is found, and the printed patch, applied, keeps it away; a user that may not install is
+// told so.
 func TestCheckCluster(t *testing.T) {
 	plane := cluster.Shared(t)
 	s := newSystem(t)

@@ -1,5 +1,5 @@
-// Package join_test shows who gets in, and who doesn't: the real cloudcore with exactly the rights
-// of its manifests, the real edgecore, a real kube-apiserver.
+// Package join_test tests which devices and users get in: the real cloudcore with exactly the
+// rights of its manifests, the real edgecore, a real kube-apiserver.
 package join_test
 
 import (

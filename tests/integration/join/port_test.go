@@ -72,7 +72,7 @@ func hollow(t *testing.T, edgeHub string) (config string) {
 	return config
 }
 
-// forwardTCP leads connections to a host's port 443 on to another's. UDP it does not know.
+// forwardTCP leads connections to a host's port 443 on to another's. It does not forward UDP.
 func forwardTCP(t *testing.T, from, to string) {
 	t.Helper()
 	l, err := net.Listen("tcp", net.JoinHostPort(from, "443"))

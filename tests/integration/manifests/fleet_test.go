@@ -40,8 +40,8 @@ func fleetSpecs() map[string]map[string]any {
 	}
 }
 
-// Whoever may create NodeOperations, and has not the right for this kind, gets a 403 that names the
-// verb; with that right the operation is made. A retry needs it again, a cancellation does not.
+// A user that may create NodeOperations, and has not the right for this kind, gets a 403 that names
+// the verb; with that right the operation is made. A retry needs it again, a cancellation does not.
 func TestFleet_16_MissingRightIsNamed(t *testing.T) {
 	plane := cluster.Shared(t)
 	plane.Apply(t, "manifests/crds")

@@ -25,7 +25,7 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/manifest"
 )
 
-// impersonating is cloudcore acting as another user: by constrained impersonation, which wants the
+// impersonating is cloudcore acting as another user: by constrained impersonation, which takes the
 // user alone, or, with groups, by the classic one.
 func impersonating(cfg *rest.Config, user string, groups ...string) kubernetes.Interface {
 	c := rest.CopyConfig(cfg)

@@ -41,8 +41,8 @@ const probePolicy = `
 // second, and refuses the request when that is over. So no certificate request in the cluster may
 // cause such a read, in a cluster in which no node was ever revoked.
 func TestClaims_35_RequestsOfOthersCostNoLiveRead(t *testing.T) {
-	// Not a lent one: where a policy was removed and made again, kube-apiserver (1.37) may go on
-	// reading its object live.
+	// Not a lent one: where a policy was removed and made again, kube-apiserver (1.37) may continue
+	// to read its object live.
 	plane := cluster.Own(t)
 	plane.Apply(t, "manifests/cloudcore")
 	ns := plane.Namespace(t)

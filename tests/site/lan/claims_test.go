@@ -139,7 +139,7 @@ func TestClaims_01_03_DeviceThatClaimsOthersNetworks(t *testing.T) {
 	}
 }
 
-// The way to the cloud leads over an address that no guard of edge2 knows, of the pool's own
+// The way to the cloud leads over an address that no guard of edge2 has, of the pool's own
 // podSubnets, and a new device of the pool has it in its range. edge2 takes the route back by
 // itself, reports it, keeps the routes to the others, and does not try it again after a restart
 // without a link.
@@ -496,8 +496,8 @@ func TestClaims_31_HostNetworkPodAnswersNeighbours(t *testing.T) {
 	s.served("edge2", address, "host")
 }
 
-// vipPool makes a NodePool with addresses, and vipService a Service that wants one of it: request
-// is the one that it asks for, "" for any.
+// vipPool makes a NodePool with addresses, and vipService a Service with a request for one of them;
+// "" for any.
 func (s *system) vipPool(name, spec string) {
 	s.T.Helper()
 	s.Apply(namespace, "apiVersion: skerry.io/v1alpha1\nkind: NodePool\nmetadata: {name: "+name+", labels: {vips: "+name+"}}\nspec: "+spec+"\n")
@@ -562,7 +562,7 @@ func TestClaims_32_33_AddressesThatNoDeviceHolds(t *testing.T) {
 	s.externalIP("shop-asks", "", mine)
 	s.vipService("shop", "", "")
 	s.externalIP("shop", "192.168.100.241", "")
-	// The gateway of edge1, which no other device knows; an address on no network of any.
+	// The gateway of edge1, which no other device has; an address on no network of any.
 	s.vipService("shop", "-away", "10.9.9.9")
 	s.externalIP("shop-away", "", "10.9.9.9 is not shown: no node holds the address: edge1: ")
 	s.vipPool("empty", `{addresses: ["192.168.100.242"], nodeSelector: {matchLabels: {nobody: has}}}`)

@@ -137,8 +137,7 @@ func TestSite_05_PeerPoweredOffLeavesServices(t *testing.T) {
 	s.served("edge2", address, "on-edge1", "on-edge2")
 }
 
-// It returns, still without the cloud: its pods have new addresses, which only its own
-// kubelet knows.
+// It returns, still without the cloud: its pods have new addresses, which only its own kubelet has.
 func TestSite_06_PeerReturnsWithNewAddresses(t *testing.T) {
 	s := newSystem(t)
 	address, _ := s.web()
@@ -149,8 +148,8 @@ func TestSite_06_PeerReturnsWithNewAddresses(t *testing.T) {
 	s.served("edge3", address, "on-edge1", "on-edge2", "on-edge3")
 }
 
-// edgecore is killed on a device: its pods are up, and go on to be used by all, without one
-// connection that fails.
+// edgecore is killed on a device: its pods are up, and are still used by all, without one failed
+// connection.
 func TestSite_08_EdgecoreKilledOnAPeerChangesNothing(t *testing.T) {
 	s := newSystem(t)
 	address, _ := s.web()
@@ -197,8 +196,8 @@ func TestSite_09_UnreadySeenByPeers(t *testing.T) {
 // on the LAN win. At heal there is no flip, and no connection fails.
 func TestSite_12_WordsWin(t *testing.T) { oneLinked(t, func(*system, string) {}) }
 
-// TestSite_13_HealWithoutFlips: see TestSite_12_WordsWin; here the cloud comes back for all
-// while clients go on.
+// TestSite_13_HealWithoutFlips: see TestSite_12_WordsWin; here the cloud comes back for all while
+// clients continue.
 func TestSite_13_HealWithoutFlips(t *testing.T) {
 	oneLinked(t, func(s *system, address string) {
 		s.Heal("edge2")
@@ -283,7 +282,7 @@ func TestSite_14_PodDeletedWhileCutGoesAtHeal(t *testing.T) {
 }
 
 // The power of the whole site goes while it is cut off, and comes back: all of it works as before,
-// with addresses that no cloud has heard of.
+// with addresses that no cloud has.
 func TestSite_04_WholeSiteRebootsOfflineAndServes(t *testing.T) {
 	s := newSystem(t)
 	address, _ := s.web()

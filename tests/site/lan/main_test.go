@@ -1,5 +1,5 @@
-// Package lan_test runs against one whole trial of a site: three edges in one NodePool that know
-// each other on their LAN, with a pod network, ClusterIPs and names of their own.
+// Package lan_test runs against one whole trial of a site: three edges in one NodePool that
+// discover each other on their LAN, with a pod network, ClusterIPs and names of their own.
 package lan_test
 
 import (

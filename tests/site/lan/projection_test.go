@@ -84,7 +84,7 @@ func TestSite_30_RolloutElsewhereSendsNothing(t *testing.T) {
 	// The same count sees a change that does concern the site.
 	s.Check(s.Client.CoreV1().Pods(namespace).Delete(t.Context(), "on-edge3", metav1.DeleteOptions{GracePeriodSeconds: ptr(int64(0))}))
 	s.served("edge1", address, "on-edge1", "on-edge2")
-	s.WaitFor("a change of the site's own endpoints to be counted", func(context.Context) error { // its devices knew sooner, by themselves
+	s.WaitFor("a change of the site's own endpoints to be counted", func(context.Context) error { // its devices noticed sooner, by themselves
 		if now := s.traffic("edge1"); now.large == before["edge1"].large {
 			return errors.New("nothing came")
 		}

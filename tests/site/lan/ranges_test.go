@@ -69,7 +69,7 @@ func (s *system) podCIDR(node string) netip.Prefix {
 
 // A cluster whose controllers give no ranges: the leader offers one of the pool's podSubnets, and
 // the device writes it into its Node. In a pool without podSubnets, or outside of pools, a device
-// keeps a range that it alone knows, for as long as no other network has it; where all are taken it
+// keeps a range that it alone has, for as long as no other network has it; where all are taken it
 // reports that. Of two devices with one range the newer one's does not count: it reports that, the
 // pool reports it, and neither loses its own pods.
 func TestSite_26_NoPodCIDRIsOfferedByTheLeader(t *testing.T) {
