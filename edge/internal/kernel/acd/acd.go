@@ -47,7 +47,7 @@ type Target struct {
 }
 
 // Probe asks for all targets on an interface and returns the hardware addresses of other hosts that
-// have one, our own holders left out. It takes 1 s, and up to the longest patience where a host
+// have one, without our own holders. It takes 1 s, and up to the longest patience if a host
 // answers.
 func Probe(ctx context.Context, iface string, targets []Target) (map[netip.Addr]net.HardwareAddr, error) {
 	ifi, err := carrier(iface)
@@ -127,8 +127,7 @@ func openWith(ifi *net.Interface, program []bpf.Instruction) (*prober, error) {
 	return p, nil
 }
 
-// join lets the groups of VRRP through the card's filter; that of all nodes is through
-// anyway. packet(7).
+// join adds the groups of VRRP to the card's filter; that of all nodes is always in it. packet(7).
 func (p *prober) join(index int) error {
 	raw, err := p.conn.SyscallConn()
 	if err != nil {
@@ -225,7 +224,7 @@ func (p *prober) hear(ctx context.Context, until time.Time, done func() bool) er
 	}
 }
 
-// take looks at one frame.
+// take processes one frame.
 func (p *prober) take(frame []byte) {
 	if len(frame) < etherLen || p.all[string(frame[6:12])] {
 		return // our own question, as the socket shows it, or another interface of this host on the same LAN

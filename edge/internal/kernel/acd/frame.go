@@ -28,7 +28,7 @@ const (
 	hops = 255
 )
 
-// program lets ARP, VRRP and neighbour advertisements through.
+// program accepts ARP, VRRP and neighbour advertisements.
 func program() []bpf.Instruction {
 	return []bpf.Instruction{
 		bpf.LoadAbsolute{Off: 12, Size: 2},
@@ -47,7 +47,7 @@ func program() []bpf.Instruction {
 	}
 }
 
-// question is the frame that asks for an address, and the hardware address that it goes to.
+// question returns the probe frame for an address, and its destination hardware address.
 func question(own net.HardwareAddr, a netip.Addr) ([]byte, net.HardwareAddr, error) {
 	if a.Is4() {
 		return arpProbe(own, a), net.HardwareAddr{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}, nil

@@ -23,7 +23,7 @@ type Advert struct {
 	Source    netip.Addr
 	IPv6      bool
 	VRID      uint8
-	Priority  uint8 // 0: the sender gives up
+	Priority  uint8 // 0: the sender releases the addresses
 	Addresses []netip.Addr
 	Interval  time.Duration // until the next one, according to the sender
 }
@@ -40,8 +40,8 @@ func (a Advert) Names(address netip.Addr) bool {
 
 // Monitor calls heard for each advertisement of VRRP that arrives on an interface from another
 // host, by multicast or to this host, until ctx ends. The error is ErrNoCarrier when the interface
-// is not there or has gone. heard is called by Monitor's goroutine and must not block for long: the
-// kernel drops frames that do not fit into the socket's buffer.
+// is missing or was removed. heard is called by Monitor's goroutine and must not block for long:
+// the kernel drops frames that do not fit into the socket's buffer.
 func Monitor(ctx context.Context, iface string, heard func(Advert)) error {
 	ifi, err := net.InterfaceByName(iface)
 	if err != nil {

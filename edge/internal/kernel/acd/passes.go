@@ -24,10 +24,10 @@ var ErrFiltered = errors.New("this device's packet filter drops IP protocol 112 
 // returns from the system call that sends it.
 const loopWait = time.Second
 
-// Passes reports whether this host's packet filter lets VRRP through an interface, both ways; the
-// error is ErrFiltered where it does not. It sends one packet to VRRP's group (RFC 5798, 5.1) that
-// no other host sees: with a TTL of 0 it does not leave the host (RFC 1112, 6.1), which hears what
-// it sends to a group itself. It does not detect drops by a switch. A router of VRRP on this host
+// Passes reports whether this host's packet filter passes VRRP on an interface, both ways; the
+// error is ErrFiltered if it does not. It sends one packet to VRRP's group (RFC 5798, 5.1) that no
+// other host sees: with a TTL of 0 it does not leave the host (RFC 1112, 6.1), which receives its
+// own packets to a group. It does not detect drops by a switch. A router of VRRP on this host
 // ignores the packet, whose TTL is wrong.
 func Passes(ctx context.Context, iface string, family netip.Addr) error {
 	ifi, err := net.InterfaceByName(iface)

@@ -33,8 +33,8 @@ type Service struct {
 	// Sources, unless nil, are the only networks whose packets reach the address; empty: no
 	// network. Echo and neighbour discovery pass regardless.
 	Sources []netip.Prefix
-	// Affinity, unless 0, is for how long after its last connection a client comes to the same
-	// backend, in whole seconds.
+	// Affinity, unless 0, is for how long after its last connection a client gets the same backend,
+	// in whole seconds.
 	Affinity time.Duration
 }
 

@@ -1,9 +1,9 @@
 // Package diskkey has the key that seals secrets on the device's disk, without being stored there
 // itself: it comes from a command, or is a credential that systemd has decrypted.
 //
-// It owns where the key comes from, and how files are sealed by it. It refuses a key that is not 32
-// bytes, and never makes one: who lost it joins again. A Key is never changed; its methods may be
-// called by many goroutines at once.
+// It owns the source of the key, and the sealing of files. It refuses a key that is not 32 bytes,
+// and never makes one: a device that lost it joins again. A Key is never changed; its methods may
+// be called by many goroutines at once.
 package diskkey
 
 import (
@@ -23,7 +23,7 @@ import (
 	"k8s.io/apiserver/pkg/storage/value/encrypt/aes"
 )
 
-// Directory is the variable by which systemd tells a service where its credentials are
+// Directory is the environment variable with the directory of a service's credentials
 // (systemd.exec(5), Credentials).
 const Directory = "CREDENTIALS_DIRECTORY"
 

@@ -61,7 +61,7 @@ func TestRead(t *testing.T) {
 	}
 }
 
-// A command that hangs is killed with its child processes when its caller gives up.
+// A command that hangs is killed with its child processes when its caller cancels.
 func TestCommandThatHangs(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	fifo := filepath.Join(t.TempDir(), "started")

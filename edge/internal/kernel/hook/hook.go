@@ -31,7 +31,7 @@ var (
 const (
 	grace     = 10 * time.Second       // between SIGTERM and SIGKILL
 	settle    = 5 * time.Second        // after SIGKILL: how long the end of the group is waited for
-	firstPoll = 20 * time.Millisecond  // between two looks at a hook, doubled each time
+	firstPoll = 20 * time.Millisecond  // between two checks of a hook, doubled each time
 	lastPoll  = 500 * time.Millisecond // up to this
 )
 
@@ -39,7 +39,7 @@ const (
 type Config struct {
 	Commands map[string]string // by operation, each for /bin/sh; empty: no hook
 	Dir      string            // where a running hook is recorded; made on first use
-	Boot     string            // tells one boot of the device from another
+	Boot     string            // unique ID of the device's boot
 	Timeout  time.Duration     // after which a hook is killed, on the monotonic clock; 0: never
 }
 

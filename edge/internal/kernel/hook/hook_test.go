@@ -73,7 +73,7 @@ func TestTraps_17_TimeoutKillsTheHooksGroup(t *testing.T) {
 	gone(t, alive)
 }
 
-// A Run that is given up leaves the hook running; Kill ends it.
+// A cancelled Run leaves the hook running; Kill ends it.
 func TestTraps_17_KillEndsTheHookItsRunDoesNot(t *testing.T) {
 	dir := t.TempDir()
 	alive := filepath.Join(dir, "alive")

@@ -37,7 +37,7 @@ const maxFile = 1 << 20
 type record struct {
 	ID      string        `json:"id"`
 	Boot    string        `json:"boot"`
-	Started time.Duration `json:"started"` // on the monotonic clock, which starts with the boot and stands still in suspend
+	Started time.Duration `json:"started"` // on the monotonic clock, which starts with the boot and stops in suspend
 	pid     int           // 0: not known yet
 }
 
@@ -46,8 +46,8 @@ type records struct{ dir, boot string }
 
 func (r records) path(name string) string { return filepath.Join(r.dir, name) }
 
-// last is the hook that ran last in this boot, and whether it still runs. The lock tells: its
-// holder lives, so that its pid can't be another process's.
+// last is the hook that ran last in this boot, and whether it still runs. The lock shows it: its
+// holder is alive, so that its pid can't be another process's.
 func (r records) last() (last record, running bool, err error) {
 	raw, err := os.ReadFile(r.path(recordFile))
 	if errors.Is(err, os.ErrNotExist) {

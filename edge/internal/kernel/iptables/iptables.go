@@ -2,7 +2,7 @@
 // node's own pods, each in turn.
 //
 // It owns the chains whose names begin with SKERRY-, and one rule in each of the kernel's chains
-// that leads to them. It refuses to touch anything else and never flushes. New rules are added
+// that jumps to them. It refuses to touch anything else and never flushes. New rules are added
 // before old ones are removed. Plane.Apply is called by one goroutine at a time.
 package iptables
 
@@ -105,8 +105,8 @@ func (p *Plane) Apply(_ context.Context, want []balance.Service) error {
 
 func whole(a netip.Addr) string { return netip.PrefixFrom(a, a.BitLen()).String() }
 
-// nat are the rules for the ports of a service: the n-th of every n packets that begin a connection
-// goes to the n-th pod.
+// nat are the rules for the ports of a service: the n-th of every n new connections is forwarded to
+// the n-th pod.
 func nat(s balance.Service) []Leaf {
 	var out []Leaf
 	for _, p := range s.Ports {
@@ -129,7 +129,7 @@ func nat(s balance.Service) []Leaf {
 	return out
 }
 
-// inTurn leads each client that comes newly to the next pod, and remembers it where that is wanted.
+// inTurn forwards each new client to the next pod, and records it for affinity.
 func inTurn(s balance.Service, p balance.Port) [][]string {
 	var rules [][]string
 	for i, b := range p.Backends {
@@ -145,8 +145,8 @@ func inTurn(s balance.Service, p balance.Port) [][]string {
 	return rules
 }
 
-// again leads clients to the pod that they came to last. The kernel remembers the last 100 clients
-// of each pod (xt_recent's ip_list_tot); those before them are new again.
+// again forwards clients to their last pod. The kernel remembers the last 100 clients of each pod
+// (xt_recent's ip_list_tot); earlier ones count as new.
 func again(s balance.Service, p balance.Port) [][]string {
 	if s.Affinity == 0 || len(p.Backends) < 2 {
 		return nil
@@ -255,7 +255,7 @@ type served struct {
 	at       netip.AddrPort
 }
 
-// stale finds flows to served addresses whose pod does not serve any more.
+// stale finds flows to served addresses whose pod is no longer served.
 type stale map[served][]netip.AddrPort
 
 // number is a protocol's (IANA).

@@ -14,10 +14,10 @@ import (
 	"github.com/coreos/go-iptables/iptables"
 )
 
-// Base is a chain of ours that one of the kernel's chains leads to.
+// Base is a chain of ours that one of the kernel's chains jumps to.
 type Base struct {
 	Table, Name, Hook string
-	Last              bool // lead to it behind all other rules instead of in front of them
+	Last              bool // jump to it after all other rules instead of before them
 }
 
 // Leaf is a few rules that belong together, behind one match. Its chain is named after its content:
@@ -29,7 +29,7 @@ type Leaf struct {
 	Rules [][]string
 }
 
-// prefix marks the chains that are ours: that is how a fresh process knows them.
+// prefix marks our chains: a fresh process recognises them by it.
 const prefix = "SKERRY-"
 
 func (l Leaf) chain() string {
@@ -187,7 +187,7 @@ func wrap(err error, format string, args ...any) error {
 	return fmt.Errorf(format+": %w", append(args, err)...)
 }
 
-// target is the leaf that a rule leads to, if it is one of ours.
+// target returns the leaf that a rule jumps to, if it is one of ours.
 func target(line string) (string, bool) {
 	words := strings.Fields(line)
 	i := slices.Index(words, "-j")
@@ -197,8 +197,8 @@ func target(line string) (string, bool) {
 	return words[i+1], true
 }
 
-// fill makes a leaf's chain. One that is there and has as many rules as it should is complete:
-// no other program writes to it, and a crash leaves less.
+// fill creates a leaf's chain. An existing one with the right number of rules is complete: no other
+// program writes to it, and a crash leaves fewer.
 func (r *Rules) fill(table, name string, l Leaf, lines int) error {
 	if lines == len(l.Rules)+1 { // with the line that makes the chain
 		return nil
@@ -214,7 +214,7 @@ func (r *Rules) fill(table, name string, l Leaf, lines int) error {
 	return nil
 }
 
-// hook leads from the kernel's chain to ours, or no longer.
+// hook adds or removes the jump from the kernel's chain to ours.
 func (r *Rules) hook(table string, b Base, want, have bool) error {
 	rule := []string{"-j", b.Name}
 	switch {
@@ -228,8 +228,7 @@ func (r *Rules) hook(table string, b Base, want, have bool) error {
 	return nil
 }
 
-// prune removes rules of a base that lead to leaves that are not wanted, and second ones that
-// lead to the same.
+// prune removes a base's jumps to unwanted leaves, and duplicate jumps.
 func (r *Rules) prune(table, base string, wanted map[string]bool, rules []string, changed bool) error {
 	if changed { // since they were listed
 		var err error

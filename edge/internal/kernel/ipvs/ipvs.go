@@ -4,7 +4,7 @@
 // It owns the virtual services at addresses for which it has chains of its own (../iptables): the
 // chains are made first and removed last, so that a fresh process recognises its services. It
 // refuses kernels without IPVS, and never flushes: services of others are ignored. A TCP connection
-// stays with its pod; a pod that is not served any more gets no new ones, and goes when its last
+// stays with its pod; a pod that is no longer served gets no new ones, and is removed when its last
 // one has ended. Plane.Apply is called by one goroutine at a time.
 package ipvs
 
@@ -52,7 +52,7 @@ func New() (*Plane, error) {
 	return p, nil
 }
 
-// sysctlDir is there when the kernel has IPVS.
+// sysctlDir exists if the kernel has IPVS.
 const sysctlDir = "/proc/sys/net/ipv4/vs/"
 
 func open() (*ipvs.Handle, error) {
@@ -178,8 +178,8 @@ func leaves(all []balance.Service) []iptables.Leaf {
 }
 
 // sysctls sets the sysctls that NAT of IPVS and iptables together needs: connections of IPVS are
-// tracked, so that MASQUERADE knows them, and those to a pod that is not served any more are
-// forgotten when their next packet comes, and so is which client came to it (Linux,
+// tracked, so that MASQUERADE sees them, and those to a pod that is no longer served are dropped at
+// their next packet, together with the pod's affinity (Linux,
 // Documentation/networking/ipvs-sysctl.rst).
 func sysctls() error {
 	for _, name := range []string{"conntrack", "expire_nodest_conn", "expire_quiescent_template"} {

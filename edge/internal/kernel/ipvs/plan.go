@@ -157,7 +157,7 @@ func planService(k key, want balance.Service, p balance.Port, have virtual) (cha
 	return changes
 }
 
-// retire lets a pod's TCP connections end; UDP has no connections to lose, and moves at once.
+// retire drains a pod's TCP connections; UDP has no connections to lose, and moves at once.
 func retire(k key, s *ipvs.Service, d *ipvs.Destination) (change, bool) {
 	if k.protocol == balance.UDP || d.ActiveConnections+d.InactiveConnections == 0 {
 		return change{deleteServer, k, s, d}, true

@@ -19,8 +19,8 @@ import (
 	"github.com/skerry-io/skerry/common/atomicfile"
 )
 
-// retest is how long an instance that keepalived refused is left out before it is tried again: an
-// interface may have come in the meantime.
+// retest is how long an instance that keepalived refused is skipped before it is retried: a missing
+// interface may exist by then.
 const retest = 20 * time.Second
 
 var (
@@ -201,9 +201,9 @@ func (d *Daemon) split(ctx context.Context, instances []Instance, refused map[st
 // errRefused means that keepalived itself has refused the configuration.
 var errRefused = errors.New("keepalived refuses the configuration")
 
-// test lets keepalived judge a configuration, in the network namespace where it is to run: a reload
-// of a bad one is dangerous (VRID out of range or a missing interface: the daemon ends and leaves
-// its addresses behind; nonsense: it drops all).
+// test has keepalived validate a configuration, in its network namespace: a reload of a bad one is
+// dangerous (VRID out of range or a missing interface: the daemon ends and leaves its addresses
+// behind; syntax errors: it drops all).
 func (d *Daemon) test(ctx context.Context, conf []byte) error {
 	path := d.path(fileTest)
 	if err := atomicfile.Write(path, conf, secret); err != nil {
@@ -251,14 +251,14 @@ func render(cfg Config, instances []Instance) []byte {
 	// reload. A change of global_defs means a restart to be safe, so they depend only on the
 	// directory.
 	//
-	// After two parts of a LAN have come together, a loser that hears the winner before it was
-	// heard itself would stop advertising at once, and the winner would never learn that switches
-	// and clients hold the loser's hardware address. So a loser sends one more advertisement
-	// (vrrp_higher_prio_send_advert), and a node that hears a lower priority announces its
-	// addresses, at once and 1 s later.
+	// After two parts of a LAN have joined, a loser that receives the winner's advertisement before
+	// its own was received would stop advertising at once, and the winner would never learn that
+	// switches and clients have the loser's hardware address. So a loser sends one more
+	// advertisement (vrrp_higher_prio_send_advert), and a node that receives a lower priority
+	// announces its addresses, at once and 1 s later.
 	//
 	// A process that other programs keep from running for three intervals loses its addresses
-	// although the node is healthy: the least nice one goes first (vrrp_priority, see
+	// although the node is healthy: the least nice one is scheduled first (vrrp_priority, see
 	// setpriority(2)).
 	fmt.Fprintf(&b, `# Made by edgecore. Your own sections belong into %s.
 global_defs {

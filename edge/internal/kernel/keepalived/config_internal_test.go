@@ -73,7 +73,7 @@ func TestHostile_17_NamesInTheConfigurationAreInert(t *testing.T) {
 	}
 }
 
-// A name never leads out of the directory of tracked files.
+// A name never escapes the directory of tracked files.
 func TestHostile_17_NamesOfTrackedFilesStayInTheirDirectory(t *testing.T) {
 	dir := t.TempDir()
 	d := New(Config{Dir: filepath.Join(dir, "run")})

@@ -119,8 +119,8 @@ type process struct {
 }
 
 const (
-	// grace is how long keepalived has to end by itself: it tells the others (0.5 s) and
-	// removes its addresses.
+	// grace is the time for keepalived to end by itself: it notifies the others (0.5 s) and removes
+	// its addresses.
 	grace      = 5 * time.Second
 	backoffMin = 500 * time.Millisecond
 	backoffMax = 30 * time.Second

@@ -39,7 +39,7 @@ func (d *Daemon) States() map[string]State {
 	return out
 }
 
-// Problems are why instances of the last Apply are left out, by name.
+// Problems returns the errors of skipped instances of the last Apply, by name.
 func (d *Daemon) Problems() map[string]error {
 	d.statesMu.Lock()
 	defer d.statesMu.Unlock()
@@ -53,7 +53,7 @@ func (d *Daemon) Restarts() uint64 {
 	return d.restarts
 }
 
-// ExtraProblem is why the user's sections are not in force as they stand, or nil.
+// ExtraProblem returns why the user's sections are not in force in their current form, or nil.
 func (d *Daemon) ExtraProblem() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -85,9 +85,9 @@ func (d *Daemon) SetReady(name string, ready bool) error {
 	return nil
 }
 
-// Apply makes keepalived hold exactly these elections. Unchanged instances don't notice. An
-// instance that keepalived can't hold is left out and reported by Problems; the others are held all
-// the same. An error leaves everything as it was.
+// Apply makes keepalived hold exactly these elections. Unchanged instances are not affected. An
+// invalid instance is skipped and reported by Problems; the others are held nevertheless. After an
+// error the state is unchanged.
 func (d *Daemon) Apply(ctx context.Context, instances []Instance) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -49,7 +49,7 @@ type order struct {
 type word struct {
 	Answer bool
 	Err    string
-	// Problems are of instances that were left out.
+	// Problems are those of skipped instances.
 	Problems map[string]string
 	States   map[string]keepalived.State
 }
@@ -332,8 +332,8 @@ func TestReload_noFlap(t *testing.T) {
 	holds(t, a, b)
 }
 
-// One instance that keepalived can't hold is left out and reported; the others are held as if it
-// were not there. As a whole, keepalived would refuse such a configuration.
+// One instance that keepalived can't hold is skipped and reported; the others are held as if it did
+// not exist. As a whole, keepalived would refuse such a configuration.
 func TestTraps_01_OneBadInstanceIsLeftOut(t *testing.T) {
 	_, a, b := pair(t)
 	web := instance("web", vip, 51, 200)
@@ -508,7 +508,8 @@ func TestVIPs_17_SupervisorKilledAdoptsKeepalived(t *testing.T) {
 	holds(t, b, a)
 }
 
-// A device that leaves the cluster takes its addresses along, whatever its last edgecore came to.
+// A device that leaves the cluster releases its addresses, regardless of the state of its last
+// edgecore.
 func TestClear(t *testing.T) {
 	for name, files := range map[string][]string{"keepalived lives": nil, "keepalived was killed": {"keepalived.pid", "vrrp.pid"}} {
 		t.Run(name, func(t *testing.T) {

@@ -175,7 +175,7 @@ func (p *process) signal(s unix.Signal) error {
 // reload makes it read its configuration. Unchanged instances go on.
 func (p *process) reload() error { return p.signal(unix.SIGHUP) }
 
-// stop ends it: it tells the others, so that they take over at once, and removes its addresses.
+// stop ends it: it notifies the others, so that they take over at once, and removes its addresses.
 func (p *process) stop(log klog.Logger) error {
 	if err := p.signal(unix.SIGTERM); err != nil {
 		return err

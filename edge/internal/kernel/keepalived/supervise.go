@@ -135,7 +135,7 @@ func (d *Daemon) Clear(ctx context.Context) error {
 	return errors.Join(err, d.sweepLocked(true))
 }
 
-// end stops keepalived for good: the others are notified and take over at once.
+// end stops keepalived permanently: the others are notified and take over at once.
 func (d *Daemon) end(log klog.Logger) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -174,7 +174,7 @@ func (d *Daemon) buried() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.proc != nil {
-		unix.Close(d.proc.fd) // whoever waited for it by that has seen it end
+		unix.Close(d.proc.fd) // every waiter on it has seen it end
 		d.proc = nil
 	}
 	d.killOrphans()

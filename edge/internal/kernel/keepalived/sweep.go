@@ -81,7 +81,7 @@ func (d *Daemon) sweep(all bool) error {
 }
 
 // sweepLocked removes our addresses that are on an interface and should not be: all of them while
-// no keepalived runs, else those that it does not govern any more.
+// no keepalived runs, else those that it no longer manages.
 func (d *Daemon) sweepLocked(all bool) error {
 	places, err := d.owned()
 	if err != nil || len(places) == 0 {
@@ -114,8 +114,8 @@ func (d *Daemon) sweepLocked(all bool) error {
 }
 
 // Leaving are the addresses that no instance has any more and that are still on an interface:
-// keepalived reads a change of its configuration when it comes to it, and tells the others before
-// it takes an address away.
+// keepalived reads a change of its configuration with a delay, and notifies the others before it
+// removes an address.
 func (d *Daemon) Leaving() ([]netip.Addr, error) {
 	places, err := d.owned()
 	if err != nil {
@@ -144,8 +144,8 @@ func (d *Daemon) Leaving() ([]netip.Addr, error) {
 	return left, nil
 }
 
-// remove takes an address from its interface if it is there, whole (/32 or /128): a shorter prefix
-// was set by another program. present reports whether it was there.
+// remove removes an address from its interface if it is present with its full length (/32 or /128):
+// a shorter prefix was set by another program. present reports whether it was there.
 func remove(p place, really bool) (present bool, err error) {
 	link, err := netlink.LinkByName(p.iface)
 	if errors.As(err, new(netlink.LinkNotFoundError)) {
@@ -186,7 +186,7 @@ func onLink(link netlink.Link, address netip.Addr) (bool, error) {
 func (d *Daemon) seedStates() {
 	places, err := d.owned()
 	if err != nil {
-		return // the next transition tells
+		return // the next transition will set it
 	}
 	d.statesMu.Lock()
 	defer d.statesMu.Unlock()

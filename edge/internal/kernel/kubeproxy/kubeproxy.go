@@ -50,7 +50,7 @@ const (
 const (
 	// minSync gathers changes of a moment into one transaction.
 	minSync = 200 * time.Millisecond
-	// retry is after how long a failed transaction is tried again.
+	// retry is the delay before a failed transaction is retried.
 	retry = 5 * time.Second
 	// masqueradeBit is kube-proxy's default: bit 14 of the packet mark.
 	masqueradeBit = 14

@@ -41,8 +41,7 @@ func (d *Driver) ResetTCP(ctx context.Context) (done bool, err error) {
 	return done, nil
 }
 
-// reset puts the rule in front of the chain's own where it is not there; there is false without the
-// chain.
+// reset inserts the rule before the chain's own if it is missing; there is false without the chain.
 func reset(ctx context.Context, n knftables.Interface) (there bool, err error) {
 	rules, err := n.ListRules(ctx, rejectChain)
 	if knftables.IsNotFound(err) {

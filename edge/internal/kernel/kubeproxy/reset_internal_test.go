@@ -7,8 +7,8 @@ import (
 	"sigs.k8s.io/knftables"
 )
 
-// The rule comes to the proxy's chain once it is there, in front of the chain's own, once, and
-// again when the proxy has made the chain anew.
+// The rule is added to the proxy's chain once that exists, before the chain's own, once, and again
+// when the proxy has recreated the chain.
 func TestClaims_29_RefusalOfTCPIsAReset(t *testing.T) {
 	n := knftables.NewFake(knftables.IPv4Family, table)
 	want := func(there bool, rules int) {

@@ -82,8 +82,8 @@ func (*LAN) Listen(port int) (*net.UDPConn, error) {
 	return conn, nil
 }
 
-// Join has the socket hear beacons on the interfaces of all networks. It may be repeated, when
-// there are new ones.
+// Join subscribes the socket to beacons on the interfaces of all networks. It may be repeated for
+// new ones.
 func (d *LAN) Join(conn *net.UDPConn) error {
 	all, err := d.Networks()
 	if err != nil {

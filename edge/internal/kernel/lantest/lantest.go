@@ -304,7 +304,7 @@ func (h *Host) Ask(network, address string, patience time.Duration) (word, seen 
 	return Exchange(c, patience)
 }
 
-// Exchange asks on a connection that is there.
+// Exchange is Ask on an open connection.
 func Exchange(c net.Conn, patience time.Duration) (word, seen string, err error) {
 	if err := c.SetDeadline(time.Now().Add(patience)); err != nil {
 		return "", "", err

@@ -2,8 +2,8 @@
 // something is brought to an end: plain `reboot` and `poweroff`, the power button, unattended
 // upgrades. It takes an inhibitor lock of mode delay (https://systemd.io/INHIBITOR_LOCKS).
 //
-// It owns the lock, its connection to the system bus, and one drop-in of logind.conf(5) that lets
-// the lock last as long as is asked for. It never blocks a shutdown permanently: logind continues
+// It owns the lock, its connection to the system bus, and one drop-in of logind.conf(5) that allows
+// the lock to last for the requested time. It never blocks a shutdown permanently: logind continues
 // after its InhibitDelayMaxSec. A device without logind or without a bus is served without it. Run
 // works in the calling goroutine, and calls its functions there; ShuttingDown may be called from
 // any.
@@ -38,8 +38,8 @@ const (
 	systemdManager = systemd + ".Manager"
 	unit           = "systemd-logind.service"
 
-	// DropIn is the file that raises InhibitDelayMaxSec. Its name comes after the 99-kubelet.conf
-	// that a kubelet leaves which raised it before: of files that set the same the last one counts.
+	// DropIn is the file that raises InhibitDelayMaxSec. Its name sorts after 99-kubelet.conf,
+	// which a kubelet may have left: of files with the same setting the last one counts.
 	DropIn = "/etc/systemd/logind.conf.d/99-skerry.conf"
 
 	// SystemBus is where the bus of the device is (D-Bus specification, "System message bus").
@@ -60,8 +60,8 @@ const (
 	// defaultDelay is logind's limit if it does not report one: the default of InhibitDelayMaxSec,
 	// logind.conf(5).
 	defaultDelay = 5 * time.Second
-	// signals is how many signals may wait. PrepareForShutdown comes twice a shutdown at most; at
-	// the bound the library waits with later ones.
+	// signals is how many signals may wait. PrepareForShutdown is sent at most twice a shutdown; at
+	// the bound the library delays later ones.
 	signals = 8
 )
 
@@ -69,19 +69,18 @@ const (
 type Config struct {
 	// Bus is the bus's address; default SystemBus.
 	Bus string
-	// Retry is how soon a bus that is not there is tried again; default 30 s.
+	// Retry is the delay before a missing bus is tried again; default 30 s.
 	Retry time.Duration
 	// Why is the reason shown by systemd-inhibit --list.
 	Why string
-	// Delay is how long a shutdown should wait for Prepare; 0: as long as logind lets it. Where
-	// logind lets it wait for less, DropIn raises that.
+	// Delay is how long a shutdown should wait for Prepare; 0: logind's limit. If that is lower,
+	// DropIn raises it.
 	Delay time.Duration
 	// DropIn is the path of the file; default DropIn.
 	DropIn string
 	// Prepare is called before the device shuts down; the shutdown waits for it until ctx ends. It
-	// is called again, without a lock, where the bus went in the meantime, or where this process
-	// was started during a shutdown. Resume is called when the shutdown was given up; its error
-	// ends Run.
+	// is called again, without a lock, if the bus was lost since, or if this process was started
+	// during a shutdown. Resume is called when the shutdown was cancelled; its error ends Run.
 	Prepare func(ctx context.Context) error
 	Resume  func(ctx context.Context) error
 }
@@ -185,7 +184,7 @@ func (s *server) serve(ctx context.Context) error {
 	switch down := preparing(ctx, logind); {
 	case down: // logind gives out no more locks
 		s.prepare(ctx, delay(logind))
-	case s.down: // it was given up while the bus was away
+	case s.down: // it was cancelled while the bus was lost
 		if err := s.resume(ctx); err != nil {
 			return err
 		}
@@ -263,7 +262,7 @@ func (s *server) inhibit(ctx context.Context, logind dbus.BusObject) (*os.File, 
 	return os.NewFile(uintptr(fd), "inhibitor lock"), nil
 }
 
-// delay is how long logind waits for those who hold a lock.
+// delay returns how long logind waits for holders of a lock.
 func delay(logind dbus.BusObject) time.Duration {
 	v, err := logind.GetProperty(manager + ".InhibitDelayMaxUSec")
 	if us, ok := v.Value().(uint64); err == nil && ok && us > 0 && us < uint64(time.Hour/time.Microsecond) {

@@ -54,8 +54,8 @@ func waitAsked(t *testing.T, l *logindtest.Logind, n int) {
 	}
 }
 
-// The lock is held until Prepare has ended, is taken again after a shutdown that was given up, and
-// is given up in time where Prepare does not end.
+// The lock is held until Prepare has ended, is taken again after a cancelled shutdown, and is
+// released in time if Prepare does not end.
 func TestRun(t *testing.T) {
 	l := logindtest.New(t, 20*time.Second)
 	calls, goOn := run(t, l.Bus)
@@ -151,7 +151,7 @@ func TestRun_StartedDuringAShutdown(t *testing.T) {
 	}
 }
 
-// A device without a bus is tried again, and ends when it is to end.
+// Without a bus the module retries, and ends with its context.
 func TestRun_NoBus(t *testing.T) {
 	run(t, "unix:path="+t.TempDir()+"/none")
 }

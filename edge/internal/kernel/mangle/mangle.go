@@ -2,7 +2,7 @@
 // iptables and ip6tables.
 //
 // It owns the chains SKERRY-MARKS and SKERRY-ACE of that table, and one rule of PREROUTING for each
-// that leads to it: the second before all other rules, the first behind those that restore marks.
+// that jumps to it: the second before all other rules, the first behind those that restore marks.
 // It refuses to touch anything else. All changes of a family are one transaction of
 // iptables-restore; it does not write if the kernel state is as desired. The chains stay when the
 // process ends. Apply is called by one goroutine at a time.

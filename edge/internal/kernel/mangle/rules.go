@@ -14,15 +14,14 @@ type Rules struct{ V4, V6 Chains }
 type Chains struct {
 	// Marks are the rules that mark connections that come in.
 	Marks []string
-	// ACE are the rules for who reaches the Authorized Cluster Endpoint.
+	// ACE are the rules for clients of the Authorized Cluster Endpoint.
 	ACE []string
 }
 
 const (
 	table = "mangle"
 	hook  = "PREROUTING"
-	// marksChain and aceChain are ours, whichever process made them: that is how a fresh
-	// process knows them.
+	// marksChain and aceChain are always ours: a fresh process recognises them by name.
 	marksChain = "SKERRY-MARKS"
 	aceChain   = "SKERRY-ACE"
 	// commentMax is the longest comment: XT_MAX_COMMENT_LEN of the kernel, with its end mark.
@@ -32,7 +31,7 @@ const (
 // chain is one of our chains as it should be.
 type chain struct {
 	name  string
-	match string // of the rule of PREROUTING that leads to it
+	match string // of the jump in PREROUTING
 	first bool   // the rule is before all others; else behind all that restore marks
 	rules []string
 }
@@ -125,7 +124,7 @@ func placed(rules []string, at int, first bool) bool {
 }
 
 // parse reads the output of iptables-save: the rules by chain, without "-A CHAIN ". A chain without
-// rules is there too.
+// rules is included.
 func parse(saved string) map[string][]string {
 	have := map[string][]string{}
 	for line := range strings.Lines(saved) {

@@ -2,9 +2,9 @@
 // the site, and packets of the device itself to pods of others the address that those can answer.
 //
 // It owns the nftables tables "skerry-pods" of the families ip and ip6, whole, and touches no
-// other: by these names a fresh process recognises them. It refuses a family that has no ranges,
-// whose table goes. A table is replaced in one transaction, and stays when the process ends. Apply
-// is called by one goroutine at a time.
+// other: by these names a fresh process recognises them. A family without ranges has no table. A
+// table is replaced in one transaction, and stays when the process ends. Apply is called by one
+// goroutine at a time.
 package masquerade
 
 import (

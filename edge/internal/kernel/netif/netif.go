@@ -1,4 +1,4 @@
-// Package netif looks at the network interfaces of the device.
+// Package netif reads the network interfaces of the device.
 //
 // It only reads, and has no state. Its functions may be called from any goroutine; they see the
 // network namespace of the calling thread.
@@ -17,10 +17,10 @@ import (
 // Interface is a network interface.
 type Interface struct {
 	Name string
-	// Prefixes are the networks that it is on: its addresses with the length of their network,
-	// those of one address left out.
+	// Prefixes are its networks: its addresses with the length of their network, except networks of
+	// one address.
 	Prefixes []netip.Prefix
-	// Default: the device's default route leads through it.
+	// Default: the device's default route uses it.
 	Default bool
 	// HardwareAddress is as text; "" without one.
 	HardwareAddress string
@@ -58,8 +58,8 @@ func List() ([]Interface, error) {
 	return out, nil
 }
 
-// nextHops are the indexes of the interfaces that default routes of the main table lead through,
-// and the gateways of all its routes by interface.
+// nextHops returns the interface indexes of the main table's default routes, and the gateways of
+// all its routes by interface.
 func nextHops() (defaults []int, gateways map[int][]netip.Addr, err error) {
 	routes, err := dump.Read(func() ([]netlink.Route, error) { return netlink.RouteList(nil, netlink.FAMILY_ALL) })
 	if err != nil {

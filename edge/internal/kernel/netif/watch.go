@@ -14,7 +14,7 @@ const (
 	// gather is how long changes are gathered before the interfaces are listed again: a cable that
 	// is plugged in brings a handful of them.
 	gather = 50 * time.Millisecond
-	// pauseMin and pauseMost bound the pause before something is tried again that has failed.
+	// pauseMin and pauseMost bound the pause before a failed operation is retried.
 	pauseMin  = time.Second
 	pauseMost = 30 * time.Second
 )
@@ -122,7 +122,7 @@ func (s *subscription) fail(err error) {
 	}
 }
 
-// ended receives when s is of no use any more; never for the nil one.
+// ended receives when s has ended; never for the nil one.
 func (s *subscription) ended() <-chan error {
 	if s == nil {
 		return nil

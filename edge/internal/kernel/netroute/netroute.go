@@ -249,7 +249,7 @@ func (d *Driver) names() (map[int]string, error) {
 }
 
 // found reads the kernel's route. Those of the local table, cached ones and types that are not for
-// routing are left out.
+// routing are skipped.
 func found(r netlink.Route, family int, names map[int]string) (Found, bool) {
 	if r.Table == local || r.Flags&unix.RTM_F_CLONED != 0 {
 		return Found{}, false
@@ -325,7 +325,7 @@ func (d *Driver) write(ctx context.Context, r Route, protocol uint8, change func
 	return explain(change(kr), r)
 }
 
-// Delete removes our route of that key. One that is not there is fine.
+// Delete removes our route of that key. A missing one is no error.
 func (d *Driver) Delete(ctx context.Context, r Route) error {
 	return d.remove(ctx, r, d.config.Protocol)
 }

@@ -42,7 +42,7 @@ func (d *Driver) NextHop(to netip.Addr) (Hop, error) {
 const pingEvery = 250 * time.Millisecond
 
 // Ping sends ICMP echo requests through an interface ("" for the kernel's choice) until an answer
-// comes (nil) or ctx ends. It needs CAP_NET_RAW.
+// arrives (nil) or ctx ends. It needs CAP_NET_RAW.
 func (d *Driver) Ping(ctx context.Context, to netip.Addr, through string) error {
 	var request, reply icmp.Type = ipv4.ICMPTypeEcho, ipv4.ICMPTypeEchoReply // RFC 792
 	network := "ip4:icmp"
@@ -88,7 +88,7 @@ func (d *Driver) Ping(ctx context.Context, to netip.Addr, through string) error 
 			}
 			m, err := icmp.ParseMessage(reply.Protocol(), buffer[:n])
 			if err != nil || m.Type != reply {
-				continue // the socket shows all of ICMP that comes to this host
+				continue // the socket receives all of this host's ICMP
 			}
 			if echo, ok := m.Body.(*icmp.Echo); ok && bytes.Equal(echo.Data, mark) {
 				return nil

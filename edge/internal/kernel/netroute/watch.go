@@ -21,13 +21,13 @@ type Event struct {
 	// Route was made, changed (Gone false) or removed (Gone true).
 	Route *Found
 	Gone  bool
-	// Links: an interface or an address came, went or changed. The kernel does not report which
-	// routes were removed with it.
+	// Links: an interface or an address was added, removed or changed. The kernel does not report
+	// which routes were removed with it.
 	Links bool
 }
 
 // Watch calls started once events are being collected, and then handle with each, until ctx ends
-// (nil) or events were lost (ErrLost). Events of routes in the local table are left out.
+// (nil) or events were lost (ErrLost). Events of routes in the local table are skipped.
 func (d *Driver) Watch(ctx context.Context, started func(), handle func(Event)) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -99,7 +99,7 @@ func (d *Driver) Watch(ctx context.Context, started func(), handle func(Event)) 
 	}
 }
 
-// ended gives the reason a subscription ended by itself: its error came first.
+// ended returns the reason why a subscription ended by itself: its error was sent first.
 func (d *Driver) ended(ctx context.Context, what string) error {
 	if cause := context.Cause(ctx); cause != nil {
 		if errors.Is(cause, ErrLost) {

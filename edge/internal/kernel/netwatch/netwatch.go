@@ -1,5 +1,5 @@
-// Package netwatch wakes a listener when the device's network may have come back: a link came up,
-// an address or a route is new.
+// Package netwatch wakes a listener when the device's network may have been restored: a new
+// carrier, address or route.
 //
 // It owns three netlink subscriptions (rtnetlink(7)) and makes no decisions: a wake-up is a reason
 // to try, no promise that it helps. Messages lost by the kernel (ENOBUFS) count as a change. One

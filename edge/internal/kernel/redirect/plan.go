@@ -7,11 +7,12 @@ import (
 	"strings"
 )
 
-// A Rule leads TCP connections for From to To, an address that this device is given. Both are IPv4.
+// A Rule redirects TCP connections for From to To, an address that is added to this device. Both
+// are IPv4.
 type Rule struct{ From, To netip.AddrPort }
 
 const (
-	// label marks our addresses: that is how a fresh process knows them (ip-address(8)).
+	// label marks our addresses: a fresh process recognises them by it (ip-address(8)).
 	label = "lo:skerry"
 	table = "nat"
 	chain = "SKERRY-API"
@@ -39,7 +40,7 @@ type operation uint8
 const (
 	addAddress operation = iota
 	deleteAddress
-	newChain // also empties the one that is there
+	newChain // also empties an existing one
 	appendRule
 	insertRule // as the first
 	deleteRule

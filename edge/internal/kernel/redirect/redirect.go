@@ -1,4 +1,4 @@
-// Package redirect leads TCP connections that are for elsewhere to a listener on this device.
+// Package redirect redirects TCP connections to other addresses to a listener on this device.
 //
 // It owns the chain SKERRY-API of the nat table with the two rules that jump to it, the table
 // skerry-api of nftables, which has the same redirections ahead of kube-proxy's nftables mode, and

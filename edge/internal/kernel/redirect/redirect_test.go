@@ -133,7 +133,7 @@ func TestDriver(t *testing.T) {
 		device.Must(t, ask)
 	}
 
-	// Who comes in front of us is passed again; other addresses take the place of the first.
+	// A rule inserted before ours is overtaken again; other addresses replace the first.
 	device.Must(t, func() error {
 		return exec.Command("iptables", "-t", "nat", "-I", "PREROUTING", "1", "-j", "ACCEPT").Run()
 	})

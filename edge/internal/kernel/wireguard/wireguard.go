@@ -37,8 +37,8 @@ const (
 )
 
 const (
-	// keepalive keeps the way open through a NAT on it; RFC 4787, 4.3, lets one forget after two
-	// minutes, and many do after half of one.
+	// keepalive keeps the mapping of a NAT on the path open; RFC 4787, 4.3, allows it to expire
+	// after two minutes, and many do after half of one.
 	keepalive = 25 * time.Second
 	// silence is the time without packets of a peer after which its reported endpoint is used: a
 	// session ends after 180 s (the paper's 6.1, REJECT-AFTER-TIME).
@@ -157,7 +157,7 @@ func ensure(mtu int) (netlink.Link, error) {
 		attrs := netlink.NewLinkAttrs()
 		attrs.Name, attrs.MTU = Interface, mtu
 		err := netlink.LinkAdd(&netlink.Wireguard{LinkAttrs: attrs})
-		if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENODEV) { // rtnetlink knows no such type, and there is no module
+		if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENODEV) { // rtnetlink has no such type, and there is no module
 			return nil, ErrUnsupported
 		}
 		if err != nil {

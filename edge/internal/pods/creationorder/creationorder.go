@@ -1,4 +1,4 @@
-// Package creationorder keeps a clock that went backwards from stopping pods.
+// Package creationorder prevents a clock that was set back from stopping pods.
 //
 // The kubelet takes the container with the latest CreatedAt for the last of its name, and the
 // sandbox likewise. If the clock is earlier than at the last start, as on a device without a
@@ -52,11 +52,11 @@ type Config struct {
 	NodeName string
 	// Runtime is the endpoint of the container runtime.
 	Runtime string
-	// API leads to the edge API, which lists the pods of the device.
+	// API configures a client of the edge API, which lists the pods of the device.
 	API *rest.Config
 }
 
-// Module looks at the clock.
+// Module watches the clock.
 type Module struct {
 	config Config
 	client kubernetes.Interface
@@ -174,7 +174,7 @@ func (m *Module) read(ctx context.Context, runtime runtimev1.RuntimeServiceClien
 		p := &pods.Items[i]
 		uid := p.UID
 		if hash := p.Annotations[corev1.MirrorPodAnnotationKey]; hash != "" {
-			uid = types.UID(hash) // the runtime knows a static pod by the hash of its file
+			uid = types.UID(hash) // the runtime identifies a static pod by the hash of its file
 		}
 		s.Pods[uid] = podOf(p)
 	}

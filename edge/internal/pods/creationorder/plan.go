@@ -57,7 +57,7 @@ type Removal struct {
 // A dead one hides its successors if its creation time is in the future, and has hidden them if one
 // with a higher attempt is not younger. The dead that the kubelet still needs stay: succeeded
 // containers of pods with restartPolicy OnFailure, and all of pods with Never, of ended pods, and
-// of pods that the device doesn't know.
+// of pods unknown to the device.
 func Plan(s State) (r Removal) {
 	gone := map[string]bool{}
 	for _, b := range s.Sandboxes {

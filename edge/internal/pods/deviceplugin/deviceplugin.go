@@ -1,14 +1,14 @@
 // Package deviceplugin keeps pods with devices of device plugins from being rejected after a boot.
 //
-// A kubelet that starts has no device until its plugin has registered, which is often a pod
-// itself, and rejects each pod that wants one until then: UnexpectedAdmissionError, for good
+// A kubelet that starts has no device until its plugin has registered, which is often a pod itself,
+// and rejects each pod that requests one until then: UnexpectedAdmissionError, permanently
 // (kubernetes#128043). So these pods are withheld from the kubelet until it has their devices, the
 // oldest first, and at most for a while: then the kubelet decides.
 //
 // It owns which pods wait, and their conditions and events about that. It refuses to hold a pod
-// whose containers run (the kubelet admits those), a plugin's own pod, and any pod once that while
-// is over: from then on the scheduler and the kubelet decide. Prepare comes before Run's first
-// look; Withholds may be called by any goroutine, all the time.
+// whose containers run (the kubelet admits those), a plugin's own pod, and any pod once the limit
+// is over: from then on the scheduler and the kubelet decide. Prepare runs before Run's first
+// check; Withholds may be called by any goroutine, all the time.
 package deviceplugin
 
 import (
@@ -64,7 +64,7 @@ type Config struct {
 	Runtime string
 	// RootDir is the kubelet's.
 	RootDir string
-	// API leads to the edge API.
+	// API configures a client of the edge API.
 	API    *rest.Config
 	Events func(ctx context.Context) (agent.Recorder, error)
 	// Recorrect has the gate asked again for pods; metamanager.Manager's.
@@ -265,7 +265,7 @@ func (m *Module) next() time.Duration {
 	return max(time.Until(m.until), poll) // no further pod waits then
 }
 
-// look lets pods through whose devices are there, or all once their time is over.
+// look admits pods whose devices are available, or all once their time is over.
 func (m *Module) look(ctx context.Context, recorder agent.Recorder) error {
 	m.mu.Lock()
 	until, some := m.until, len(m.waiting) > 0

@@ -22,7 +22,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/core/object"
 )
 
-// device is a Module with a kubelet and a runtime that answer as the test wants.
+// device is a Module with a kubelet and a runtime whose answers the test controls.
 type device struct {
 	*Module
 	t       *testing.T
@@ -137,7 +137,7 @@ func TestPodsWaitForTheirPlugin(t *testing.T) {
 		if len(p.Status.Conditions) != 2 || p.Status.Conditions[0].Reason != "WaitingForDevicePlugin" || !strings.Contains(p.Status.Conditions[0].Message, thing) {
 			t.Errorf("its conditions: %+v", p.Status.Conditions)
 		}
-		later := user("later", 4, 1) // comes over the link
+		later := user("later", 4, 1) // delivered over the link
 		d.want("another one comes", d.withheld(later), "later")
 
 		d.register("1", "2")
@@ -156,7 +156,7 @@ func TestPodsWaitForTheirPlugin(t *testing.T) {
 	})
 }
 
-// A plugin that never comes is named after the limit, and its pods are the kubelet's to judge.
+// A plugin that never registers is reported after the limit, and the kubelet decides on its pods.
 func TestAPluginThatNeverComes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		waits := user("waits", 1, 1)

@@ -89,9 +89,9 @@ func (r Resources) requests(pod *corev1.Pod) map[string]int64 {
 	return sum
 }
 
-// mustWait reports whether a kubelet that starts now would reject a pod for want of a device: while
-// no plugin has registered it admits a container that wants one only if the container runs
-// (ManagerImpl.devicesToAllocate). running are the containers of the pod that do.
+// mustWait reports whether a kubelet that starts now would reject a pod because of a missing
+// device: while no plugin has registered it admits a container that requests one only if the
+// container runs (ManagerImpl.devicesToAllocate). running are the containers of the pod that do.
 func (r Resources) mustWait(pod *corev1.Pod, running sets.Set[string]) bool {
 	if podrestart.Terminal(pod) || pod.Annotations[corev1.MirrorPodAnnotationKey] != "" || isPlugin(pod) {
 		return false
@@ -123,8 +123,8 @@ type State struct {
 	Waiting, Shown []*corev1.Pod
 }
 
-// Plan returns why pods wait on: for devices that are not there, the oldest pod first. A pod
-// without a reason would be admitted.
+// Plan returns why pods keep waiting: for missing devices, the oldest pod first. A pod without a
+// reason would be admitted.
 func Plan(s State) map[types.UID]string {
 	used := map[string]sets.Set[string]{} // IDs
 	count := map[string]int64{}           // of devices whose IDs are not known yet

@@ -18,7 +18,8 @@ import (
 
 const thing = "devices.example/thing"
 
-// user is a pod with containers that each want as many things, made in the given second of a day.
+// user returns a pod whose containers each request so many devices, created in the given second of
+// a day.
 func user(name string, second int, wants ...int) *corev1.Pod {
 	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{
 		Namespace: "default", Name: name, UID: types.UID(name), CreationTimestamp: metav1.NewTime(time.Date(2026, 11, 27, 0, 0, second, 0, time.UTC)),

@@ -93,8 +93,8 @@ func newServer(config Config) (*options.KubeletServer, error) {
 		kc.ServerTLSBootstrap = true
 	}
 	if kc.EnableSystemLogHandler && !sets(config.Kubelet, "enableSystemLogQuery") {
-		// The host's logs, for who may read nodes/log or nodes/proxy: nobody is at the device to
-		// read its journal.
+		// The host's logs, for users who may read nodes/log or nodes/proxy: there is nobody at the
+		// device to read its journal.
 		kc.EnableSystemLogQuery = true
 	}
 	if len(config.ClusterDNS) > 0 && !sets(config.Kubelet, "clusterDNS") {
@@ -279,8 +279,7 @@ func strictMistake(text string) Mistake {
 	return Mistake{Message: text}
 }
 
-// decodeInto decodes with the kubelet's defaults, which panic over feature gates that they
-// don't know.
+// decodeInto decodes with the kubelet's defaults, which panic on unknown feature gates.
 func decodeInto(decoder runtime.Decoder, raw []byte, kind schema.GroupVersionKind) (o runtime.Object, err error) {
 	defer func() {
 		if p := recover(); p != nil {

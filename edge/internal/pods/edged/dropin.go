@@ -57,7 +57,7 @@ func (m *Merged) lay(path string) error {
 	if err != nil {
 		return err
 	}
-	for _, want := range [][2]string{{"apiVersion", kubeletconfigv1beta1.SchemeGroupVersion.String()}, {"kind", "KubeletConfiguration"}} { // the kubelet wants both
+	for _, want := range [][2]string{{"apiVersion", kubeletconfigv1beta1.SchemeGroupVersion.String()}, {"kind", "KubeletConfiguration"}} { // the kubelet requires both
 		var text string
 		if json.Unmarshal(fields[want[0]], &text) != nil || text != want[1] {
 			return fmt.Errorf("%s must be %s", want[0], want[1])

@@ -47,7 +47,7 @@ type Config struct {
 	RootDir  string            // "": the kubelet's default
 	NodeIP   string            // "": the kubelet chooses
 	CertDir  string            // for the key and certificate of the kubelet's server; "": pki in RootDir
-	// Kubelet is a KubeletConfiguration, YAML or JSON; apiVersion and kind may be left out.
+	// Kubelet is a KubeletConfiguration, YAML or JSON; apiVersion and kind are optional.
 	Kubelet []byte
 	// ClusterDNS and ClusterDomain are the name servers and the domain of pods, if the
 	// KubeletConfiguration doesn't set them.
@@ -58,7 +58,7 @@ type Config struct {
 	ClientCAFile string
 	// Verbosity of klog, if the KubeletConfiguration doesn't set it.
 	Verbosity int
-	// Host and Transport lead to the API, with the kubelet's identity.
+	// Host and Transport connect to the API, with the kubelet's identity.
 	Host      string
 	Transport http.RoundTripper
 	// Share gets each Service that the kubelet watches, and returns it or one that is equal for the

@@ -96,8 +96,8 @@ func TestValidate(t *testing.T) {
 	}
 }
 
-// onAnyCgroups lets the configuration pass on hosts with cgroup v1, which the kubelet
-// refuses by default.
+// onAnyCgroups makes the configuration valid on hosts with cgroup v1, which the kubelet refuses by
+// default.
 func onAnyCgroups(kubelet string) []byte {
 	switch {
 	case kubelet == "{}":
@@ -211,7 +211,7 @@ func TestStop(t *testing.T) {
 	}
 }
 
-// TestNeeds: each message names the problem and the action, and goes away with its reason.
+// TestNeeds: each message names the problem and the action, and disappears with its reason.
 func TestNeeds(t *testing.T) {
 	dir := t.TempDir()
 	taken, err := net.Listen("tcp", "127.0.0.1:0")

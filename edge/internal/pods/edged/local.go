@@ -36,7 +36,7 @@ var localPaths = []string{"/containerLogs/", "/exec/", "/attach/", "/portForward
 // accepts, byte by byte. So it is useless anywhere else.
 type localClient struct {
 	certificate tls.Certificate
-	user        *user.DefaultInfo // compared as a pointer: no certificate, token or header leads to it
+	user        *user.DefaultInfo // compared as a pointer: no certificate, token or header yields it
 }
 
 func newLocalClient() (*localClient, error) {
@@ -44,7 +44,7 @@ func newLocalClient() (*localClient, error) {
 	if err != nil {
 		return nil, fmt.Errorf("making the key for the kubelet: %w", err)
 	}
-	// Its times are not looked at: the kubelet compares the whole certificate.
+	// Its times are not checked: the kubelet compares the whole certificate.
 	template := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "edgecore"}, NotAfter: time.Unix(1<<33, 0)}
 	raw, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
 	if err != nil {

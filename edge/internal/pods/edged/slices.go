@@ -24,9 +24,10 @@ import (
 // keeping is a client that deletes no ResourceSlices of DRA drivers that run on this device.
 //
 // A kubelet that starts deletes all of its node's, since no driver has registered yet, and those of
-// a driver that was gone for a while; it tries until it can (DRAPluginManager.wipeResourceSlices).
-// Without a link that is when the link comes back: the drivers have long been there again, and the
-// scheduler would lose the devices of pods that run. With one it is at every start of edgecore.
+// a driver that was missing for a while; it retries until it succeeds
+// (DRAPluginManager.wipeResourceSlices). Without a link that is when the link returns: the drivers
+// have long registered again, and the scheduler would lose the devices of running pods. With one it
+// is at every start of edgecore.
 type keeping struct {
 	kubernetes.Interface
 	running func(ctx context.Context) (drivers []string)

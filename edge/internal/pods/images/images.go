@@ -40,8 +40,8 @@ type Config struct {
 	// Runtime and Images are the endpoints of the container runtime ("unix:///run/..."), of pods
 	// and of images; mostly they are the same.
 	Runtime, Images string
-	// API leads to the edge API, which lists the pods of the device, and its applications
-	// where Apps is set.
+	// API configures a client of the edge API, which lists the pods of the device, and its
+	// applications where Apps is set.
 	API      *rest.Config
 	NodeName string
 	Apps     bool
@@ -61,7 +61,7 @@ type Server struct {
 	mu      sync.Mutex
 	sandbox string // "": not known yet
 	unknown bool   // the last question for the wanted images failed
-	failure string // of the last try to restore the sandbox image; "" where it went well
+	failure string // of the last attempt to restore the sandbox image; "" if it succeeded
 }
 
 // New returns a Server.

@@ -41,9 +41,9 @@ func has(keep map[string]bool, names []string) bool {
 	return false
 }
 
-// normal is a name of an image in full, as runtimes list it: "nginx" has a host, a folder and the
-// tag "latest" there. Where a name has a tag and a digest, the digest counts (containerd knows the
-// image by both). Other strings, such as an image's ID, are returned unchanged.
+// normal returns the full name of an image, as runtimes list it: "nginx" gets a host, a folder and
+// the tag "latest". If a name has a tag and a digest, the digest counts (containerd lists the image
+// under both). Other strings, such as an image's ID, are returned unchanged.
 func normal(name string) string {
 	n, err := reference.ParseDockerRef(name)
 	if err != nil {

@@ -11,10 +11,10 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/pods/cri"
 )
 
-// ErrUntold means that a container runtime does not tell which image its sandboxes have.
+// ErrUntold means that a container runtime does not report the image of its sandboxes.
 var ErrUntold = errors.New("the container runtime does not tell its sandbox image")
 
-// SandboxImage asks a container runtime for the image of pods' sandboxes. containerd tells it in
+// SandboxImage asks a container runtime for the image of pods' sandboxes. containerd reports it in
 // its configuration (`crictl info`): until 1.7 as sandboxImage, later among the pinned images.
 func SandboxImage(ctx context.Context, endpoint string) (string, error) {
 	conn, err := cri.Dial(endpoint)

@@ -74,7 +74,7 @@ func wantedBy(config *rest.Config, node string, withApps bool) (func(context.Con
 	}, nil
 }
 
-// listApps are the applications that this device knows of.
+// listApps returns the applications in the device's cache.
 func listApps(ctx context.Context, client dynamic.ResourceInterface) ([]v1alpha1.EdgeApp, error) {
 	list, err := client.List(ctx, metav1.ListOptions{ResourceVersion: "0"})
 	if err != nil {

@@ -11,9 +11,9 @@ import (
 )
 
 const (
-	// settled is how long a pod is in trouble before the cluster is told: a pod that starts, or
-	// restarts at once, is not in trouble. runtimeSettled is that of the container runtime, of
-	// which a restart takes seconds.
+	// settled is how long a pod is in trouble before it is reported: a pod that starts, or restarts
+	// at once, is not in trouble. runtimeSettled is that of the container runtime, of which a
+	// restart takes seconds.
 	settled        = 2 * time.Minute
 	runtimeSettled = 30 * time.Second
 	// mended is how long a pod runs before its trouble is over: one that crashes again and again
@@ -26,8 +26,8 @@ const (
 // RuntimeNotReady is the reason where the container runtime keeps pods from being started.
 const RuntimeNotReady = "ContainerRuntimeNotReady"
 
-// History tells lasting trouble from passing. It belongs to one goroutine. The zero value has
-// no problems.
+// History distinguishes lasting trouble from transient. It belongs to one goroutine. The zero value
+// has no problems.
 type History struct {
 	pods    map[types.UID]trouble
 	runtime time.Time // since when the runtime is in trouble; zero: it is not

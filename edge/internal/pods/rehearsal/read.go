@@ -106,7 +106,7 @@ func Read(ctx context.Context, c Config) Report {
 	f.Images, err = imagesOf(ctx, c.Images)
 	unknown("the container runtime's images", err)
 	if f.Sandbox, err = c.Sandbox(ctx); err != nil {
-		f.Sandbox = "" // some runtimes don't tell
+		f.Sandbox = "" // some runtimes don't report it
 	}
 	if c.Archive != "" {
 		_, err := os.Stat(c.Archive)
@@ -150,7 +150,7 @@ func pulled(dir string) (map[string]Pulled, error) {
 	for _, e := range entries {
 		raw, err := os.ReadFile(filepath.Join(dir, e.Name()))
 		if err != nil {
-			continue // it goes with its image
+			continue // it is removed with its image
 		}
 		ref, record, ok := parseRecord(raw)
 		if ok {

@@ -92,8 +92,8 @@ type Facts struct {
 	HeldAtBoot map[types.UID]bool
 
 	Images []Image
-	// Sandbox is the image of sandboxes; "": the runtime does not tell. Restored: it is put back
-	// from a file.
+	// Sandbox is the image of sandboxes; "": the runtime does not report it. Restored: it can be
+	// restored from a file.
 	Sandbox  string
 	Restored bool
 	// Pulled are the kubelet's records of images that it pulled, by image ID: which Secrets of pods
@@ -118,11 +118,11 @@ type Facts struct {
 
 // Pulled is whose credentials an image was pulled by.
 type Pulled struct {
-	// Images are the names without tag, with who may use it by that name.
+	// Images are the names without tag, with the pods that may use it by that name.
 	Images map[string]Access
 }
 
-// Access is who may use an image without asking the registry.
+// Access defines which pods may use an image without asking the registry.
 type Access struct {
 	Everybody       bool
 	Secrets         []types.UID
@@ -246,8 +246,7 @@ func normal(name string) string {
 	return n.String()
 }
 
-// mayUse reports whether the kubelet lets a pod have an image without asking the registry
-// (KEP-2535).
+// mayUse reports whether the kubelet allows a pod an image without asking the registry (KEP-2535).
 func (f Facts) mayUse(p *corev1.Pod, name string, have *Image) bool {
 	record, pulled := f.Pulled[have.ID]
 	if !pulled {

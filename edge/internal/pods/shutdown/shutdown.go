@@ -3,10 +3,10 @@
 // with or without a cloud (docs/dev/decisions/0090-a-shutdown-ends-containers.md).
 //
 // It owns the order of a shutdown: the kubelet stops first, so that it reports no container's end
-// as a pod's; virtual IPs go to other devices; then containers end by the priority of their pods,
+// as a pod's; virtual IPs move to other devices; then containers end by the priority of their pods,
 // each with its preStop hook, its signal and its grace period. It does not delay a shutdown for
 // longer than systemd-logind allows. A shutdown that was interrupted by edgecore's end is not
-// resumed: the machine goes down then. Plan is pure. A Module is used by one goroutine.
+// resumed: the machine shuts down then. Plan is pure. A Module is used by one goroutine.
 package shutdown
 
 import (

@@ -2,10 +2,10 @@
 // configuration, logs, Events, the flight recorder and the kernel's network, without a secret.
 //
 // It owns the form of the archive (a .tar.gz), its bounds, and the removal of secrets: the values
-// of Secrets and credentials wherever they stand, texts like credentials, and the values of
-// configuration fields that are named like one. It refuses no file that fails: the error is in the
-// archive, in place of it. It only reads the device. Write may be called by many goroutines
-// at once; a Scrubber is immutable.
+// of Secrets and credentials anywhere, texts like credentials, and the values of configuration
+// fields that are named like one. It refuses no file that fails: the error is in the archive, in
+// place of it. It only reads the device. Write may be called by many goroutines at once; a Scrubber
+// is immutable.
 package bundle
 
 import (
@@ -29,7 +29,7 @@ type File struct {
 	YAML bool
 }
 
-// Text is a file whose content is there.
+// Text returns a file with the given content.
 func Text(name string, content []byte) File {
 	return File{Name: name, Read: func(_ context.Context, most int) ([]byte, error) { return tail(content, most), nil }}
 }
@@ -47,8 +47,8 @@ func tail(content []byte, most int) []byte {
 }
 
 const (
-	// MaxFile bounds a file of an archive that is made on the device, MaxFileOverLink of one that
-	// goes over the link; before they are compressed, in bytes.
+	// MaxFile bounds a file of an archive that is made on the device, MaxFileOverLink of one sent
+	// over the link; before they are compressed, in bytes.
 	MaxFile         = 4 << 20
 	MaxFileOverLink = 512 << 10
 	// fileTimeout bounds the reading of one: a program that hangs costs its own file.

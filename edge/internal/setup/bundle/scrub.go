@@ -12,7 +12,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// Removed stands in place of a secret.
+// Removed replaces a secret.
 const Removed = "[REMOVED]"
 
 // minSecret is the shortest value of a Secret that is looked for, in bytes: shorter ones are in

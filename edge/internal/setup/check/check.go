@@ -206,7 +206,7 @@ func (m Machine) has(name string, dirs ...string) bool {
 	})
 }
 
-// hasProgram reports whether a program of the kernel's network is there.
+// hasProgram reports whether a network tool is installed.
 func (m Machine) hasProgram(name string) bool {
 	return m.has(name, "/usr/sbin", "/sbin", "/usr/bin", "/bin", "/usr/local/sbin", "/usr/local/bin")
 }
@@ -367,7 +367,7 @@ func clock(_ context.Context, m Machine) (Level, string, string) {
 	return Fine, m.Clock.UTC().Format(time.RFC3339), ""
 }
 
-// vrrp asks whether the device's own packet filter lets nodes elect who holds a virtual IP.
+// vrrp asks whether the device's own packet filter passes the elections of virtual IPs.
 func vrrp(ctx context.Context, m Machine) (Level, string, string) {
 	if !m.VirtualIPs {
 		return Fine, "no virtual IPs", ""

@@ -45,7 +45,7 @@ func levels(t *testing.T, m check.Machine) map[string]check.Level {
 			t.Errorf("%s fails and does not say what to do", f.Name)
 		}
 	}
-	delete(got, "root") // depends on the user who runs the test
+	delete(got, "root") // depends on the user of the test
 	delete(got, "disk space")
 	delete(got, "programs") // of the folder for temporary files; TestShip_14 has one without
 	return got

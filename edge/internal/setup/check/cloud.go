@@ -83,7 +83,7 @@ func reachWebSocket(ctx context.Context, c Cloud, at string) Finding {
 		TLSClientConfig: &tls.Config{RootCAs: c.Roots, MinVersion: tls.VersionTLS13, Time: c.Now, NextProtos: []string{link.Protocol, "http/1.1"}},
 	}
 	defer transport.CloseIdleConnections()
-	var shaken atomic.Pointer[error] // a dial that is given up may end later than the request
+	var shaken atomic.Pointer[error] // a cancelled dial may end later than the request
 	traced := httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{TLSHandshakeDone: func(_ tls.ConnectionState, err error) { shaken.Store(&err) }})
 	request, bad := http.NewRequestWithContext(traced, http.MethodGet, "https://"+at+"/", http.NoBody)
 	if bad != nil {

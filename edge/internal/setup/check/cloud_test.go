@@ -30,7 +30,7 @@ func closing[L interface{ Close() error }](t *testing.T, l L, err error) L {
 	return l
 }
 
-// proxy is one for CONNECT, which leads all to one place.
+// proxy starts a proxy for CONNECT that connects all requests to one address.
 func proxy(t *testing.T, to string) func(*http.Request) (*url.URL, error) {
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		far, err := net.Dial("tcp", to)

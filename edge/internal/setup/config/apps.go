@@ -28,8 +28,8 @@ func (a *Apps) validate(at *field.Path) field.ErrorList {
 	return errs
 }
 
-// ClusterStats has this device stand for election as the reporter of the cluster's
-// statistics (ClusterInfo).
+// ClusterStats makes this device a candidate for reporter of the cluster's statistics
+// (ClusterInfo).
 type ClusterStats struct {
 	Enable bool `json:"enable"`
 	// LeaseDuration is how long a device's Lease is valid without renewal, RenewDeadline how long a
@@ -48,7 +48,7 @@ func (c *ClusterStats) validate(at *field.Path) field.ErrorList {
 	if c.RenewDeadline.Duration >= c.LeaseDuration.Duration {
 		errs = append(errs, field.Invalid(at.Child("renewDeadline"), c.RenewDeadline.Duration.String(), "must be below leaseDuration, or two devices report at once"))
 	}
-	// Twice: client-go's election wants more than 1.2 times it.
+	// Twice: client-go's election requires more than 1.2 times.
 	if d := c.RetryPeriod.Duration; d < time.Second || 2*d > c.RenewDeadline.Duration {
 		errs = append(errs, field.Invalid(at.Child("retryPeriod"), d.String(), "must be at least 1s, and at most half of renewDeadline"))
 	}
@@ -95,7 +95,7 @@ func (m *NodeMetrics) validate(at *field.Path) field.ErrorList {
 	return errs
 }
 
-// StatusServer tells how this device and its applications are, by HTTPS.
+// StatusServer serves the status of this device and its applications by HTTPS.
 type StatusServer struct {
 	Enable bool `json:"enable"`
 	// Listen is ADDRESS:PORT; it is listened on while the address is on an interface.

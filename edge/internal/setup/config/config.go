@@ -148,9 +148,9 @@ type EdgeAPI struct {
 	Enable bool   `json:"enable"`
 	Socket string `json:"socket"` // unix socket, for root; "" disables it
 	Listen string `json:"listen"` // loopback address:port, TLS; "" disables it
-	// Pods leads pods that ask for the cluster's API, at the address of the Service
-	// default/kubernetes, to this one. PodsListen is where they are served: an address that the
-	// device gives itself.
+	// Pods redirects pods' requests to the cluster's API, at the address of the Service
+	// default/kubernetes, to this one. PodsListen is the address on which they are served, which is
+	// added to the device.
 	Pods       bool   `json:"pods"`
 	PodsListen string `json:"podsListen"`
 }
@@ -165,7 +165,7 @@ type Edged struct {
 	ReportEvent bool              `json:"reportEvent"`
 	Labels      map[string]string `json:"labels"` // of the Node, when it registers
 	RootDir     string            `json:"rootDir"`
-	// NodeIP is the address that the Node reports; "" lets the kubelet choose.
+	// NodeIP is the address that the Node reports; "": the kubelet chooses.
 	NodeIP string `json:"nodeIP"`
 	// Kubelet is a KubeletConfiguration (kubelet.config.k8s.io/v1beta1); missing fields have the
 	// kubelet's own defaults.
@@ -194,7 +194,7 @@ type Route struct {
 	Protocol int `json:"protocol"`
 	// ProtectedSubnets are networks that no StaticRoute may cover, in addition to those that are
 	// always protected: the paths to cloudcore, the node's own addresses and gateway, and the
-	// ranges of pods and Services that the node knows of.
+	// ranges of pods and Services known to the node.
 	ProtectedSubnets []string `json:"protectedSubnets"`
 }
 
@@ -219,7 +219,7 @@ type VIP struct {
 	Keepalived Keepalived `json:"keepalived"`
 }
 
-// Keepalived elects who holds an address.
+// Keepalived configures the elections of addresses.
 type Keepalived struct {
 	// Program is its path, or its name in PATH.
 	Program string `json:"program"`
@@ -248,8 +248,8 @@ type Site struct {
 
 // Tunnel is the device's end of the way from the cloud to its kubelet.
 type Tunnel struct {
-	// Subresources lets cloudcore ask this device's kubelet for logs, exec, attach and port-forward
-	// of pods, as users who may do that.
+	// Subresources allows cloudcore to request logs, exec, attach and port-forward of pods from
+	// this device's kubelet, for permitted users.
 	Subresources bool `json:"subresources"`
 }
 
@@ -399,7 +399,7 @@ func (m *MetaManager) validate(at *field.Path) field.ErrorList {
 func (a *EdgeAPI) validate(at *field.Path) field.ErrorList {
 	errs := absolute(at.Child("socket"), a.Socket, false)
 	// sun_path of unix(7) is 108 bytes with its end mark.
-	if len(a.Socket) > 100 { // sun_path of unix(7) has 107, and the socket of images stands next to it
+	if len(a.Socket) > 100 { // sun_path of unix(7) has 107, and the socket of images is next to it
 		errs = append(errs, field.TooLong(at.Child("socket"), a.Socket, 100))
 	}
 	if p, err := netip.ParseAddrPort(a.PodsListen); a.Pods && (err != nil || !p.Addr().Is4() || !p.Addr().IsLinkLocalUnicast()) {

@@ -12,7 +12,7 @@ import (
 	"github.com/skerry-io/skerry/common/claim"
 )
 
-// Services has ClusterIPs and NodePorts lead to endpoints, by the kernel of this device.
+// Services implements ClusterIPs and NodePorts in the kernel of this device.
 type Services struct {
 	Enable Switch `json:"enable"`
 	// Mode is nftables, iptables, or auto: nftables where the kernel and nft are new enough.
@@ -39,7 +39,7 @@ type Names struct {
 	Upstream []string `json:"upstream"`
 }
 
-// Zone is a domain and the name servers that know it.
+// Zone is a domain and its name servers.
 type Zone struct {
 	Zone     string   `json:"zone"`
 	Upstream []string `json:"upstream"`

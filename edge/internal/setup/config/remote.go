@@ -7,7 +7,8 @@ import (
 
 // remote are the fields of edgecore.yaml that a NodeOperation of type Config may change, with all
 // that is below them. No hook, program, file, key, source of anything, protected network or server
-// is among them: who may change these may become root on the device, or lose it for good.
+// is among them: a user who may change these could become root on the device, or lose it
+// permanently.
 func remote() []string {
 	return []string{
 		"log.verbosity", "health.listen",

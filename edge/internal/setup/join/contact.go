@@ -28,7 +28,7 @@ import (
 const (
 	dialTimeout      = 10 * time.Second
 	handshakeTimeout = 10 * time.Second
-	answerTimeout    = 75 * time.Second // cloudcore itself gives up waiting for the cluster's signer before that
+	answerTimeout    = 75 * time.Second // cloudcore itself stops waiting for the cluster's signer before that
 	retryMin         = time.Second
 	retryMax         = 15 * time.Second
 )
@@ -65,7 +65,8 @@ func ask(ctx context.Context, o Options, key crypto.Signer) (*pki.JoinAnswer, er
 		if errors.Is(ctx.Err(), context.Canceled) {
 			return nil, fmt.Errorf("joining: %w", context.Cause(ctx))
 		}
-		// Half to one and a half, so that a site whose power came back doesn't knock in step.
+		// Half to one and a half, so that the devices of a site don't retry in step after a power
+		// cut.
 		wait := max(after, pause/2+rand.N(pause))
 		klog.FromContext(ctx).Info("Not joined yet, trying again", "server", o.Server, "in", wait.Round(time.Millisecond), "why", err.Error())
 		select {
@@ -204,7 +205,7 @@ func findCA(ctx context.Context, o Options, base, host string) (*x509.Certificat
 // servingCA is the name of the CA that cloudcore makes.
 const servingCA = "skerry serving CA"
 
-// issuer names who signed a certificate, for people.
+// issuer returns a certificate's issuer for messages.
 func issuer(c *x509.Certificate) string {
 	if c.Issuer.CommonName != "" {
 		return c.Issuer.CommonName
@@ -227,7 +228,7 @@ func client(transport *http.Transport, timeout time.Duration) *http.Client {
 	return &http.Client{
 		Transport: transport,
 		Timeout:   timeout,
-		// A redirect could lead the token elsewhere.
+		// A redirect could send the token elsewhere.
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}
 }

@@ -19,7 +19,7 @@ import (
 )
 
 // The files of the identity directory. node.pem is written last and removed first: an identity is
-// whole when it is there.
+// complete if it exists.
 const (
 	nodeFile     = "node.pem"
 	caFile       = "ca.crt"
@@ -45,7 +45,7 @@ type identity struct {
 	cluster     Cluster
 }
 
-// tls is the certificate as crypto/tls wants it.
+// tls returns the certificate for crypto/tls.
 func (i *identity) tls() *tls.Certificate {
 	cert := &tls.Certificate{PrivateKey: i.key, Leaf: i.certificate[0]}
 	for _, c := range i.certificate {
@@ -80,7 +80,7 @@ func openDirectory(path string, seal Sealer) (*directory, error) {
 	return &directory{path: path, seal: seal, lock: lock}, nil
 }
 
-func (d *directory) close() { d.lock.Close() } // the lock goes with it
+func (d *directory) close() { d.lock.Close() } // releases the lock
 
 func (d *directory) file(name string) string { return filepath.Join(d.path, name) }
 

@@ -103,7 +103,7 @@ type cloud struct {
 	lost    bool              // the next answer is given when the device is gone
 	issued  map[string]string // by the request's key: the certificate
 	script  []func(http.ResponseWriter) bool
-	keys    []string // of the requests, as they came
+	keys    []string // of the requests, in their order
 	version string
 	// renews has renewals judged as at that time; nil: there is no such path.
 	renews  func() time.Time
@@ -150,7 +150,7 @@ func newCloud(t testing.TB, o cloudOptions) *cloud {
 	server := httptest.NewUnstartedServer(http.HandlerFunc(c.serve))
 	shown := tls.Certificate{Certificate: [][]byte{leaf.Raw, c.serving.cert.Raw}, PrivateKey: key, Leaf: leaf}
 	server.TLS = pki.ServerTLS(pki.Server{Certificate: func() (*tls.Certificate, error) { return &shown, nil }})
-	server.TLS.Certificates = []tls.Certificate{shown} // else httptest puts its own there, which goes before for clients without SNI
+	server.TLS.Certificates = []tls.Certificate{shown} // otherwise httptest uses its own for clients without SNI
 	if o.tls != nil {
 		o.tls(server.TLS)
 	}

@@ -159,12 +159,12 @@ type request struct {
 	made time.Time
 }
 
-// Run rotates the certificate until ctx ends. csrs leads to kube-apiserver as this node, through
-// the link; without a link its calls fail, and are repeated later.
+// Run rotates the certificate until ctx ends. csrs is a client of kube-apiserver as this node,
+// through the link; without a link its calls fail, and are repeated later.
 //
-// It does not use client-go's certificate manager: that goes by the system's clock alone, and with
-// one that runs ahead it would ask for a new certificate every second, and with one that is stuck
-// in 1970 not until too late.
+// It does not use client-go's certificate manager: that uses only the system's clock, and with one
+// that runs ahead it would ask for a new certificate every second, and with one that is stuck in
+// 1970 not until too late.
 func (i *Identity) Run(ctx context.Context, csrs certificatesclient.CertificateSigningRequestInterface) error {
 	logger := klog.FromContext(ctx)
 	var (
@@ -320,8 +320,8 @@ func (i *Identity) note(err error) {
 	}
 }
 
-// renewEndedMax is the most time between two tries to renew a certificate that has ended: a device
-// that comes within reach of the cloud again must not wait for long, and its requests are cheap.
+// renewEndedMax is the maximum time between two attempts to renew an expired certificate: a device
+// that reaches the cloud again must not wait for long, and its requests are cheap.
 const renewEndedMax = time.Minute
 
 // ended reports whether the certificate has ended. No link can be opened with it, so that it is not
@@ -381,7 +381,7 @@ func (i *Identity) renewEnded(ctx context.Context) error {
 	return i.takeRenewed(answer, key)
 }
 
-// takeRenewed keeps and uses a certificate that came in the place of one that has ended.
+// takeRenewed stores and uses a certificate that replaces an expired one.
 func (i *Identity) takeRenewed(answer *pki.JoinAnswer, key crypto.Signer) error {
 	i.clock.Sync(time.UnixMilli(answer.UnixMillis))
 	certs, err := pki.ParseCertificates([]byte(answer.Certificate))
@@ -426,7 +426,7 @@ func (i *Identity) takeJoined(ctx context.Context) {
 	}
 	id, err := (&directory{path: i.dir, seal: i.seal}).load()
 	if err != nil {
-		return // it is looked at again
+		return // it is read again
 	}
 	i.written = info.ModTime()
 	switch {

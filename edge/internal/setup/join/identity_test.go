@@ -251,9 +251,9 @@ func TestRotation(t *testing.T) {
 				if err := errors.Join(os.Remove(node), os.MkdirAll(filepath.Join(node, "in the way"), 0o700)); err != nil {
 					t.Fatal(err)
 				}
-				// Not for long: the pauses between tries grow, and a request that is an hour
-				// old when the next try comes is made again. After 5 minutes the pause is 12
-				// minutes at most.
+				// Not for long: the pauses between attempts grow, and a request that is an hour old
+				// at the next attempt is made again. After 5 minutes the pause is 12 minutes at
+				// most.
 				time.Sleep(time.Until(id.Status().RotateAt) + 5*time.Minute)
 				synctest.Wait()
 				if id.Status().LastError == "" {

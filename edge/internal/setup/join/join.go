@@ -46,7 +46,7 @@ type Options struct {
 	Dir     string // the identity directory; made if it does not exist
 	Seal    Sealer // of its keys; nil: they lie in the clear
 	Clock   *pki.Clock
-	Force   bool          // give up an identity that is still good
+	Force   bool          // replace an identity that is still valid
 	Timeout time.Duration // 0: DefaultTimeout
 }
 
@@ -119,8 +119,7 @@ func deref(r *Result) Result {
 	return *r
 }
 
-// before looks at the identity that is there already. A damaged or expired one is no
-// reason not to join.
+// before checks the existing identity. A damaged or expired one does not prevent a join.
 func before(d *directory, o Options) (*Result, error) {
 	if o.Force {
 		return nil, nil

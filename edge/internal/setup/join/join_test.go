@@ -205,7 +205,7 @@ func TestFirstContact(t *testing.T) {
 	}
 }
 
-// TestClockFarBehind is a device that starts in 1970, as far as the certificates can tell.
+// TestClockFarBehind: a device starts in 1970, and only the certificates limit its clock.
 func TestClockFarBehind(t *testing.T) {
 	const behind = 56 * 365 * 24 * time.Hour
 	c := newCloud(t, cloudOptions{ahead: behind})

@@ -35,7 +35,7 @@ func serveStatus(conn net.Conn, show func(accept string) (body []byte, contentTy
 	}
 	answer.Header.Set("Content-Type", kind)
 	answer.ContentLength, answer.Body = int64(len(body)), io.NopCloser(bytes.NewReader(body))
-	_ = answer.Write(conn) // who asked may be gone
+	_ = answer.Write(conn) // the client may be gone
 }
 
 // serveBundle answers one request with an archive, as it is packed. One that breaks off does not
@@ -61,5 +61,5 @@ func serveBundle(conn net.Conn, pack func(ctx context.Context, w io.Writer) erro
 		answer.StatusCode, answer.Header = http.StatusServiceUnavailable, http.Header{"Content-Type": {"text/plain"}}
 		answer.Body = io.NopCloser(strings.NewReader(err.Error()))
 	}
-	_ = answer.Write(conn) // who asked may be gone
+	_ = answer.Write(conn) // the client may be gone
 }

@@ -174,8 +174,8 @@ func TestAttach_Status(t *testing.T) {
 	}
 }
 
-// A bundle comes as it is packed; one that can't be packed is refused with the reason, and one that
-// breaks off does not look whole.
+// A bundle is streamed while it is packed; one that can't be packed is refused with the reason, and
+// an interrupted one does not look complete.
 func TestAttach_Bundle(t *testing.T) {
 	for name, c := range map[string]struct {
 		written string

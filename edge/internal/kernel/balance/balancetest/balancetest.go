@@ -1,8 +1,8 @@
 // Package balancetest is the contract of data planes for virtual IPs: each implementation's own
 // test calls Run.
 //
-// It owns the LAN on which it tries them, with a client, a node and its pods, and traffic that goes
-// through the real kernel. It is for tests only.
+// It owns the LAN on which it tries them, with a client, a node and its pods, and traffic through
+// the real kernel. It is for tests only.
 package balancetest
 
 import (
@@ -367,7 +367,7 @@ func foreign(b *bench) {
 	}
 }
 
-// circles: a packet for an address that no node holds is not sent back to where it came from.
+// circles: a packet for an address that no node holds is not sent back to its sender.
 func circles(b *bench) {
 	b.apply(b.service())
 	whole := netip.PrefixFrom(b.vip, b.vip.BitLen()).String()

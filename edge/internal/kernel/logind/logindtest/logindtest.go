@@ -45,7 +45,7 @@ func New(t testing.TB, delay time.Duration) *Logind {
 // Asked are the locks that were taken so far, as `systemd-inhibit --list` has them.
 func (l *Logind) Asked() []string { return l.l.Asked() }
 
-// Prepare announces a shutdown, or that it was given up.
+// Prepare announces a shutdown, or its cancellation.
 func (l *Logind) Prepare(down bool) {
 	l.t.Helper()
 	if err := l.l.Announce(down); err != nil {
@@ -60,7 +60,7 @@ func (l *Logind) Boot() {
 	l.Prepare(false)
 }
 
-// Wait returns when all locks were given up.
+// Wait returns when all locks were released.
 func (l *Logind) Wait() {
 	l.t.Helper()
 	ctx, cancel := context.WithTimeout(l.t.Context(), time.Minute)

@@ -61,8 +61,8 @@ type image struct {
 	content  map[string][]byte // by digest; of manifest and parts
 }
 
-// Import makes the archive's image for this architecture the image of that name. conn leads to
-// containerd.
+// Import makes the archive's image for this architecture the image of that name. conn is connected
+// to containerd.
 func Import(ctx context.Context, conn grpc.ClientConnInterface, file, name string) error {
 	i, err := read(file, runtime.GOARCH)
 	if err != nil {
@@ -96,7 +96,7 @@ func Import(ctx context.Context, conn grpc.ClientConnInterface, file, name strin
 	}, Labels: map[string]string{"io.cri-containerd.pinned": "pinned"}}
 	client := imagesv1.NewImagesClient(conn)
 	_, err = client.Create(leased, &imagesv1.CreateImageRequest{Image: record})
-	if status.Code(err) == codes.AlreadyExists { // CRI does not know it: its blobs were lost
+	if status.Code(err) == codes.AlreadyExists { // unknown to CRI: its blobs were lost
 		_, err = client.Update(leased, &imagesv1.UpdateImageRequest{Image: record})
 	}
 	if err != nil {
