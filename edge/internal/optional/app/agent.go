@@ -65,7 +65,7 @@ func New(config Config) *Agent {
 	return a
 }
 
-// alivePoll is how often the kubelet's life is looked at: its end is no event.
+// alivePoll is the interval of checks of the kubelet: its end is no event.
 const alivePoll = 10 * time.Second
 
 // Status is how the applications are, for any goroutine.

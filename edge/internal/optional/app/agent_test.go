@@ -262,7 +262,7 @@ func TestAgent_CorrectsWhatItReported(t *testing.T) {
 			t.Errorf("after the pod went: %+v", e)
 		}
 	})
-	synctest.Test(t, func(t *testing.T) { // restarted after the pod went, before the report
+	synctest.Test(t, func(t *testing.T) { // restarted after the pod's deletion, before the report
 		d := newSystem(t)
 		d.memory.values["ns/guest"] = []byte(`{"uid":"uid-1"}`)
 		d.memory.values["ns/older"] = []byte(`{"uid":"another"}`)

@@ -43,7 +43,7 @@ type State struct {
 	// Linked, or not since Lost.
 	Linked bool
 	Lost   time.Time
-	// Content is the state of content, by ContentKey; "" if it is there, else why not.
+	// Content is the state of content, by ContentKey; "" if it is present, else the reason.
 	Content map[string]string
 }
 
@@ -145,9 +145,9 @@ func (s State) entry(app *v1alpha1.EdgeApp, pods []*corev1.Pod) v1alpha1.EdgeApp
 	return e
 }
 
-// Local reports whether content is for this node to fetch: a container image is every
-// node's, since the application may come here; a disk image goes into a volume, and is the
-// designated node's alone.
+// Local reports whether content is for this node to fetch: a container image is every node's, since
+// the application may move here; a disk image goes into a volume, and is the designated node's
+// alone.
 func Local(c v1alpha1.AppContent, designated bool) bool {
 	return c.Type == v1alpha1.ContentContainerImage || designated
 }

@@ -14,8 +14,8 @@ import (
 
 // Fetcher gets content to the device.
 type Fetcher interface {
-	// Fetch returns when the content is on the device and has its digest. It is safe to
-	// repeat, and cheap where the content is there.
+	// Fetch returns when the content is on the device and has its digest. It is safe to repeat, and
+	// cheap if the content is present.
 	Fetch(ctx context.Context, c v1alpha1.AppContent) error
 	// Prune removes content without one of these digests.
 	Prune(keep map[string]bool) (removed []string, err error)
@@ -33,7 +33,7 @@ const (
 	pruneAfter = 10 * time.Minute
 )
 
-// fetches gets content, and removes content that no application names any more.
+// fetches gets content, and removes content that no application references any more.
 type fetches struct {
 	fetcher Fetcher
 	changed func()
@@ -48,7 +48,7 @@ type fetches struct {
 }
 
 type fetch struct {
-	why   string // "" once it is there
+	why   string // "" once it is present
 	delay time.Duration
 	next  time.Time
 	there bool
@@ -85,7 +85,7 @@ func named(s State) map[string]bool {
 }
 
 // want replaces the content that is to be fetched, and that is to stay. Unwanted content is
-// forgotten, and not fetched to its end.
+// dropped, and its download cancelled.
 func (f *fetches) want(all map[string]v1alpha1.AppContent, named map[string]bool) {
 	if f == nil {
 		return

@@ -63,7 +63,7 @@ func digests(names ...string) map[string]bool {
 	return all
 }
 
-// One slow source holds up no other, and is not fetched to its end once no application wants it.
+// One slow source delays no other, and its download is cancelled once no application references it.
 func TestClaims_13_SlowSourceHoldsUpNoOther(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &sources{}

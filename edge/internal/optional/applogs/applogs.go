@@ -4,14 +4,15 @@
 // It owns a cursor for each start of each container, kept over restarts: how far the cloud's sink
 // has taken its lines. It reads the files that the container runtime writes for the kubelet; they
 // are also the buffer while there is no link, so their bound is the kubelet's (containerLogMaxSize
-// times containerLogMaxFiles for each container), the oldest lines go first, and how many went is
-// sent with the next ones. It refuses to move a cursor before the sink has the lines: a batch that
-// is sent twice is dropped by the cloud, which knows each line by its container and offset.
+// times containerLogMaxFiles for each container), the oldest lines are dropped first, and their
+// number is sent with the next ones. It refuses to move a cursor before the sink has the lines: a
+// batch that is sent twice is dropped by the cloud, which identifies each line by its container and
+// offset.
 //
-// Streams are looked at and sent one after the other, by one goroutine, in batches (common/applog);
-// the pace is Config.Interval and the cloud's quota. Bounds: as many streams as there are
-// containers on the device and starts of them that the kubelet keeps; Pending batches a round, then
-// the others have their turn.
+// Streams are read and sent one after the other, by one goroutine, in batches (common/applog); the
+// pace is Config.Interval and the cloud's quota. Bounds: as many streams as there are containers on
+// the device and starts of them that the kubelet keeps; Pending batches a round, then the others
+// have their turn.
 package applogs
 
 import (
@@ -102,7 +103,7 @@ func (a *Agent) Describe(ch chan<- *prometheus.Desc) { prometheus.DescribeByColl
 // Collect implements prometheus.Collector.
 func (a *Agent) Collect(ch chan<- prometheus.Metric) { a.sent.Collect(ch); a.dropped.Collect(ch) }
 
-// Status is how collecting goes, for any goroutine.
+// Status returns the state of collecting, for any goroutine.
 func (a *Agent) Status() Status {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -210,8 +211,8 @@ func (o *round) order() []string {
 	return keys
 }
 
-// find opens the streams of the pods of applications that want it. A stream stays until its files
-// have gone, also when its pod has.
+// find opens the streams of the pods of applications that enable it. A stream stays until its files
+// are deleted, also if its pod is.
 func (o *round) find() {
 	for _, pod := range o.pods.List() {
 		name := pod.Labels[v1alpha1.EdgeAppLabel]
@@ -236,8 +237,8 @@ func (o *round) find() {
 	}
 }
 
-// send brings the lines of one stream to the cloud. One whose files have gone is forgotten with the
-// last word about it, and so is one whose application does not want it any more.
+// send sends the lines of one stream to the cloud. One whose files are deleted is dropped with its
+// last report, and so is one whose application has disabled it.
 func (o *round) send(ctx context.Context, key string) error {
 	s := o.streams[key]
 	app, ok := o.apps.Get(s.cursor.App)
@@ -274,8 +275,8 @@ func (o *round) send(ctx context.Context, key string) error {
 	return nil
 }
 
-// postAndCount is post, and counts lines all the while: those of files that are removed during it
-// are dropped, and how many is known only as long as they are there.
+// postAndCount is post, and counts lines at the same time: those of files that are removed during
+// it are dropped, and their number is known only while they exist.
 func (o *round) postAndCount(ctx context.Context, app string, b *applog.Batch) (through int64, err error) {
 	posted := make(chan struct{})
 	go func() {

@@ -28,13 +28,13 @@ type file struct {
 	path   string
 	packed bool
 	live   bool   // N.log itself
-	id     string // stands for its first line, which neither a new name nor packing changes
+	id     string // identifies its first line, unchanged by a new name or packing
 	size   int64  // on the disk
 	mtime  time.Time
 }
 
-// list finds the files of a container's restart, the oldest first. One that has no whole line
-// yet is left out.
+// list finds the files of a container's restart, the oldest first. One without a complete line is
+// skipped.
 func list(dir, restart string, known map[string]string) ([]file, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -69,7 +69,7 @@ func list(dir, restart string, known map[string]string) ([]file, error) {
 		}
 		return strings.Compare(a.path, b.path) // by TIME
 	})
-	return slices.CompactFunc(all, func(a, b file) bool { return a.id == b.id }), nil // both forms are there while one is packed
+	return slices.CompactFunc(all, func(a, b file) bool { return a.id == b.id }), nil // both forms exist while one is packed
 }
 
 func open(f file) (io.ReadCloser, error) {

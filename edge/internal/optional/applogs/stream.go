@@ -40,17 +40,17 @@ type stream struct {
 	cursor Cursor
 	files  []file
 	seen   []seen            // in the order of files, from the cursor's on; also those that have gone since
-	behind map[string]bool   // ids of files that are there, and were sent as a whole
+	behind map[string]bool   // ids of existing files that were sent completely
 	known  map[string]string // ids by path, so that a file's first line is read once
-	absent bool              // the cursor's file was not there at the last look: it may have been renamed during that
-	ended  bool              // there are no files any more, and their unsent lines are counted
+	absent bool              // the cursor's file was missing at the last scan: it may have been renamed during that
+	ended  bool              // all files are deleted, and their unsent lines are counted
 }
 
 // over reports whether all of the container was reported. That no file was found at one look is no
 // reason: the counts of removed files would be forgotten.
 func (s *stream) over() bool { return s.ended && s.cursor.Dropped == 0 }
 
-// scan lists the files, and counts lines: those of a file that goes before it was sent are
+// scan lists the files, and counts lines: those of a file that is deleted before it was sent are
 // dropped, and their number must be known then.
 func (s *stream) scan() error {
 	files, err := list(s.dir, s.restart, s.known)

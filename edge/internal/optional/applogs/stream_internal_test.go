@@ -205,8 +205,8 @@ func TestBound(t *testing.T) {
 	}
 }
 
-// While a batch is on its way files come and go: their unsent lines are counted all the
-// same, and lines under way are not.
+// While a batch is in flight files are created and deleted: their unsent lines are counted
+// nevertheless, and lines in flight are not.
 func TestCountedWhileABatchIsOnItsWay(t *testing.T) {
 	c := &container{t: t, dir: t.TempDir()}
 	s := c.stream(Cursor{})
@@ -279,8 +279,8 @@ func TestFileNotFoundForAMoment(t *testing.T) {
 	}
 }
 
-// The file that is being sent goes, with lines that were counted: at the look that does not find it
-// no container is over, and then they are dropped.
+// The file being sent is deleted, with lines that were counted: the scan that misses it ends no
+// stream, and then they are dropped.
 func TestAFileThatGoesEndsNothing(t *testing.T) {
 	c := &container{t: t, dir: t.TempDir()}
 	s := c.stream(Cursor{})

@@ -1,10 +1,10 @@
 // Package console offers consoles of KubeVirt virtual machines that run on this device on its
 // loopback interface: the screen by RFB (RFC 6143), or a serial port.
 //
-// It owns the listeners, from 127.0.0.1:5900 on, one for each console, and who may connect: one
-// client at a time, until the time is up, the machine ends or the link does. Whether there is such
-// a machine, and whether this device may, is for the cloud to decide, which carries the bytes: a
-// console needs a link. It refuses more consoles than it has ports, and a second console of the
+// It owns the listeners, from 127.0.0.1:5900 on, one for each console, and the admission of
+// clients: one at a time, until the time is up, the machine ends or the link does. The cloud, which
+// carries the bytes, decides whether there is such a machine, and whether this device may connect:
+// a console needs a link. It refuses more consoles than it has ports, and a second console of the
 // same machine. Consoles may be used by many goroutines at once.
 package console
 
@@ -86,7 +86,7 @@ type State struct {
 	Kind    string         `json:"kind"`    // vnc or serial
 	Address netip.AddrPort `json:"address"`
 	Until   time.Time      `json:"until"`
-	// Client is who is connected; invalid where no client is.
+	// Client is the address of the connected client; invalid without one.
 	Client netip.AddrPort `json:"client,omitzero"`
 }
 
@@ -225,7 +225,7 @@ const (
 	waiting = 4
 )
 
-// Console is a listener that leads to one machine.
+// Console is a listener for one machine.
 type Console struct {
 	// Set when it is made, never changed.
 	consoles *Consoles
@@ -296,7 +296,7 @@ func (k *Console) accept(ctx context.Context, all *sync.WaitGroup) {
 	}
 }
 
-// carry leads one client to the machine.
+// carry connects one client to the machine.
 func (k *Console) carry(ctx context.Context, client net.Conn) {
 	from, _ := netip.ParseAddrPort(client.RemoteAddr().String())
 	k.consoles.set(k, from)

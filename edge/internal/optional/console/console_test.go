@@ -15,7 +15,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/optional/console"
 )
 
-// cloud stands for the cloud: machines of namespace a run here, and echo.
+// cloud fakes the cloud: machines of namespace a run here, and echo.
 type cloud struct {
 	mu    sync.Mutex
 	ends  []net.Conn // of the streams that wait for a machine's end

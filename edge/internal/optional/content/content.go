@@ -1,10 +1,10 @@
 // Package content gets the content of applications to the device: container images through the
 // container runtime, disk images over HTTP.
 //
-// It owns the folder of disk images, in which each file is called by its SHA-256, and is there only
-// once it is whole and right. It refuses a file of another digest, one that is longer than
-// MaxBytes, and one that the disk has no room for, also where the server sends no Content-Length:
-// the free space stays above the kubelet's eviction thresholds. A partial download is continued.
+// It owns the folder of disk images, in which each file is named by its SHA-256, and exists only
+// once it is complete and verified. It refuses a file of another digest, one that is longer than
+// MaxBytes, and one that the disk has no space for, also if the server sends no Content-Length: the
+// free space stays above the kubelet's eviction thresholds. A partial download is continued.
 // Content is removed by Prune alone. A Store may be used by many goroutines; two must not fetch the
 // same file at once.
 package content
@@ -35,7 +35,7 @@ const (
 	// of it: the kubelet evicts pods below 10 % (nodefs.available) and 15 % (imagefs.available).
 	spare      = 64 << 20
 	spareShare = 16
-	// look is how much is written between two looks at the free space.
+	// look is how many bytes are written between two checks of the free space.
 	look = 8 << 20
 	// downloadTimeout bounds one try of a download, which the next one continues.
 	downloadTimeout = 12 * time.Hour
@@ -161,7 +161,7 @@ func (s *Store) fetch(ctx context.Context, source, part string) (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = answer.Body.Close() }() // it is not read any more
+	defer func() { _ = answer.Body.Close() }() // it is no longer read
 	switch answer.StatusCode {
 	case http.StatusOK: // from the beginning, whatever was asked for
 		if err := file.Truncate(0); err != nil {
@@ -173,7 +173,7 @@ func (s *Store) fetch(ctx context.Context, source, part string) (err error) {
 		have = 0
 	case http.StatusPartialContent:
 	case http.StatusRequestedRangeNotSatisfiable:
-		return nil // it is whole already, or its digest will tell
+		return nil // it is complete already, or its digest will show
 	default:
 		return fmt.Errorf("the server answers %s", answer.Status)
 	}

@@ -17,8 +17,8 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/optional/content"
 )
 
-// A file comes whole or not at all: a broken download is continued, a wrong one is reported and
-// started again, an existing one is not fetched again.
+// A file is stored complete or not at all: a broken download is continued, a wrong one is reported
+// and started again, an existing one is not fetched again.
 func TestDownload(t *testing.T) {
 	data := bytes.Repeat([]byte("0123456789"), 50_000)
 	sum := sha256.Sum256(data)

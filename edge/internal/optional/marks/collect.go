@@ -16,8 +16,7 @@ import (
 )
 
 const (
-	// MaxEntries bounds the list: above it the newest objects are left out, which is
-	// reported.
+	// MaxEntries bounds the list: above it the newest objects are dropped, which is reported.
 	MaxEntries = 4096
 	// maxProblems bounds the reports of invalid objects.
 	maxProblems = 16
@@ -57,7 +56,7 @@ func Collect(o Objects) Collected {
 	ingresses := slices.Clone(o.Ingresses)
 	slices.SortFunc(services, func(a, b *corev1.Service) int { return older(a, b) })
 	slices.SortFunc(ingresses, func(a, b *networkingv1.Ingress) int { return older(a, b) })
-	// Both lists by age, so that the newest of all are those that are left out.
+	// Both lists by age, so that the newest of all are dropped.
 	for len(services)+len(ingresses) > 0 {
 		if len(ingresses) == 0 || len(services) > 0 && older(services[0], ingresses[0]) <= 0 {
 			c.service(services[0])
@@ -166,7 +165,7 @@ func (c *collector) outside(texts []string) []netip.Addr {
 	return slices.DeleteFunc([]netip.Addr{four, six}, func(a netip.Addr) bool { return !a.IsValid() })
 }
 
-// ace reads who may reach the endpoint. An invalid text leaves it closed.
+// ace reads the allowed clients of the endpoint. An invalid text leaves it closed.
 func (c *collector) ace(s *corev1.Service) *ACE {
 	sources, on := s.Annotations[v1alpha1.ACESourcesAnnotation]
 	if !on {

@@ -168,7 +168,7 @@ func TestServices_16_IngressesWithAndWithoutTLS(t *testing.T) {
 	}
 }
 
-// Above the bound the newest are left out, and how many is known.
+// Above the bound the newest are dropped and counted.
 func TestCollect_bound(t *testing.T) {
 	var o marks.Objects
 	start := time.Unix(1_700_000_000, 0)

@@ -20,7 +20,7 @@ type Service struct {
 	ACE *ACE
 }
 
-// ACE is who may reach the Authorized Cluster Endpoint. The zero value: no client.
+// ACE has the allowed clients of the Authorized Cluster Endpoint. The zero value: no client.
 type ACE struct {
 	Interface string
 	Sources   []netip.Prefix
@@ -43,7 +43,7 @@ type Ingress struct {
 type Collected struct {
 	Services  []Service
 	Ingresses []Ingress
-	// LeftOut is how many entries above MaxEntries were left out: those of the newest objects.
+	// LeftOut is the number of dropped entries above MaxEntries: those of the newest objects.
 	LeftOut int
 	// Problems are the errors of objects, each as a sentence: at most maxProblems.
 	Problems []string

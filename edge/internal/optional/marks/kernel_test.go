@@ -176,7 +176,7 @@ func TestServices_06_IdenticalInputChangesNothing(t *testing.T) {
 	ace := service("ace", corev1.ServiceTypeClusterIP, corev1.ServicePort{Port: 443})
 	ace.Namespace = "cattle-system"
 	odd := service("odd", corev1.ServiceTypeNodePort, corev1.ServicePort{Port: 80, NodePort: 30081})
-	odd.Namespace = "a' $(b) \\ n" // no API server lets it through
+	odd.Namespace = "a' $(b) \\ n" // no API server accepts it
 	if got := l.apply(web, ace, odd); got != 2 {
 		t.Errorf("%d families changed at first", got)
 	}

@@ -37,7 +37,7 @@ const (
 	// the same table.
 	resync = 30 * time.Second
 	// readyAfter bounds how long the kubelet waits for the rules: a device that has never had a
-	// link knows no Services.
+	// link has no Services.
 	readyAfter = 10 * time.Second
 )
 
@@ -50,7 +50,7 @@ type Kernel interface {
 // Config configures the agent.
 type Config struct {
 	NodeName string
-	// API leads to the edge API.
+	// API configures a client of the edge API.
 	API      *rest.Config
 	Reporter agent.Reporter
 	Kernel   Kernel
@@ -76,7 +76,7 @@ type Status struct {
 	Entries []string `json:"entries"`
 	// Rules is how many rules the kernel has for them.
 	Rules int `json:"rules"`
-	// LeftOut is how many entries above the bound were left out.
+	// LeftOut is the number of dropped entries above the bound.
 	LeftOut  int      `json:"leftOut,omitempty"`
 	Problems []string `json:"problems,omitempty"`
 }

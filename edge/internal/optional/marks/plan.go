@@ -44,7 +44,7 @@ type destination struct {
 	address  netip.Addr
 }
 
-// port is one port of a destination, and who wants it.
+// port is one port of a destination, and its Services.
 type port struct {
 	number uint16
 	by     string

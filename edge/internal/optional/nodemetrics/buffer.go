@@ -48,7 +48,7 @@ type buffer struct {
 	open   []nodemetrics.Sample // the last has the number next-1
 	held   int                  // samples in blocks
 	bytes  int                  // of blocks
-	lost   uint64               // samples that were given up and not reported
+	lost   uint64               // samples that were dropped and not reported
 }
 
 // load takes over a block of an earlier process.

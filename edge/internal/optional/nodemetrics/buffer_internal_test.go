@@ -15,8 +15,8 @@ func sampleAt(n int) nodemetrics.Sample {
 	return nodemetrics.Sample{Unix: int64(1000 + 60*n), Values: map[uint32]int64{1: int64(n), 2: 5}}
 }
 
-// sink takes messages as a cloud does, and returns the times of the samples in the order in which
-// they came. Every third answer is lost.
+// drain takes messages as a cloud does, and returns the times of the samples in the order of their
+// arrival. Every third answer is lost.
 func drain(t *testing.T, b *buffer) (times []int64, lost uint64) {
 	t.Helper()
 	through, calls := map[uint64]uint64{}, 0
@@ -84,7 +84,7 @@ func TestBuffer_KeepsSamplesUntilTheyAreTaken(t *testing.T) {
 	}
 }
 
-// At the bound the oldest go first, and the cloud is told how many.
+// At the bound the oldest are dropped first, and their number is sent to the cloud.
 func TestBuffer_GivesUpTheOldest(t *testing.T) {
 	b := &buffer{most: 40, stream: 7, next: 1}
 	fill(t, b, nil, 0, 95)

@@ -15,9 +15,8 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/core/linkstate"
 )
 
-// receiver stands for cloudcore and its sink: it passes each sample on once, by its stream and
-// number (cloud/internal/access/nodemetrics does so), and keeps their times. Every fourth answer is
-// lost.
+// receiver fakes cloudcore and its sink: it passes each sample on once, by its stream and number
+// (cloud/internal/access/nodemetrics does so), and keeps their times. Every fourth answer is lost.
 type receiver struct {
 	mu      sync.Mutex
 	through map[uint64]uint64

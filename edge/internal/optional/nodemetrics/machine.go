@@ -9,8 +9,8 @@ import (
 	"github.com/skerry-io/skerry/common/nodemetrics"
 )
 
-// Machine reads the metrics of the machine and of this process into values. A value that can't be
-// read is left out.
+// Machine reads the metrics of the machine and of this process into values. Unreadable values are
+// skipped.
 func Machine(dataDir string, values map[uint32]float64) {
 	filesystem(dataDir, values, nodemetrics.DataSize, nodemetrics.DataAvailable, nodemetrics.DataInodesFree)
 	filesystem("/", values, nodemetrics.RootSize, nodemetrics.RootAvailable, 0)

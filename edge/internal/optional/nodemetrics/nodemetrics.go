@@ -2,10 +2,10 @@
 // link's lowest class.
 //
 // It owns the samples that the cloud has not taken: the newest in memory, blocks of ten on the disk
-// too, a day and 1 MiB at most, the oldest go first. With a link it does not write; without one a
-// block is appended each tenth sample and never flushed, so a power cut may take the last ones. It
-// refuses to send to a cloud without the feature "metrics". Unanswered samples are sent again: the
-// cloud knows samples by their stream and number.
+// too, a day and 1 MiB at most, the oldest are dropped first. With a link it does not write;
+// without one a block is appended each tenth sample and never flushed, so a power cut may take the
+// last ones. It refuses to send to a cloud without the feature "metrics". Unanswered samples are
+// sent again: the cloud identifies samples by their stream and number.
 //
 // The module is one goroutine, and one more while there is a session. Status may be called by any.
 package nodemetrics
@@ -52,7 +52,7 @@ type Config struct {
 // Status is part of the status of edgecore.
 type Status struct {
 	Waiting int    `json:"waiting"`           // samples that the cloud has not taken
-	Lost    uint64 `json:"lost,omitempty"`    // samples that were given up at a bound, since the last that the cloud took
+	Lost    uint64 `json:"lost,omitempty"`    // samples dropped at a bound, since the last that the cloud took
 	Problem string `json:"problem,omitempty"` // why samples can't be kept on the disk
 }
 
@@ -60,7 +60,7 @@ type Status struct {
 type Agent struct {
 	config Config
 	series []nodemetrics.Series
-	added  chan struct{} // a sample came
+	added  chan struct{} // a new sample
 	now    func() time.Time
 
 	mu      sync.Mutex
@@ -74,7 +74,7 @@ type Agent struct {
 func New(config Config) *Agent {
 	return &Agent{
 		config: config, series: nodemetrics.All(), added: make(chan struct{}, 1), now: time.Now,
-		buffer: buffer{most: max(blockSamples, int(config.Keep/config.Interval)), stream: rand.Uint64() | 1, next: 1}, //nolint:gosec // tells streams of one node apart
+		buffer: buffer{most: max(blockSamples, int(config.Keep/config.Interval)), stream: rand.Uint64() | 1, next: 1}, //nolint:gosec // distinguishes streams of one node
 		file:   file{path: config.Path},
 	}
 }
@@ -82,7 +82,7 @@ func New(config Config) *Agent {
 // Name implements beehive.Module.
 func (*Agent) Name() message.Name { return Name }
 
-// Status is how sampling goes.
+// Status returns the state of sampling.
 func (a *Agent) Status() Status {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -165,7 +165,7 @@ func (a *Agent) flush() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if sealed, err := a.buffer.seal(); err == nil && sealed != nil {
-		_ = a.file.append(*sealed, a.buffer.blocks) // the process ends: nobody is left who could do better
+		_ = a.file.append(*sealed, a.buffer.blocks) // the process ends: there is no other way to keep them
 	}
 }
 

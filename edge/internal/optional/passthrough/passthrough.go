@@ -4,10 +4,10 @@
 //
 // It owns the NetworkAttachmentDefinitions that it has made, which it remembers over restarts: one
 // for a port in a namespace, shared by the pods that use it, removed with the last of them. It
-// refuses to make one offline, or where the cluster doesn't know the kind, and reports that to the
-// pod; it never touches one that it did not make, and gives no port away that edgecore.yaml does
-// not list, that leads to the cloud, or that has an address of the Node. Wanted is pure; the rest
-// is of the agent's own.
+// refuses to make one offline, or if the cluster lacks the kind, and reports that to the pod; it
+// never touches one that it did not make, and passes through no port that edgecore.yaml does not
+// list, that is on the path to the cloud, or that has an address of the Node. Wanted is pure; the
+// rest is of the agent's own.
 package passthrough
 
 import (
@@ -195,7 +195,7 @@ func (s *state) ensure(ctx context.Context, a Attachment) error {
 	if !s.run.Link().Up {
 		return fmt.Errorf("the NetworkAttachmentDefinition %s can't be made while this device is offline", a.Key())
 	}
-	// Remembered before it is made: who dies right here finds it again.
+	// Remembered before it is made, so that it is found again after a crash here.
 	if _, known := s.made[a.Key()]; !known {
 		if err := s.config.Memory.Save(ctx, map[string][]byte{a.Key(): []byte(a.Port)}); err != nil {
 			return err
@@ -269,7 +269,7 @@ func (s *state) remove(ctx context.Context, key string) error {
 	return s.forget(ctx, key)
 }
 
-// tell reports to pods why they have no port, once for each reason.
+// tell reports on pods why they have no port, once for each reason.
 func (s *state) tell(pods []*corev1.Pod, refused map[*corev1.Pod]error) {
 	now := map[string]string{}
 	for _, p := range pods {

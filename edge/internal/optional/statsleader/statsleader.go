@@ -1,9 +1,9 @@
-// Package statsleader is the device's part in the election of who reports the cluster's
+// Package statsleader is the device's part in the election of the reporter of the cluster's
 // statistics (ClusterInfo).
 //
 // It owns this device's candidacy: it asks for the Lease while the device has its configuration,
-// that is a ClusterInfo that selects it, renews it, and gives it back when the configuration goes.
-// It refuses to lead without proof: the last renewal that succeeded must be younger than
+// that is a ClusterInfo that selects it, renews it, and releases it when the configuration is
+// removed. It refuses to lead without proof: the last renewal that succeeded must be younger than
 // RenewDeadline, which is shorter than the Lease, so a device that is cut off has stopped before
 // another one can begin. Without a link no request is made.
 //
@@ -41,7 +41,7 @@ const Namespace = "skerry-system"
 // Config configures the module.
 type Config struct {
 	NodeName string
-	// API leads to the edge API, Cloud to the cloud, which serves the Lease.
+	// API is for the edge API, Cloud for the cloud, which serves the Lease.
 	API, Cloud *rest.Config
 
 	LeaseDuration, RenewDeadline, RetryPeriod time.Duration
@@ -51,7 +51,7 @@ type Config struct {
 type Status struct {
 	Candidate bool      `json:"candidate"` // the device has its configuration
 	Leading   bool      `json:"leading"`
-	Leader    string    `json:"leader,omitempty"`  // who held the Lease when it was seen last
+	Leader    string    `json:"leader,omitempty"`  // the last seen holder of the Lease
 	Renewed   time.Time `json:"renewed,omitzero"`  // by this device, when it was leader last
 	Problem   string    `json:"problem,omitempty"` // of the last try
 }
@@ -83,7 +83,7 @@ func (l *Leader) Status() Status {
 }
 
 // leading reports whether the Lease is this device's beyond doubt: the renewal is counted from when
-// it was asked for, and by both clocks, because the monotonic one stands still while a machine is
+// it was asked for, and by both clocks, because the monotonic one stops while a machine is
 // suspended. mu is held.
 func (l *Leader) leading(now time.Time) bool {
 	if l.began.IsZero() {
@@ -186,8 +186,8 @@ func (f *follower) elect(ctx context.Context, client coordinationv1.LeasesGetter
 	return nil
 }
 
-// once takes part until the Lease is lost, or the device may not be leader any more: then
-// it is given back.
+// once takes part until the Lease is lost, or the device may no longer be leader: then it is
+// released.
 func (f *follower) once(ctx context.Context, client coordinationv1.LeasesGetter, changed <-chan struct{}) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
@@ -265,7 +265,7 @@ func (l *lock) Update(ctx context.Context, record resourcelock.LeaderElectionRec
 	defer cancel()
 	began := time.Now()
 	if record.HolderIdentity != l.config.NodeName {
-		l.lost() // it is given back: whether the cloud hears of it or not, this device is leader no more
+		l.lost() // it is released: whether or not the cloud receives that, this device is no longer leader
 	}
 	err := l.Interface.Update(ctx, record)
 	l.mu.Lock()

@@ -28,7 +28,7 @@ type Config struct {
 	Peers []netip.AddrPort
 	Trust Trust
 	API   *rest.Config
-	// Contact reports whether there is a link, and when the cloud was last heard of.
+	// Contact reports whether there is a link, and the time of the last contact with the cloud.
 	Contact func() (linked bool, last time.Time)
 	// Leader is the state of the election of the cluster's reporter; nil: this device
 	// takes no part in it.

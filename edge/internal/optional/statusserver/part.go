@@ -26,7 +26,7 @@ const readTimeout = 2 * time.Second
 // Knowledge is the age of the data.
 type Knowledge struct {
 	Linked bool `json:"linked"`
-	// AsOf is when the cloud was last heard of: now, or when the link was lost.
+	// AsOf is the time of the last contact with the cloud: now, or when the link was lost.
 	AsOf time.Time `json:"asOf"`
 }
 

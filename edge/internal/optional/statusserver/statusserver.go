@@ -1,13 +1,12 @@
-// Package statusserver tells other devices of the cluster, and people, how this device and its
-// applications are, by HTTPS on an address of the device.
+// Package statusserver serves the status of this device and its applications to other devices of
+// the cluster, and to users, by HTTPS on an address of the device.
 //
 // It owns one listener, which is open only while its address is on an interface. It refuses clients
 // without a certificate of the cluster's CA and, where it has a site, nodes that are not in it or
 // were revoked, and shows applications to nodes and administrators alone. It reads the edge API and
 // files, never the cloud, and each answer contains the age of its data. Each part of a page is made
-// by a function that knows that part alone, so a part that is missing can't cut the page short.
-// Bounds: atOnce requests, then 503; mostBytes an answer; mostPeers peers, peerTimeout each, all at
-// once.
+// by a function for that part only, so a missing part can't cut the page short. Bounds: atOnce
+// requests, then 503; mostBytes an answer; mostPeers peers, peerTimeout each, all at once.
 //
 // From the bottom: trust, config, part (of a page), peer, Server. Requests are served by many
 // goroutines, which share only constant data.

@@ -126,7 +126,7 @@ func get(t *testing.T, server *httptest.Server, cert *tls.Certificate, path stri
 	return answer.StatusCode, string(raw), answer.Header, err
 }
 
-// Who may read which page, and the age in the answer.
+// The readers of each page, and the age in the answer.
 func TestServer_Whom(t *testing.T) {
 	a, other := newAuthority(t), newAuthority(t)
 	server := serve(t, a, nil)
@@ -268,8 +268,8 @@ func TestServer_AtOnce(t *testing.T) {
 	}
 }
 
-// A node that is not of this device's site, or was revoked, is refused; a peer sends this device
-// nowhere else; and no name leads a peer to another page, which would have it ask all its peers.
+// A node that is not of this device's site, or was revoked, is refused; a peer can't redirect this
+// device; and no name leads a peer to another page, which would have it ask all its peers.
 func TestClaims_11_WhoReadsAndWhereItLeads(t *testing.T) {
 	a := newAuthority(t)
 	secret := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {

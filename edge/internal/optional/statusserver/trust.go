@@ -75,7 +75,7 @@ func (t Trust) client() *tls.Config {
 	}
 }
 
-// administrators is the group whose members Kubernetes lets do everything.
+// administrators is the group whose members have all permissions in Kubernetes.
 const administrators = "system:masters"
 
 // known reports whether a verified certificate is a node's or an administrator's.

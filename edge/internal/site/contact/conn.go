@@ -15,8 +15,8 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/site/peers"
 )
 
-// Bounds of connections. A device that goes above them has its connection ended, and is met again
-// when it keeps to them.
+// Bounds of connections. A device that exceeds them is disconnected, and is met again when it keeps
+// to them.
 const (
 	maxConns = 2 * peers.MaxMembers // with those in their handshake
 	// connectsEvery and connectBurst bound how often one device may connect.
@@ -83,7 +83,7 @@ func (x *admission) admit(ctx context.Context, client *quic.ClientInfo) (context
 	return ctx, nil
 }
 
-// busy: from half of the bound on, who connects must prove the address first (RFC 9000, 8.1.2).
+// busy: from half of the bound on, a client must prove its address first (RFC 9000, 8.1.2).
 func (x *admission) busy() bool {
 	x.mu.Lock()
 	defer x.mu.Unlock()

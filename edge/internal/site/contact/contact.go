@@ -1,12 +1,12 @@
-// Package contact is how the devices of a site know each other on their LAN: who is alive, and
-// each one's status of its own pods. It needs no cloud.
+// Package contact detects the other devices of a site on their LAN: which are alive, and each one's
+// status of its own pods. It needs no cloud.
 //
 // It owns one QUIC connection with each other device of the site, on which both show their node's
-// certificate; the decision who is Met, Mute or Dead; and the words, which count from their own
-// device alone and are never passed on. It refuses who is not in the Site, revoked certificates,
-// addresses that are not of the sender's own pods, and all that is above the bounds of wire.go: a
-// peer may be a stolen device. It stores which devices were ever met, and, where a reboot clears
-// it, what they said last.
+// certificate; the decision which device is Met, Mute or Dead; and the words, which count from
+// their own device alone and are never passed on. It refuses peers outside of the Site, revoked
+// certificates, addresses that are not of the sender's own pods, and messages above the bounds of
+// wire.go: a peer may be a stolen device. It stores which devices were ever met, and their last
+// words in a directory that a reboot clears.
 //
 // The core (core.go) is pure and guarded by mu. Contact, Pod, SetPods, SetTunnel, Tunnel and Status
 // may be called from any goroutine; Changed is called by one of ours, without mu.
@@ -48,8 +48,7 @@ const (
 	wordEvery = 100 * time.Millisecond
 	// found bounds the addresses that beacons have named for one device: the newest stay.
 	found = 4
-	// lookMin and lookMost bound the pause before networks are looked at again that could not be
-	// read.
+	// lookMin and lookMost bound the pause before unreadable networks are read again.
 	lookMin  = 250 * time.Millisecond
 	lookMost = 30 * time.Second
 )
@@ -199,8 +198,8 @@ func (a *Agent) Load(ctx context.Context) error {
 	return nil
 }
 
-// takeSite gives the core the devices of the site, and closes connections of those that are not
-// welcome any more. mu is held.
+// takeSite gives the core the devices of the site, and closes connections of those that are no
+// longer members. mu is held.
 func (a *Agent) takeSite(now time.Time) {
 	s := a.config.Site.Current()
 	if s == nil {
@@ -313,9 +312,9 @@ func (a *Agent) Contact(node string) Status {
 // State is the contact as `edgecore status` shows it.
 type State struct {
 	Peers []Peer `json:"peers"`
-	// Dropped are addresses that peers named and that are not theirs, Refused connections of those
-	// who are not in the site, Deaths devices that died, and Forgotten the TCP connections that
-	// were ended by that; all since edgecore started.
+	// Dropped are addresses that peers claimed without owning them, Refused connections of devices
+	// outside of the site, Deaths devices that died, and Forgotten the TCP connections that were
+	// ended by that; all since edgecore started.
 	Dropped   uint64 `json:"dropped"`
 	Refused   uint64 `json:"refused"`
 	Deaths    uint64 `json:"deaths"`
@@ -346,8 +345,8 @@ func (a *Agent) State() State {
 	return s
 }
 
-// Address is where a device was connected last in this process; the zero value where it was not, or
-// where it is dead: then it may be elsewhere, and the cloud may know where.
+// Address returns a device's last address of a connection in this process; the zero value without
+// one, or if it is dead: then it may be elsewhere, and the cloud may have its address.
 func (a *Agent) Address(node string) netip.Addr {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -379,7 +378,7 @@ func (a *Agent) Pod(node string, uid types.UID) (Pod, bool) {
 	if !ok {
 		return pod, false
 	}
-	// The range of a device may have become another since its word came.
+	// The range of a device may have changed since its word arrived.
 	pod.Addresses = slices.DeleteFunc(slices.Clone(pod.Addresses), func(x netip.Addr) bool {
 		return !slices.ContainsFunc(p.ranges, func(r netip.Prefix) bool { return r.Contains(x) })
 	})

@@ -18,13 +18,12 @@ const (
 	Unmet Status = iota
 	// Absent: it was met in an earlier boot of this device, and not yet in this one.
 	Absent
-	// Met: there is a connection by which a word came, or the last one ended a moment ago
-	// and it is being looked for.
+	// Met: there is a connection with a word, or the last one has just ended and the device is
+	// being searched.
 	Met
 	// Mute: its kernel answers and its edgecore does not.
 	Mute
-	// Dead: no answer comes from there, or this device has lost the carrier of the network on
-	// which it was.
+	// Dead: it does not answer, or this device has lost the carrier of its network.
 	Dead
 )
 
@@ -51,9 +50,9 @@ const (
 	// loss of a packet.
 	muteAsk      = time.Second
 	muteFailures = 2
-	// unaskedPause is the pause before a question is tried again that this device could not put,
-	// for a reason of its own. After unaskedMost such tries, which take as long as a question
-	// without an answer, the peer's silence has to be enough.
+	// unaskedPause is the pause before a probe is retried that this device could not send, for a
+	// local reason. After unaskedMost such attempts, which take as long as a probe without an
+	// answer, the peer's silence has to be enough.
 	unaskedPause = window / 4
 	unaskedMost  = 5
 	// dialMin and dialMax bound the pause between two attempts to connect.
@@ -100,8 +99,8 @@ type peer struct {
 	conn     uint64         // 0 without one
 	at       netip.Addr     // where it was connected last in this process
 	began    time.Time      // of conn
-	spoke    bool           // a word came by conn
-	refusals int            // connections in a row that ended before a word came
+	spoke    bool           // conn has received a word
+	refusals int            // connections in a row that ended before a word
 	heard    time.Time
 	asking   bool      // a question to its kernel is under way
 	failures int       // questions in a row without an answer
@@ -111,7 +110,7 @@ type peer struct {
 	dial     time.Time // when the next attempt to connect is due
 	pause    time.Duration
 	word     *Word
-	wordConn uint64 // the connection that it came by
+	wordConn uint64 // the connection of the word
 }
 
 // core decides the state of peers. It is pure: it takes events with their times, and returns
@@ -225,10 +224,10 @@ func (c *core) members(now time.Time, all map[string][]netip.Prefix) {
 // dials reports whether it is this device that opens the connection: one of each pair does.
 func (c *core) dials(node string) bool { return c.node < node }
 
-// connected takes a connection in. The newer replaces the older: a device that was started again
-// has forgotten that one. It is no proof of the device yet: with TLS 1.3 the end that dials takes
-// its handshake for done before the other one has judged its certificate, and messages that came
-// from the device in an earlier boot is of pods whose addresses others may have by now.
+// connected adds a connection. The newer replaces the older: a restarted device has lost that one.
+// It is no proof of the device yet: with TLS 1.3 the end that dials takes its handshake for done
+// before the other one has judged its certificate, and messages that came from the device in an
+// earlier boot is of pods whose addresses others may have by now.
 func (c *core) connected(now time.Time, node string, conn uint64, at netip.Addr) {
 	p := c.peers[node]
 	if p == nil {
@@ -249,9 +248,8 @@ func (c *core) heardOf(now time.Time, node string, conn uint64) {
 	}
 }
 
-// said takes a word in, unless it is older than the one that is there. The first word of a
-// connection is the newest, regardless of its number: the device may have been started again with
-// another clock.
+// said records a word, unless it is older than the current one. The first word of a connection is
+// the newest, regardless of its number: the device may have been started again with another clock.
 func (c *core) said(node string, conn uint64, w *Word) {
 	p := c.peers[node]
 	if p == nil || p.conn != conn || p.word != nil && p.wordConn == conn && p.word.Boot == w.Boot && p.word.Sequence >= w.Sequence {
@@ -324,7 +322,7 @@ func (c *core) closed(now time.Time, node string, conn uint64) {
 	}
 }
 
-// answered takes in the result of a question to a peer's kernel.
+// answered processes the result of a probe of a peer's kernel.
 func (c *core) answered(now time.Time, node string, yes bool) {
 	p := c.peers[node]
 	if p == nil || !p.asking {
@@ -399,7 +397,7 @@ func (c *core) restore(now time.Time, node string, w *Word, at netip.Addr) {
 	c.changed[node] = true
 }
 
-// seen notes that a device may be back, by its beacon or since a network came up.
+// seen records that a device may be back, by its beacon or because of a new network.
 func (c *core) seen(now time.Time, node string) {
 	if p := c.peers[node]; p != nil && p.conn == 0 && c.dials(node) && p.refusals == 0 {
 		p.pause = dialMin

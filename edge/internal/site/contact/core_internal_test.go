@@ -72,7 +72,7 @@ func (s *script) settle() {
 	}
 }
 
-// run lets time pass in steps of 10 ms.
+// run advances time in steps of 10 ms.
 func (s *script) run(d time.Duration) {
 	for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
 		s.late = slices.DeleteFunc(s.late, func(a answer) bool {
@@ -101,7 +101,7 @@ func word(uids ...string) *Word {
 	return w
 }
 
-// meet is a connection and the first word that comes by it.
+// meet adds a connection and its first word.
 func (s *script) meet(node string, conn uint64) {
 	s.core.connected(time.Now(), node, conn, home)
 	s.core.said(node, conn, word())
@@ -115,7 +115,7 @@ func (s *script) expect(t *testing.T, want ...string) {
 	s.log = nil
 }
 
-// The power of a device goes: its kernel is asked after 1.2 s of silence, and at 2 s it is dead.
+// A device loses power: its kernel is probed after 1.2 s of silence, and at 2 s it is dead.
 func TestCore_silence(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newScript(t, "a")
@@ -196,7 +196,7 @@ func TestCore_mute(t *testing.T) {
 		if i := slices.IndexFunc(s.log, func(l string) bool { return bytes.Contains([]byte(l), []byte("reset")) }); i >= 0 {
 			t.Errorf("connections were cut: %s", s.log[i])
 		}
-		// Then its power goes too.
+		// Then it loses power too.
 		s.log, s.alive["a"] = nil, false
 		s.run(5 * time.Second)
 		if got := s.core.peers["a"].status; got != Dead {
@@ -226,7 +226,7 @@ func TestCore_muteLoss(t *testing.T) {
 	})
 }
 
-// Who was met in an earlier boot is Absent, not Unmet; who leaves the site is forgotten.
+// A device met in an earlier boot is Absent, not Unmet; one that leaves the site is forgotten.
 func TestCore_members(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newCore("b", map[string]bool{"a": true, "gone": true})
@@ -504,8 +504,8 @@ func TestClaims_28_WordOfTheBootBeforeHoldsNoLonger(t *testing.T) {
 	})
 }
 
-// The first sender of a tunnel's key is known over restarts and boots of this device, whose word
-// comes first then or not.
+// The first sender of a tunnel's key is remembered over restarts and boots of this device, whether
+// or not its word is the first then.
 func TestClaims_10_FirstOwnerOfAKeyIsKept(t *testing.T) {
 	c := newCore("x", map[string]bool{})
 	site := map[string][]netip.Prefix{"a": nil, "b": nil}

@@ -206,7 +206,7 @@ func (d *device) start() {
 	t.Cleanup(d.stop)
 }
 
-// tell gives a device its site.
+// tell sends a device its site.
 func (d *device) tell() {
 	if err := d.feed(d.world.t.Context(), topic.Site.New(message.Resource{Name: d.name}, d.world.site())); err != nil {
 		d.world.t.Fatal(err)

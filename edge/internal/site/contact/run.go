@@ -110,8 +110,7 @@ func (a *Agent) loop(ctx context.Context) error {
 	}
 }
 
-// followNetworks looks at the networks after each change, and again after a while where that
-// failed.
+// followNetworks reads the networks after each change, and again after a while if that failed.
 func (a *Agent) followNetworks(ctx context.Context, udp *net.UDPConn, changed <-chan struct{}) {
 	pause := lookMin
 	var again <-chan time.Time
@@ -278,7 +277,7 @@ func (a *Agent) beacons(ctx context.Context) error {
 
 // hearBeacons notes where devices may be. A beacon is no proof: the certificate is.
 func (a *Agent) hearBeacons(ctx context.Context) error {
-	limit := rate.NewLimiter(100, 200) // of a whole site that comes up at once; beyond, beacons are not looked at
+	limit := rate.NewLimiter(100, 200) // enough for a whole site that starts at once; further beacons are ignored
 	replies := map[string]time.Time{}  // bounded by the site's members
 	buffer := make([]byte, 2048)
 	for {
@@ -311,7 +310,7 @@ func (a *Agent) hearBeacons(ctx context.Context) error {
 		if known {
 			poke(a.wake)
 		}
-		// Who must dial us may not know where we are.
+		// A peer that must dial us may not have our address.
 		if answer && time.Since(replies[node]) > beaconEvery {
 			replies[node] = time.Now()
 			if packet, err := encodeBeacon(a.config.Node, a.config.Port); err == nil {

@@ -20,7 +20,7 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/poll"
 )
 
-// Devices find each other by beacons alone, and tell of their pods.
+// Devices find each other only by beacons, and exchange their pods.
 func TestMeet(t *testing.T) {
 	w := newSystem(t, 3)
 	w.startAll()
@@ -41,8 +41,8 @@ func TestMeet(t *testing.T) {
 // lossFor is how long packets are lost; the spec's figure is of ten minutes.
 var lossFor = flag.Duration("loss", 10*time.Second, "how long a fifth of the packets is lost")
 
-// The LAN goes silent without a carrier lost anywhere: the device is dead, and TCP connections to
-// its pods are forgotten. Loss alone makes no device dead.
+// The LAN becomes silent without a lost carrier: the device is dead, and TCP connections to its
+// pods are forgotten. Loss alone makes no device dead.
 func TestSite_07_SilentCutIsDeathAndLossIsNot(t *testing.T) {
 	w := newSystem(t, 2)
 	w.startAll()
@@ -76,7 +76,7 @@ func TestSite_07_SilentCutIsDeathAndLossIsNot(t *testing.T) {
 	}
 	w.allMet()
 
-	// A connection through a Service's address to a pod of b, as the kernel knows it.
+	// A connection through a Service's address to a pod of b, as in the kernel's table.
 	client := a.host
 	client.Shell("ip route add 10.91.2.0/24 via 10.90.0.2; ip route add 10.92.0.0/16 via 10.90.0.2")
 	b.host.Shell("ip address add 10.91.2.2/32 dev lo")
@@ -104,8 +104,8 @@ func TestSite_07_SilentCutIsDeathAndLossIsNot(t *testing.T) {
 	w.allMet()
 }
 
-// edgecore is killed on a peer and started again: its word holds all the while, and no device
-// hears anything else.
+// edgecore is killed on a peer and started again: its word stays valid all the while, and no device
+// receives another.
 func TestEdgecoreRestart(t *testing.T) {
 	w := newSystem(t, 2)
 	w.startAll()
@@ -149,7 +149,7 @@ func TestEdgecoreRestart(t *testing.T) {
 	w.allMet()
 }
 
-// A and B can't reach each other, and both reach C: each goes by its own contact.
+// A and B can't reach each other, and both reach C: each uses its own contact.
 func TestSite_10_OnesViewIsNotAnothers(t *testing.T) {
 	w := newSystem(t, 3)
 	w.startAll()

@@ -18,7 +18,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/site/peers"
 )
 
-// event lets f change the core, and performs its actions.
+// event changes the core by f, and performs its actions.
 func (a *Agent) event(ctx context.Context, f func(now time.Time, c *core)) {
 	a.mu.Lock()
 	f(time.Now(), a.core)
@@ -170,8 +170,8 @@ func (a *Agent) dial(ctx context.Context, node string) {
 	}
 }
 
-// candidates are where a device may be: where it was, where its beacon comes from, where the cloud
-// has seen it. mu is held.
+// candidates returns possible addresses of a device: its last one, that of its beacon, and that
+// seen by the cloud. mu is held.
 func (a *Agent) candidates(node string) (all []netip.AddrPort) {
 	add := func(at netip.AddrPort) {
 		if at.Addr().IsValid() && !slices.Contains(all, at) {
@@ -263,7 +263,7 @@ func (a *Agent) sendSigns(ctx context.Context, s *session) error {
 	}
 }
 
-// hearSigns counts verified packets, not all that came to the socket.
+// hearSigns counts verified packets, not all that arrived at the socket.
 func (a *Agent) hearSigns(ctx context.Context, s *session) error {
 	limit := rate.NewLimiter(signRate, signBurst)
 	for {
@@ -289,7 +289,7 @@ func (a *Agent) sendWords(ctx context.Context, s *session) error {
 		a.mu.Lock()
 		word, changed := encodeWord(a.config.Boot, a.sequence, a.own, a.tunnel, a.lan), a.said
 		a.mu.Unlock()
-		// Who does not read is as good as gone.
+		// A peer that does not read counts as gone.
 		if err := stream.SetWriteDeadline(time.Now().Add(idle)); err != nil {
 			return err
 		}

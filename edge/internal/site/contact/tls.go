@@ -40,8 +40,8 @@ func (t Trust) admit(certs []*x509.Certificate, s *peers.Site) (*peers.Member, e
 	leaf := certs[0]
 	options := x509.VerifyOptions{Roots: roots, Intermediates: pki.Pool(certs[1:]...), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}, CurrentTime: t.Now()}
 	if !t.Linked() {
-		// A clock that stands in 1970 may be all that there is, too. Not by its beginning: signers
-		// date that back, to before their own.
+		// The only clock may be one that is stuck in 1970, too. Not by its beginning: signers date
+		// that back, to before their own.
 		options.CurrentTime = leaf.NotAfter.Add(-time.Second)
 	}
 	if _, err := leaf.Verify(options); err != nil {
@@ -54,8 +54,8 @@ func (t Trust) admit(certs []*x509.Certificate, s *peers.Site) (*peers.Member, e
 }
 
 // config is for both ends, which both show the certificate of a node. Sessions are not resumed:
-// each connection is judged again. check gets who the peer is, refused why a certificate is
-// not one of the site's.
+// each connection is verified again. check gets the peer's member, refused the reason why a
+// certificate is not one of the site's.
 func (t Trust) config(current func() *peers.Site, check func(m *peers.Member) error, refused func(error)) *tls.Config {
 	verify := func(cs tls.ConnectionState) error {
 		m, err := t.admit(cs.PeerCertificates, current())

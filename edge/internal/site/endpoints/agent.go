@@ -48,18 +48,18 @@ type Config struct {
 	Correction *Correction
 	View       Recorrector
 	Memory     agent.Memory
-	// BootID tells one boot from another, and BootTime when this one was, by the present clock.
+	// BootID is the unique ID of this boot, and BootTime its time by the present clock.
 	BootID   string
 	BootTime func() time.Time
-	// Corrected is called once, when slices have been corrected by all that the device knows:
-	// slices that programs a kernel by them waits for it.
+	// Corrected is called once, when slices have been corrected with all known data: modules that
+	// program the kernel by them wait for it.
 	Corrected func()
 	// Own receives the kubelet's status of this device's pods, whenever that may have changed;
 	// nil: no callback.
 	Own func(map[types.UID]Word)
 }
 
-// New makes the agent that tells the Correction of this device's own pods and of Services.
+// New makes the agent that passes this device's own pods and Services to the Correction.
 func New(c Config) *agent.Module {
 	var corrected sync.Once
 	kit := agent.Config{Name: Name, NodeName: c.NodeName, API: c.API, ReadyAfter: readyAfter, Resync: time.Minute}

@@ -18,11 +18,10 @@ type Service struct {
 	PublishNotReady bool
 }
 
-// Local is this device as the endpoint of a Service that it stands for; the zero value
-// where it does not.
+// Local is this device as the endpoint of a Service that it implements; otherwise the zero value.
 type Local struct {
 	Address netip.AddrPort
-	// Port is the name of the one port that leads there; others are left out.
+	// Port is the name of the one port with that endpoint; others are skipped.
 	Ports map[corev1.Protocol]bool
 }
 
@@ -74,7 +73,7 @@ func (k state) correctEndpoint(e *discoveryv1.Endpoint, family discoveryv1.Addre
 		return true
 	}
 	if device != k.node && family != discoveryv1.AddressTypeFQDN && !k.peers.Reaches(device, family == discoveryv1.AddressTypeIPv4) {
-		// The device is there, and no way leads to it by this family: it lost its address.
+		// The device is alive, but unreachable by this family: it lost its address.
 		setConditions(e, false, false, e.Conditions.Terminating != nil && *e.Conditions.Terminating)
 		return true
 	}
@@ -117,7 +116,7 @@ func ofFamily(all []netip.Addr, family discoveryv1.AddressType) []string {
 	return nil
 }
 
-// stand makes this device the one endpoint of a slice.
+// stand makes this device the only endpoint of a slice.
 func stand(s *discoveryv1.EndpointSlice, k state) {
 	s.Endpoints = nil
 	if !k.local.Address.IsValid() || (s.AddressType == discoveryv1.AddressTypeIPv4) != k.local.Address.Addr().Is4() {

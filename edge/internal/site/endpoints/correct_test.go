@@ -185,7 +185,7 @@ func TestCorrect(t *testing.T) {
 	}
 }
 
-// The device stands for the cluster's API and its names, and for no other name.
+// The device is the endpoint of the cluster's API and DNS, and of no other Service.
 func TestCorrect_ThisDeviceStandsForTheClusters(t *testing.T) {
 	c := endpoints.NewCorrection(endpoints.CorrectionConfig{
 		NodeName: "edge1", API: netip.MustParseAddrPort("169.254.20.20:10550"), DNS: netip.MustParseAddrPort("169.254.20.20:53"),
@@ -262,9 +262,9 @@ func TestPreBoot(t *testing.T) {
 	}
 }
 
-// After a boot with a full disk Services come back all the same: a pod that began before the boot
-// is out, also for a run that comes later in this boot, and one that began in it is not. It is kept
-// as soon as there is room.
+// After a boot with a full disk Services are restored nevertheless: a pod that began before the
+// boot is out, also in a later run of this boot, and one that began in it is not. That is stored as
+// soon as there is space.
 func TestPreBoot_fullDisk(t *testing.T) {
 	booted := time.Now()
 	memory := &inMemory{}

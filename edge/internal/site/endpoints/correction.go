@@ -16,7 +16,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/core/object"
 )
 
-// The Services that the device stands for.
+// The Services that the device implements itself.
 var (
 	apiService = types.NamespacedName{Namespace: "default", Name: "kubernetes"}
 	dnsService = types.NamespacedName{Namespace: "kube-system", Name: "kube-dns"}
@@ -47,7 +47,7 @@ type Correction struct {
 	services map[types.NamespacedName]Service
 	known    map[types.NamespacedName]facts // the dependencies of corrected slices, by the slice
 	site     string                         // as the last slice had it
-	changed  map[string]struct{}            // devices, since the last take; at most as many as there are in slices, since others are left out
+	changed  map[string]struct{}            // devices, since the last take; at most as many as there are in slices, since others are skipped
 	wake     func()
 }
 
@@ -82,7 +82,7 @@ func (*Correction) Corrects(resource schema.GroupVersionResource) bool {
 	return resource == slicesResource()
 }
 
-// Correct implements object.Corrector. A slice that can't be read is shown as it came.
+// Correct implements object.Corrector. An unreadable slice is shown unchanged.
 func (c *Correction) Correct(o object.Object, decoded runtime.Object) []byte {
 	if decoded == nil {
 		var err error

@@ -3,10 +3,10 @@
 // device's own contact reports whether those are reachable.
 //
 // It owns the correction, a pure function of a slice and of the device's data (Correct), and the
-// agent that has slices shown again when something of that changes. It adds no endpoint that the
-// cloud's slice does not have, except the device itself in the slices of default/kubernetes and
-// kube-system/kube-dns, and it neither stores nor sends: the cloud's slices stay in the store as
-// they came. It gets the peers' words from a Knowledge.
+// agent that presents slices again when that data changes. It adds no endpoint that the cloud's
+// slice does not have, except the device itself in the slices of default/kubernetes and
+// kube-system/kube-dns, and it neither stores nor sends: the cloud's slices stay in the store
+// unchanged. It gets the peers' words from a Knowledge.
 //
 // A Correction may be used by any goroutine. It calls its Knowledge with its lock held, so a
 // Knowledge must be quick and must not call back.
@@ -28,8 +28,8 @@ const (
 	Unmet Contact = iota
 	// Met: there is a connection, and the device's words hold.
 	Met
-	// Dead: no answer comes from there, or it was met in an earlier boot of this device and not yet
-	// in this one. Its pods are out.
+	// Dead: it does not answer, or it was met in an earlier boot of this device and not yet in this
+	// one. Its pods are out.
 	Dead
 	// Mute: its kernel answers and its edgecore does not. The last words hold, for as long as the
 	// Knowledge returns Mute.
@@ -51,7 +51,8 @@ func (w Word) equal(o Word) bool {
 // called after each change.
 type Knowledge interface {
 	Contact(device string) Contact
-	// Word is the last word of a device about a pod; false where the device does not know the pod.
+	// Word returns the last word of a device about a pod; false if the device does not have the
+	// pod.
 	Word(device string, pod types.UID) (Word, bool)
 	// Reaches reports whether a device's pods are reached by addresses of a family.
 	Reaches(device string, v4 bool) bool

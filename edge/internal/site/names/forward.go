@@ -13,7 +13,7 @@ import (
 const (
 	// maxQueries is how many queries are with upstreams at once; beyond, SERVFAIL.
 	maxQueries = 1000
-	// maxCached is how many answers are kept; beyond, the one that was used longest ago goes.
+	// maxCached is how many answers are kept; beyond, the least recently used one is dropped.
 	maxCached = 1000
 	// maxTTL bounds the TTL of an upstream's answers.
 	maxTTL = time.Hour
@@ -21,8 +21,8 @@ const (
 	// its TTL then (RFC 8767, 5).
 	staleFor = 24 * time.Hour
 	staleTTL = 30
-	// patience is how long an upstream has: less than RFC 8767's 1.8 s, after which
-	// clients give up.
+	// patience is the timeout of an upstream: less than RFC 8767's 1.8 s, after which clients give
+	// up.
 	patience = 1500 * time.Millisecond
 	// deadFor is how long an upstream that did not answer is left alone.
 	deadFor = 5 * time.Second

@@ -52,8 +52,8 @@ func reply(q *dns.Msg, address string) *dns.Msg {
 	return r
 }
 
-// Who is on the path sends messages with the right number that are no reply to the query: each is
-// dropped, also from the cache, and the reply behind them counts.
+// An attacker on the path sends messages with the right ID that are no reply to the query: each is
+// dropped, also from the cache, and the real reply counts.
 func TestClaims_12_RepliesThatDoNotRepeatTheQuestionAreDropped(t *testing.T) {
 	for name, change := range map[string]func(*dns.Msg){
 		"no question":     func(m *dns.Msg) { m.Question = nil },

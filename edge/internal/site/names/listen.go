@@ -25,8 +25,8 @@ type sockets struct {
 // firstInherited is SD_LISTEN_FDS_START of sd_listen_fds(3).
 const firstInherited = 3
 
-// Inherited are the sockets that systemd (or who starts edgecore in its way) has opened before:
-// queries wait in them while edgecore restarts. They stay open for as long as the process lives.
+// Inherited are the sockets that systemd (or a compatible parent) has opened before: queries wait
+// in them while edgecore restarts. They stay open for as long as the process lives.
 type Inherited struct{ files []*os.File }
 
 // FromEnvironment finds the sockets of LISTEN_FDS (sd_listen_fds(3)); nil without any
@@ -120,7 +120,7 @@ func open(ctx context.Context, at netip.AddrPort, in *Inherited) (sockets, error
 	return s, nil
 }
 
-// freebind lets a socket have an address that the device gets later (ip(7), IP_FREEBIND).
+// freebind allows binding to an address that the device gets later (ip(7), IP_FREEBIND).
 func freebind(_, _ string, c syscall.RawConn) error {
 	var err error
 	if controlErr := c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_IP, unix.IP_FREEBIND, 1) }); controlErr != nil {

@@ -3,9 +3,9 @@
 // of other name servers.
 //
 // It owns the sockets, the answers and the cache of upstreams' answers. It refuses to claim that a
-// name does not exist before it knows all names (then SERVFAIL, which resolvers try again), and
-// asks no upstream that did not answer a moment ago. Every query is a goroutine of the DNS library;
-// their shared state has locks of its own.
+// name does not exist before it knows all names (then SERVFAIL, which resolvers retry), and asks no
+// upstream that has just failed to answer. Every query is a goroutine of the DNS library; their
+// shared state has locks of its own.
 package names
 
 import (
@@ -100,7 +100,7 @@ func (m *Module) serve(ctx context.Context, s sockets) error {
 		})
 		g.Go(func() error {
 			<-ctx.Done()
-			// Read queries are answered first, but who keeps a connection open is not waited for.
+			// Read queries are answered first, without waiting for clients with an open connection.
 			ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), finishFor)
 			defer cancel()
 			_ = server.ShutdownContext(ending)

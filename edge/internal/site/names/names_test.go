@@ -345,7 +345,7 @@ func TestSite_21_UpstreamDeadAnswersFromMemory(t *testing.T) {
 	if n := up.asked.Load(); n != 1 {
 		t.Fatalf("the upstream was asked %d times", n)
 	}
-	up.ttl.Store(0) // has run out as soon as it is there
+	up.ttl.Store(0) // expires immediately
 	if r := l.answer("udp", "short.example.com.", dns.TypeA); r.Rcode != dns.RcodeSuccess {
 		t.Fatal(text(r))
 	}

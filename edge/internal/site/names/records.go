@@ -12,7 +12,7 @@ import (
 )
 
 const (
-	ttl     = 5 // seconds: a pod that goes is forgotten soon
+	ttl     = 5 // seconds: a deleted pod is forgotten soon
 	version = "1.1.0"
 )
 

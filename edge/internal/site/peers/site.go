@@ -39,7 +39,7 @@ const (
 	maxKeys      = 16
 )
 
-// Site is who is in the site.
+// Site has the members of the site.
 type Site struct {
 	Name       string
 	Members    []Member // by name, this device too
@@ -224,7 +224,7 @@ func (h *Holder) set(s *Site, digest, unkept []byte) {
 	h.tell()
 }
 
-// tell wakes who waits for a change. The lock is held.
+// tell wakes the waiters for a change. The lock is held.
 func (h *Holder) tell() {
 	for _, c := range h.waiters {
 		select {
@@ -302,7 +302,7 @@ func (h *Holder) take(ctx context.Context, p *topicpb.Site) error {
 	}
 	var unkept []byte
 	if err := h.memory.Save(ctx, map[string][]byte{key: raw}); err != nil {
-		klog.FromContext(ctx).Error(err, "Failed to store the site for the next boot, retrying") // a full disk: it counts all the same
+		klog.FromContext(ctx).Error(err, "Failed to store the site for the next boot, retrying") // a full disk: it is used nevertheless
 		unkept = raw
 	}
 	klog.FromContext(ctx).Info("Site changed", "site", s.Name, "devices", len(s.Members))

@@ -111,7 +111,7 @@ func device(t *testing.T, in io.Reader, out io.Writer) {
 	known := peers.New(first.Node, memory{})
 	feed, runSite := known.Attach(linkstate.Link{}, func(context.Context, message.Message) error { return nil })
 	take := func(raw []byte) {
-		if len(raw) == 0 { // not told yet
+		if len(raw) == 0 { // not reported yet
 			return
 		}
 		var s topicpb.Site

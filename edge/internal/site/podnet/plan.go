@@ -69,8 +69,8 @@ func Make(s State) Plan {
 	return p
 }
 
-// keep leaves the present state, and its packets go as before. It returns the MTU of pods: where a
-// tunnel is there, over which protocol it goes is not known either, so it is the least.
+// keep leaves the present state, and its packets take the same path. It returns the MTU of pods:
+// with a tunnel the outer protocol is unknown too, so it is the minimum.
 func (p *Plan) keep(made []netroute.Route, least int) int {
 	p.Routes = nil
 	tunnel := false
@@ -132,8 +132,8 @@ func (f findings) judge(p *Plan, own []netip.Prefix) {
 	}
 }
 
-// route leads to the pods of a device. A range that overlaps this device's own would take its own
-// pods away: it is refused.
+// route adds the route to a device's pods. A range that overlaps this device's own would take its
+// own pods away: it is refused.
 func (p *Plan) route(s State, m peers.Member, own []netip.Prefix, found *findings) {
 	for _, r := range m.PodCIDRs {
 		if slices.ContainsFunc(own, r.Overlaps) {
@@ -296,7 +296,7 @@ func addresses(networks []lan.Network, own []netip.Prefix) string {
 	return strings.Join(all, ",")
 }
 
-// onLAN are this device's addresses on its networks, pods' left out.
+// onLAN are this device's addresses on its networks, without pods'.
 func onLAN(networks []lan.Network, own []netip.Prefix) (all []netip.Prefix) {
 	for _, n := range networks {
 		if !virtual(n.Interface) && !slices.ContainsFunc(own, n.Prefix.Overlaps) && len(all) < maxAddresses {
@@ -318,11 +318,11 @@ func mtu(networks []lan.Network) int {
 	return least
 }
 
-// local is a range that only this device knows, for one to which the cluster gives no range: the
-// first of the list that no network and no route of the device covers. Its current range stays as
-// long as that is so, also where the cluster gave it before: of a device that lost its store and is
-// cut off, or whose Node was deleted, the pods that run keep their addresses. Other devices may
-// have the same, since all packets that leave the device have its address.
+// local returns a range known only to this device, if the cluster assigns it no range: the first of
+// the list that no network and no route of the device covers. Its current range stays as long as
+// that is so, also where the cluster gave it before: of a device that lost its store and is cut
+// off, or whose Node was deleted, the pods that run keep their addresses. Other devices may have
+// the same, since all packets that leave the device have its address.
 func local(s State) (netip.Prefix, bool) {
 	if s.Current.IsValid() && !covered(s, s.Current) {
 		return s.Current, true

@@ -212,8 +212,8 @@ func TestMake_tunnels(t *testing.T) {
 	}
 }
 
-// A device to which the cluster gives no range takes the first free one of its list, and
-// keeps it: by itself, since only this device needs to know of it.
+// A device to which the cluster gives no range takes the first free one of its list, and keeps it:
+// without the cloud, since only this device uses it.
 func TestMake_local(t *testing.T) {
 	const first, second, none = "10.222.0.0/24", "172.28.222.0/24", ""
 	for name, tc := range map[string]struct {

@@ -3,12 +3,12 @@
 // that leave the site.
 //
 // It owns the file 10-skerry.conflist, routes of protocol 159, the tables of package masquerade,
-// the interface of package wireguard, and the Node's condition SkerryPodNetwork. It refuses to
-// touch anything where a CNI configuration of another is there, or the NodePool has None. Make
-// (plan.go) is pure; the agent runs in one goroutine. It writes the Node as the device itself, by
-// the edge API: its range, once it was offered one, and its addresses. A device to which the
-// cluster gives no range takes one itself, which stands in the file alone. Until a device has read
-// its Site, routes and tunnel stay as the edgecore before has left them.
+// the interface of package wireguard, and the Node's condition SkerryPodNetwork. It does not act if
+// there is another CNI configuration, or the NodePool has None. Make (plan.go) is pure; the agent
+// runs in one goroutine. It writes the Node as the device itself, by the edge API: its range, once
+// it was offered one, and its addresses. A device without a range of the cluster takes one itself,
+// which is only in the file. Until a device has read its Site, routes and tunnel stay as left by
+// the previous edgecore.
 package podnet
 
 import (
@@ -64,7 +64,7 @@ const (
 type Config struct {
 	NodeName string
 	API      *rest.Config
-	Site     *peers.Holder // nil: this device knows no others
+	Site     *peers.Holder // nil: this device has no peers
 	Subnets  []netip.Prefix
 	// At is where a device is connected now.
 	At func(node string) netip.Addr
@@ -84,8 +84,8 @@ type Config struct {
 	SetTunnel  func(contact.Tunnel)
 	CNIDir     string
 	Events     func(ctx context.Context) (agent.Recorder, error)
-	// Guards are the networks that no other device's range may touch; remote is where the link
-	// leads now, the zero value without one. nil without one.
+	// Guards are the networks that no other device's range may touch; remote is the current address
+	// of the link, the zero value without one. May be nil.
 	Guards func(remote netip.Addr) claim.Guards
 	// Probation withdraws routes that cut off the link; nil: there is no cloud to lose.
 	Probation *probation.Probation
@@ -225,7 +225,7 @@ func remoteOf(l linkstate.State) netip.Addr {
 	return at.Addr().Unmap()
 }
 
-// ownPod reports whether a route leads to one pod of this device, as ptp makes it: also of one that
+// ownPod reports whether a route is to one pod of this device, as ptp makes it: also of one that
 // has outlived our file.
 func ownPod(r netroute.Route) bool {
 	return r.Key.Prefix.IsSingleIP() && slices.ContainsFunc(r.Hops, func(h netroute.Hop) bool { return strings.HasPrefix(h.Interface, "veth") })
@@ -264,7 +264,7 @@ func (s *syncer) sync(ctx context.Context, node *corev1.Node) (time.Duration, er
 }
 
 // applyTunnel makes the interface of WireGuard, and sends its key to the other devices; or removes
-// it. Before the routes, which lead to it.
+// it. Before the routes, which use it.
 func (s *syncer) applyTunnel(p Plan) error {
 	switch {
 	case p.Tunnel == nil && !p.HandsOff && (p.Conflist == nil || p.Routes == nil): // the input is not known yet
@@ -330,8 +330,8 @@ func (s *syncer) foreign() (all []string, err error) {
 	return all, nil
 }
 
-// masquerade has the kernel looked at for other rules and at each resync, not at each heartbeat of
-// the Node: a program is started for it.
+// masquerade reconciles the kernel for changed rules and at each resync, not at each heartbeat of
+// the Node: it starts a program.
 func (s *syncer) masquerade(ctx context.Context, rules masquerade.Rules) error {
 	if reflect.DeepEqual(rules, s.rules) && time.Since(s.ruled) < resync/2 {
 		return nil
@@ -344,8 +344,8 @@ func (s *syncer) masquerade(ctx context.Context, rules masquerade.Rules) error {
 	return nil
 }
 
-// setRoutes makes our routes equal want. A route of another for the same range is left alone,
-// and is an error.
+// setRoutes makes our routes equal want. A foreign route for the same range is not touched, and is
+// an error.
 func (s *syncer) setRoutes(ctx context.Context, want map[netroute.Key]netroute.Route) error {
 	var have map[netroute.Key]netroute.Found
 	err := s.routes.Routes(ctx, func() { have = map[netroute.Key]netroute.Found{} }, func(f netroute.Found) {

@@ -26,7 +26,7 @@ const (
 	ReasonConflict  = "PodCIDRConflict" // another device of the site has this one's range
 	ReasonNotOnLink = "NotOnLink"       // a device of the site is on no network of this one, and WireGuard can't be used
 	ReasonOldRange  = "PodsInOldRange"  // pods began before the Node had its range: other devices don't reach them
-	ReasonNoTunnel  = "NoWireGuard"     // the NodePool wants all of it encrypted, and it can't be
+	ReasonNoTunnel  = "NoWireGuard"     // the NodePool requires encryption for all of it, which is impossible
 )
 
 // State is the input of a plan.
@@ -68,8 +68,8 @@ type State struct {
 type Plan struct {
 	HandsOff bool
 	Conflist []byte // nil: the present one stays
-	// Routes are all of ours; nil: who else is in the site is not known yet, and both they and the
-	// tunnel stay as they are.
+	// Routes are all of ours; nil: the other members of the site are unknown, and both the routes
+	// and the tunnel stay unchanged.
 	Routes map[netroute.Key]netroute.Route
 	// Claims are the other devices' ranges, as "DEVICE RANGE", and Standing those of them that have
 	// a route.

@@ -10,8 +10,8 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/site/peers"
 )
 
-// encrypt leads to a range of a device by WireGuard; false where that can't be, yet or at all. The
-// interface is wanted then too: the other device waits for its key.
+// encrypt adds a route to a device's range by WireGuard; false if that is impossible, yet or
+// permanently. The interface is created then too: the other device waits for its key.
 func (p *Plan) encrypt(s State, m peers.Member, key netroute.Key, own []netip.Prefix) (netroute.Route, bool) {
 	if !s.Tunnels {
 		return netroute.Route{}, false

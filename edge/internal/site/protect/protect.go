@@ -1,10 +1,10 @@
-// Package protect knows the networks that no claim of others may take from this device: the
-// cloud's, gateways', name servers', this device's own and those of its site's other devices.
+// Package protect has the networks that no claim of others may take from this device: the cloud's,
+// gateways', name servers', this device's own and those of its site's other devices.
 //
 // It owns the protected addresses that a device must know without a link, after a boot too: the
-// endpoints of links, and the gateways (a device without a default route has lost its way, not its
-// gateway). It refuses to forget: at the bound the oldest address goes. All methods may be called
-// by any goroutine.
+// endpoints of links, and the gateways (a device without a default route has lost the route, not
+// the gateway). It never forgets except at its bound, where the oldest address is dropped. All
+// methods may be called by any goroutine.
 package protect
 
 import (
@@ -39,8 +39,8 @@ type Config struct {
 	// Fixed are those of the device's files; Site is nil where it has no others.
 	Fixed func() []claim.Guard
 	Site  *peers.Holder
-	// At is where a device of the site is connected, the zero value where it is not: an address
-	// that a device only says would take it from others.
+	// At returns the address of a connected device of the site, else the zero value: an address
+	// that a device only reports could take another's.
 	At         func(node string) netip.Addr
 	Interfaces func() ([]netif.Interface, error)
 }
@@ -60,8 +60,8 @@ type Networks struct {
 // New makes Networks. It does not read them.
 func New(c Config) *Networks { return &Networks{config: c} }
 
-// Guards are the guards of claims now. remote is where the link leads, the zero value without
-// one.
+// Guards returns the current guards of claims. remote is the address of the link, the zero value
+// without one.
 func (n *Networks) Guards(remote netip.Addr) claim.Guards {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -22,8 +22,8 @@ func (s store) Save(_ context.Context, changes map[string][]byte) error {
 	return nil
 }
 
-// After a boot without a link and without a default route the device still knows the addresses that
-// lead to the cloud: a stored Site or Service that takes it is refused.
+// After a boot without a link and without a default route the device still protects the addresses
+// on the path to the cloud: a stored Site or Service that takes one is refused.
 func TestClaims_01_ProtectedAddressesOutliveABoot(t *testing.T) {
 	kept := store{}
 	c := protect.Config{

@@ -66,7 +66,7 @@ func (in *intake[T]) set(key string, now T) {
 	in.put(key, now)
 }
 
-// again lets an object through that was before, where it is another by now.
+// again passes an object that was passed before, if it has changed since.
 func (in *intake[T]) again(key string, judged T) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
@@ -164,7 +164,7 @@ func (in *intake[T]) handler(wants func(T) bool, changed func()) cache.ResourceE
 	}
 }
 
-// feed leads a View to a proxy.
+// feed connects a View to a proxy.
 type feed struct {
 	rules    func() Rules
 	services *intake[*corev1.Service]

@@ -12,11 +12,11 @@ import (
 
 // Rules are which addresses outside of the cluster a Service may have on this device.
 type Rules struct {
-	// External are the networks of spec.externalIPs that count: whoever may create a Service in one
-	// namespace may write any address there (CVE-2020-8554).
+	// External are the accepted networks of spec.externalIPs: every user who may create a Service
+	// in one namespace may write any address there (CVE-2020-8554).
 	External []netip.Prefix
-	// Guards are the addresses that no Service may have: those that lead to the cloud, hosts, name
-	// servers.
+	// Guards are the addresses that no Service may have: those on the path to the cloud, hosts,
+	// name servers.
 	Guards claim.Guards
 	// Withheld gives the reason a claim (see claimOf) must not be applied now; nil: no claim is
 	// withheld.

@@ -29,7 +29,8 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/site/serviceview"
 )
 
-// Who may only create Services in one namespace names cloudcore's address: the proxy never sees it.
+// A user who may only create Services in one namespace uses cloudcore's address: the proxy never
+// gets it.
 func TestClaims_02_ExternalAddressesAreJudged(t *testing.T) {
 	guards := claim.Standard()
 	guards.Host(netip.MustParseAddr("198.51.100.10"), "an address of cloudcore")
@@ -90,8 +91,8 @@ func (p *judged) Open(context.Context) (kubeproxy.Proxy, string, error) {
 func (p *judged) OnServiceAdd(s *corev1.Service)       { p.take(s) }
 func (p *judged) OnServiceUpdate(_, s *corev1.Service) { p.take(s) }
 
-// The proxy gets Services as they were judged, and again when the rules have changed: a gateway
-// that comes later is protected too.
+// The proxy gets filtered Services, and again when the rules have changed: a later gateway is
+// protected too.
 func TestClaims_02_TheProxyGetsJudgedServices(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		api := agenttest.NewAPI()
@@ -139,8 +140,8 @@ func TestClaims_02_TheProxyGetsJudgedServices(t *testing.T) {
 	})
 }
 
-// An address that no guard knows, and that takes the way to the cloud, is withdrawn by the device
-// and named; a Service that came with it keeps its own, and a newer one is tried.
+// An address that no guard has, and that cuts off the cloud, is withdrawn by the device and
+// reported; a simultaneous Service keeps its own, and a newer one is tried.
 func TestClaims_02_AddressThatTakesTheLinkIsUndone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		api := agenttest.NewAPI()

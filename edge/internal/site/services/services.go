@@ -1,5 +1,5 @@
-// Package services has ClusterIPs and NodePorts lead to endpoints by the kernel of this device,
-// from the device's cache: with the cloud, without it, and before the kubelet starts.
+// Package services implements ClusterIPs and NodePorts in the kernel of this device, from the
+// device's cache: with the cloud, without it, and before the kubelet starts.
 //
 // It owns when Kubernetes' proxy runs in this process, and its input: all Services and corrected
 // EndpointSlices of the edge API up to a bound, and the site as the device's zone. It refuses to
@@ -65,8 +65,9 @@ type Config struct {
 	Memory agent.Memory
 	// Site is the zone that the device is in for topology hints; "" where its Node's label counts.
 	Site func() string
-	// Rules judges addresses of Services that are outside of the cluster; remote is where the link
-	// leads now. nil: no externalIP counts, and every address of a load balancer.
+	// Rules judges addresses of Services that are outside of the cluster; remote is the current
+	// address of the link. nil: all externalIPs are ignored, and all addresses of load balancers
+	// accepted.
 	Rules func(remote netip.Addr) Rules
 	// Probation takes back an address outside of the cluster that takes the link away; nil: there
 	// is no cloud to lose.
@@ -233,8 +234,8 @@ func sooner(a, b time.Duration) time.Duration {
 // evidence about a claim.
 const programming = 5 * time.Second
 
-// applied tells the probation which addresses outside of the cluster Services claim, and which of
-// them the kernel has by now. It returns when to look again, 0 for no hurry.
+// applied passes to the probation the addresses outside of the cluster that Services claim, and
+// those that the kernel has by now. It returns the time until the next call, 0 for no deadline.
 func (s *switcher) applied(now time.Time) (again time.Duration) {
 	if s.proxy == nil {
 		return 0
@@ -289,7 +290,7 @@ func (s *switcher) begin(ctx context.Context, node *corev1.Node) error {
 	if !cache.WaitForCacheSync(ctx.Done(), s.View.HasSynced) {
 		return ctx.Err()
 	}
-	// First: should we die behind it, the next run knows that rules may be there. A full disk must
+	// First: after a crash behind it, the next run knows that there may be rules. A full disk must
 	// not keep Services away, and an opened proxy can't be closed: a later failure would open it
 	// again, each time.
 	switch err := s.own(ctx); {
@@ -323,7 +324,7 @@ func (s *switcher) own(ctx context.Context) error {
 	return err
 }
 
-// setTopology tells the proxy where it is, as hints name places.
+// setTopology sets the proxy's zone, as used by hints.
 func (s *switcher) setTopology(node *corev1.Node) {
 	labels := map[string]string{corev1.LabelHostname: s.NodeName}
 	if node != nil {

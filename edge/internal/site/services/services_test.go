@@ -95,9 +95,9 @@ func (p *proxy) OnEndpointSlicesSynced()                {}
 func (p *proxy) OnTopologyChange(map[string]string)     {}
 func (p *proxy) SyncLoop()                              { p.looping.Store(true) }
 
-// The store knows that rules may be ours before there are any. One that knows it is not written
-// again, and a full disk does not keep Services away: the proxy is opened once, and the store
-// learns it when there is room.
+// The ownership of rules is stored before there are any. It is not written twice, and a full disk
+// does not disable Services: the proxy is opened once, and the ownership is stored when there is
+// space.
 func TestBegin(t *testing.T) {
 	owned := map[string][]byte{"rules": []byte("nftables")}
 	for name, test := range map[string]struct {

@@ -53,7 +53,7 @@ func sliceIndexers() cache.Indexers {
 func lookup[T any](informer cache.SharedIndexInformer, index, text string, is func(T) bool) (all []T) {
 	found, err := informer.GetIndexer().ByIndex(index, bucket(text))
 	if err != nil {
-		return nil // the index is there from the start
+		return nil // the index exists from the start
 	}
 	for _, o := range found {
 		if x, ok := o.(T); ok && is(x) {

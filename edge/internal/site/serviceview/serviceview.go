@@ -1,5 +1,5 @@
-// Package serviceview is the Services and EndpointSlices of the edge API as one copy for all in
-// edgecore who read them.
+// Package serviceview is the Services and EndpointSlices of the edge API as one copy for all
+// readers in edgecore.
 //
 // It owns the two informers. It shows no EndpointSlice before they are corrected by the device's
 // data of its own pods, and of all objects only the fields that its readers use (trim.go): with a

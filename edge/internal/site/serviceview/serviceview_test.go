@@ -143,7 +143,7 @@ func TestView_shares(t *testing.T) {
 	})
 }
 
-// Services are there at once, EndpointSlices not before they are corrected.
+// Services are available at once, EndpointSlices not before they are corrected.
 func TestView_waits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		api := agenttest.NewAPI()
@@ -164,7 +164,7 @@ func TestView_waits(t *testing.T) {
 }
 
 // Two that read the same state of a Service have one copy, whichever comes first; another state is
-// another copy. Those that are gone are forgotten.
+// another copy. Deleted ones are dropped.
 func TestView_shared(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		api := agenttest.NewAPI()

@@ -101,8 +101,8 @@ func (t *trimmer) slice(s *discoveryv1.EndpointSlice) {
 	}
 }
 
-// meta keeps who an object is, how old, and the labels and annotations that mean something to a
-// proxy or a name server.
+// meta keeps an object's identity, its age, and the labels and annotations used by a proxy or a
+// name server.
 func (t *trimmer) meta(m *metav1.ObjectMeta) {
 	*m = metav1.ObjectMeta{
 		Namespace: m.Namespace, Name: m.Name, ResourceVersion: m.ResourceVersion, CreationTimestamp: m.CreationTimestamp,
