@@ -159,8 +159,8 @@ func NodeName(cfg *edgeconfig.Config, asked string) (string, error) {
 // IdentityDir is where the identity is.
 func IdentityDir(cfg *edgeconfig.Config) string { return filepath.Join(cfg.DataDir, "identity") }
 
-// BuildTime is when this program was built, as its file tells: no certificate that matters is
-// judged by an earlier time.
+// BuildTime returns the build time of this program from its file: no relevant certificate is
+// verified with an earlier time.
 func BuildTime() time.Time {
 	path, err := os.Executable()
 	if err != nil {
@@ -235,7 +235,7 @@ type App struct {
 	devices     *deviceplugin.Module
 }
 
-// standIn is a program that stands for agents of this device.
+// standIn is a program that replaces agents of this device.
 type standIn struct {
 	repeat  func()
 	settled func() bool
@@ -290,13 +290,13 @@ func storeConfig(cfg *edgeconfig.Config, key *diskkey.Key) store.Config {
 }
 
 // KubeletTransport answers requests to host as those of this device's kubelet, for programs that
-// stand for one. edgecore itself does not use it.
+// simulate one. edgecore itself does not use it.
 func (a *App) KubeletTransport() (transport http.RoundTripper, host string) {
 	return a.api.RoundTripper(edgeapi.Identity{Kubelet: true}), edgeapi.Host
 }
 
 // Report reports body to the cloud as this device's entry in the status of an object, for programs
-// that stand for an agent. edgecore itself does not use it.
+// that replace an agent. edgecore itself does not use it.
 func (a *App) Report(ctx context.Context, resource schema.GroupVersionResource, name string, uid types.UID, body []byte) error {
 	return a.meta.Report(ctx, object.Ref{Resource: resource, Name: name}, uid, body)
 }
@@ -317,7 +317,7 @@ func (a *App) dialKubelet(ctx context.Context) (net.Conn, error) {
 	return a.edged.DialLocal(ctx)
 }
 
-// bootID tells one boot of the device from another (proc(5)).
+// bootID returns the unique ID of this boot (proc(5)).
 func bootID() string {
 	id, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {

@@ -46,7 +46,7 @@ func clearVIPs(ctx context.Context, cfg *edgeconfig.Config) error {
 	daemon := keepalived.New(keepalived.Config{Dir: cfg.Modules.VIP.Keepalived.RunDir, Program: cfg.Modules.VIP.Keepalived.Program})
 	plane := &dataPlane{choice: cfg.Modules.VIP.DataPlane}
 	return errors.Join(
-		daemon.Clear(ctx), // first: its addresses lead clients here
+		daemon.Clear(ctx), // first: its addresses attract clients to this device
 		plane.Apply(ctx, nil),
 	)
 }

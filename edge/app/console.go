@@ -10,10 +10,10 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/optional/console"
 )
 
-// ConsolesPath is where the running edgecore is asked, on its unix socket, for a console of
-// a virtual machine: POST with a console.Request. The answer begins with the console's
-// state, as one line of JSON, and ends, with a ConsoleEnd, when the console does. A client
-// that goes away ends it.
+// ConsolesPath is where the running edgecore is asked, on its unix socket, for a console of a
+// virtual machine: POST with a console.Request. The answer begins with the console's state, as one
+// line of JSON, and ends, with a ConsoleEnd, when the console does. A client that disconnects ends
+// it.
 const ConsolesPath = "/skerry/v1/consoles"
 
 // ConsoleEnd is the last line of an answer.

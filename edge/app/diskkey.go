@@ -40,8 +40,8 @@ func keysDir(cfg *edgeconfig.Config) string {
 	return cfg.DataDir
 }
 
-// kubeletKeys is where the kubelet keeps the key of its server; "" lets it choose. In memory alone
-// it is a new one after each boot.
+// kubeletKeys returns the directory for the key of the kubelet's server; "": the kubelet chooses.
+// In memory it is a new one after each boot.
 func kubeletKeys(cfg *edgeconfig.Config) string {
 	if e := cfg.Modules.MetaManager.Encryption; e.Sealed() {
 		return filepath.Join(e.KeysDir, "kubelet")
@@ -54,5 +54,5 @@ func Kubeconfig(cfg *edgeconfig.Config) string {
 	return filepath.Join(keysDir(cfg), edgeapi.KubeconfigFile)
 }
 
-// MetricsToken is the file with the token that /metrics wants, for root alone.
+// MetricsToken returns the file with the token for /metrics, readable only by root.
 func MetricsToken(cfg *edgeconfig.Config) string { return filepath.Join(keysDir(cfg), "metrics.token") }

@@ -35,7 +35,7 @@ func TakeLock(cfg *edgeconfig.Config) (*Lock, error) {
 	return &Lock{cfg, file}, nil
 }
 
-// Release lets edgecore start again.
+// Release allows edgecore to start again.
 func (l *Lock) Release() {
 	if l.file != nil {
 		_ = l.file.Close() // read only

@@ -59,7 +59,7 @@ func (m *identityModule) Run(ctx context.Context, port *beehive.Port) error {
 	return g.Wait()
 }
 
-// healthModule serves the health pages, and the metrics to who can read the token's file.
+// healthModule serves the health pages, and the metrics to clients that can read the token's file.
 type healthModule struct {
 	server *health.Server
 	token  string // path
@@ -158,7 +158,7 @@ func (c busCollector) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
-// lastContact reports whether there is a link, and when the cloud was last heard of.
+// lastContact reports whether there is a link, and the time of the last contact with the cloud.
 func (a *App) lastContact() (linked bool, last time.Time) {
 	if a.hub == nil {
 		return false, time.Time{}

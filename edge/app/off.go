@@ -40,8 +40,8 @@ func (a *App) clearSwitchedOff(ctx context.Context, cni string) {
 	}
 }
 
-// ownCNI is in every CNI configuration that edgecore makes, and tells them from another's of the
-// same name, as the package's postrm does: where addresses are kept.
+// ownCNI is in every CNI configuration that edgecore makes, and distinguishes them from another's
+// of the same name, as the package's postrm does: the directory of allocated addresses.
 const ownCNI = `"/run/skerry/cni"`
 
 // removeCNI removes edgecore's CNI configuration from a folder.

@@ -67,7 +67,7 @@ func (a *App) storeParts() ([]beehive.Entry, error) {
 	return []beehive.Entry{
 		restarted(a.meta, linkstate.Group),
 		restarted(a.singletons),
-		restarted(a.registration), // also where the device serves no API: its Node may go all the same
+		restarted(a.registration), // also if the device serves no API: its Node may be deleted nevertheless
 		{Module: storewatch.New(a.store, a.meta.Linked), Restart: beehive.Never()},
 		restarted(node.NewDiskModule(a.disk, a.node, client)),
 		restarted(node.NewRestorer(a.meta, a.node, func() bool { return a.meta.KubeletAlive() && !a.edged.Stopped() })),
@@ -81,7 +81,7 @@ func (a *App) apiParts() ([]beehive.Entry, error) {
 	return []beehive.Entry{restarted(a.api), restarted(a.newAPIRedirect())}, nil
 }
 
-// notifyParts stand behind the socket that `edgecore status` asks.
+// notifyParts follow the socket of `edgecore status` in the order.
 func (a *App) notifyParts() ([]beehive.Entry, error) {
 	dog, err := watchdog.New()
 	if err != nil {

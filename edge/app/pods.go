@@ -8,8 +8,8 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/pods/podhealth"
 )
 
-// podsTimeout bounds the reading of pods for the status, which comes from memory, and the question
-// to the container runtime.
+// podsTimeout bounds the reading of pods for the status, which is from memory, and of the container
+// runtime.
 const podsTimeout = 2 * time.Second
 
 // runtimeProblem checks the health of the container runtime; nil where there is no kubelet.

@@ -26,9 +26,8 @@ func (a *App) agent(m *agent.Module) *agent.Module {
 	return m
 }
 
-// StandIn has a program that stands for agents of this device repeat their reports when edgecore's
-// own do, until settled reports that it has. It is called before Run. edgecore itself does not use
-// it.
+// StandIn makes a program that replaces agents of this device repeat their reports when edgecore's
+// own do, until settled returns true. It is called before Run. edgecore itself does not use it.
 func (a *App) StandIn(repeat func(), settled func() bool) { a.standIn = standIn{repeat, settled} }
 
 // repeatReports makes the agents repeat all reports on this node.

@@ -133,7 +133,7 @@ func of[P, S any](part *P, status func(*P) S) *S {
 	return &s
 }
 
-// ShowStatus lets the cloud ask for the status, and for bundles: for people as text shows it, in
+// ShowStatus allows the cloud to request the status, and bundles: for users as rendered by text, in
 // the words of this version of edgecore, else as JSON. It is called before Run.
 func (a *App) ShowStatus(text func(io.Writer, Status) error) {
 	a.packBundle = a.WriteBundle

@@ -51,8 +51,8 @@ func joined(t *testing.T, cfg *edgeconfig.Config) {
 	}
 }
 
-// An edgecore that was stopped, or takes long, is told from one that does not run: it holds the
-// store's lock.
+// A suspended or slow edgecore is distinguished from one that does not run: it holds the store's
+// lock.
 func TestClaims_39_EdgecoreThatDoesNotAnswerRuns(t *testing.T) {
 	cfg := edgeconfig.Default()
 	cfg.DataDir = t.TempDir()

@@ -30,8 +30,8 @@ func newStatusServer(c edgeconfig.StatusServer, node string, client *rest.Config
 	})
 }
 
-// authorities reads who signs the cluster's client certificates, which the cloud may have changed;
-// nil: it is not known.
+// authorities reads the CAs of the cluster's client certificates, which the cloud may have changed;
+// nil: unknown.
 func authorities(file string) *x509.CertPool {
 	raw, err := os.ReadFile(file)
 	if err != nil {

@@ -33,9 +33,9 @@ func (a *App) followsPool() bool {
 	return false
 }
 
-// switchModule ends edgecore when its NodePool wants other modules than those that run: Kubernetes'
-// proxy can't be stopped, and the kubelet takes its name server when it starts. It is started again
-// with them; containers go on.
+// switchModule ends edgecore when its NodePool requires other modules than those that run:
+// Kubernetes' proxy can't be stopped, and the kubelet reads its name server when it starts.
+// edgecore is restarted with them; containers keep running.
 type switchModule struct{ app *App }
 
 func (*switchModule) Name() message.Name { return "switch" }

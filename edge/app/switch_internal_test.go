@@ -74,7 +74,7 @@ func TestApp_switches(t *testing.T) {
 	expect("without the API that the modules read", switched{false, false, true})
 }
 
-// edgecore ends when the pool wants something else, and only then.
+// edgecore ends only when the pool requires other modules.
 func TestSwitchModule(t *testing.T) {
 	a := &App{config: edgeconfig.Default(), site: peers.New("edge1", kept{})}
 	a.on = a.switches()
@@ -133,7 +133,7 @@ func (f *filling) Save(ctx context.Context, changes map[string][]byte) error {
 	return f.kept.Save(ctx, changes)
 }
 
-// watched tells how the module ended.
+// watched records how the module ended.
 type watched struct {
 	switchModule
 	ended chan<- error

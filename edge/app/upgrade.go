@@ -70,8 +70,8 @@ func (a *App) Again(ctx context.Context) error {
 	return started.Again()
 }
 
-// noteStopped tells skerry-launch that this process ended as it was told to: in a probation the
-// next start is not counted as a crash.
+// noteStopped records for skerry-launch that this process was stopped deliberately: in a probation
+// the next start is not counted as a crash.
 func (a *App) noteStopped(ctx context.Context) {
 	d, ok := launched()
 	if !ok {
@@ -107,8 +107,8 @@ func LogTrial(ctx context.Context) {
 	}
 }
 
-// Overlaid returns edgecore.yaml with the overlay that this process was started with. One that
-// can't be used is left out, unless this is its trial.
+// Overlaid returns edgecore.yaml with the overlay that this process was started with. An invalid
+// one is ignored, unless this is its trial.
 func Overlaid(file string, data []byte) ([]byte, error) {
 	started, ok := launch.FromEnvironment()
 	if !ok || started.Program.Overlay == "" {

@@ -69,7 +69,7 @@ func New(ctx context.Context, cfg *edgeconfig.Config) (*App, error) {
 	return a, nil
 }
 
-// A part is a line of the wiring: modules that are there together or not at all.
+// A part is a line of the wiring: modules that are enabled together.
 type part struct {
 	on   bool
 	make func() ([]beehive.Entry, error)
@@ -87,14 +87,13 @@ func (a *App) wiring() []part {
 		{true, a.notifyParts},
 		// Before those whose claims it has.
 		{a.probation != nil, a.probationParts},
-		// Before the link and the kubelet: the devices of a site need neither to know of
-		// each other.
+		// Before the link and the kubelet: the devices of a site need neither to find each other.
 		{a.on.site, a.siteParts},
 		// Only with a kubelet: an edgecore without one, as in tests, must not change the machine's
 		// network.
 		{c.PodNetwork.Enable && c.Edged.Enable && c.EdgeAPI.Enable, a.podNetworkParts},
-		// Before the link: the store knows which routes there should be, and the way to the cloud
-		// may be one of them.
+		// Before the link: the store has the desired routes, and the path to the cloud may depend
+		// on them.
 		{c.Route.Enable, a.routeParts},
 		{!c.Route.Enable, a.routeOffParts},
 		// Before the kubelet: when a device boots, the store's pods are those of the boot before.
@@ -112,7 +111,7 @@ func (a *App) wiring() []part {
 		// Before the kubelet: a device that boots offline has the rules before its first pod.
 		{c.Marks.Enable, a.marksParts},
 		// After the link: at its first boot a device has no objects to serve before that. Before
-		// the kubelet: rules and names are there when its pods start.
+		// the kubelet: rules and names are available when its pods start.
 		{c.EdgeAPI.Enable, a.serviceParts},
 		{c.StatusServer.Enable, a.statusServerParts},
 		{c.Edged.Enable, a.edgedParts},
@@ -137,8 +136,8 @@ func (a *App) assemble() error {
 		entries = append(entries, made...)
 	}
 	if at := a.config.Health.Listen; at != "" {
-		// Made last, since it looks at all others, and started first: how a device gets on is asked
-		// most while it starts.
+		// Made last, since it checks all others, and started first: health is requested most while
+		// a device starts.
 		entries = slices.Insert(entries, 0, restarted(a.newHealth(at)))
 	}
 	var err error
@@ -148,7 +147,7 @@ func (a *App) assemble() error {
 	return a.registerMetrics()
 }
 
-// Run starts the parts in order and serves until ctx ends or one of them fails for good.
+// Run starts the parts in order and serves until ctx ends or one of them fails permanently.
 func (a *App) Run(ctx context.Context) error {
 	log := klog.FromContext(ctx)
 	log.Info("Starting edgecore", "version", version.Skerry(), "kubernetes", version.Kubernetes(), "node", a.node)

@@ -1,5 +1,5 @@
 // Package hollow is the edge's end of the link without a device behind it: edgehub with its own
-// dialling, back-off and heartbeats, for programs that stand for many nodes at once (tests/hollow).
+// dialling, back-off and heartbeats, for programs that simulate many nodes (tests/hollow).
 //
 // It only makes edgehub accessible to such programs. edgecore does not use it. The rule for
 // concurrency is edgehub's.
@@ -12,7 +12,7 @@ import (
 )
 
 // Hub is edgehub; Config is its configuration; Port is its access to the modules of its node, which
-// their stand-in implements.
+// their replacement implements.
 type (
 	Hub    = edgehub.Hub
 	Config = edgehub.Config

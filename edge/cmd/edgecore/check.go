@@ -89,8 +89,8 @@ func reach(ctx context.Context, o join.Options) []check.Finding {
 	return check.Reach(ctx, cloud)
 }
 
-// preflightTimeout bounds the checks before a join. A cloud that does not answer in it is left to
-// the join, which tries again.
+// preflightTimeout bounds the checks before a join. A cloud that does not answer in time is left to
+// the join, which retries.
 const preflightTimeout = 15 * time.Second
 
 // preflight runs the checks before a join, and prints problems. It refuses if a join would make a

@@ -70,7 +70,7 @@ Without a command it runs until SIGTERM. Containers go on when it stops.`,
 				go programpages.Run(ctx, startOver, time.Hour, burst, a.ReleasePages) // ends with ctx
 				return a.Run(ctx)
 			})
-			if a.Switching() && ctx.Err() == nil { // one that was told to end, too, ends
+			if a.Switching() && ctx.Err() == nil { // a deliberate stop ends it, too
 				return a.Again(ctx)
 			}
 			return err

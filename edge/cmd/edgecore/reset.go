@@ -36,7 +36,7 @@ there. Refused while edgecore runs.`,
 			if _, err := runningStatus(c.Context(), cfg); err == nil {
 				return cli.Bad(stopFirst(app.ErrRuns))
 			}
-			// One that has no socket, or hangs, holds the lock all the same.
+			// One without a socket, or that hangs, still holds the lock.
 			lock, err := app.TakeLock(cfg)
 			if errors.Is(err, app.ErrRuns) {
 				return cli.Bad(stopFirst(err))
@@ -61,7 +61,7 @@ there. Refused while edgecore runs.`,
 				return cli.Badf("this deletes what the device knows and what still waits for the cloud:\n  %s\nSay --yes to do it", strings.Join(there, "\n  "))
 			}
 			if err := lock.ClearKernel(c.Context()); err != nil {
-				return err // the files still tell whose it is
+				return err // the files still name the owner
 			}
 			if len(there) == 0 {
 				_, err := fmt.Fprintln(c.OutOrStdout(), "nothing to delete")

@@ -10,7 +10,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/core/store"
 )
 
-// An edgecore that can't be asked runs all the same: one without a socket holds its store.
+// An edgecore that can't be reached may still run: one without a socket holds its store.
 func TestResetIsRefusedWhileEdgecoreRuns(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "edgecore.yaml")
