@@ -65,5 +65,5 @@ func command(args []string) (code int, err error) {
 		fmt.Println(r.Counts)
 		return r.exitCode(), err
 	}
-	return 2, fmt.Errorf("%q is none of all, long, short, total, costs, lengths", args[0])
+	return 2, fmt.Errorf("%q is not one of all, long, short, total, costs, lengths", args[0])
 }

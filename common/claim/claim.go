@@ -98,7 +98,7 @@ func Counts(r netip.Prefix, subnets []netip.Prefix) string {
 		}
 	}
 	if r.Bits() < least {
-		return "it is larger than what a device is given"
+		return "it is larger than a device's range"
 	}
 	return ""
 }

@@ -167,7 +167,7 @@ func (c *conn) drain(class topic.Class) {
 		if err != nil {
 			why := closeError(err)
 			if why.Code == CloseTimeout && !why.Remote {
-				why.Reason = "nothing could be written for too long"
+				why.Reason = "writes were blocked for too long"
 			}
 			c.end(why)
 			return

@@ -112,7 +112,7 @@ func All() []Series {
 		counter(LinkDials, "link_dials_total", "Attempts to reach a cloudcore, since edgecore started."),
 		counter(LinkDropped, "link_dropped_messages_total", "Messages for the cloud that could not be sent, since edgecore started."),
 		heartbeat(gauge(Backlog, "backlog_writes", "Writes on the node that kube-apiserver has not accepted.")),
-		heartbeat(gauge(BacklogOldest, "backlog_oldest_timestamp_seconds", "When the oldest of these was written, in Unix time; 0: there are none.")),
+		heartbeat(gauge(BacklogOldest, "backlog_oldest_timestamp_seconds", "When the oldest of these was written, in Unix time; 0: the backlog is empty.")),
 		gauge(EventsDropped, "events_dropped", "Events that made room for newer ones and that the cloud has not been told of."),
 		counter(WritesRefused, "writes_refused_total", "Writes of the node that kube-apiserver refused for good, since edgecore started."),
 		size(DataSize, "filesystem_size_bytes", filesystemSize, "data"),

@@ -80,7 +80,7 @@ usage: false
 console: false
 # Serve the kubelets by the names of their nodes, for a kube-apiserver without an egress.
 kubeletEndpoint: false
-# Fields of cloudcore.yaml beside those that the values above set, such as {hub: {maxSessions: 20000}}.
+# Fields of cloudcore.yaml in addition to those that the values above set, such as {hub: {maxSessions: 20000}}.
 config: {}
 `, c.Image),
 		"values.schema.json":         fmt.Appendf(nil, schema, fields),
@@ -247,11 +247,11 @@ func split() (parts, error) {
 		}
 	}
 	if len(missing) > 0 {
-		return parts{}, fmt.Errorf("nothing among the manifests is a %s, which is to be kept", missing[0])
+		return parts{}, fmt.Errorf("the manifests lack %s, which is to be kept", missing[0])
 	}
 	sum := slices.Concat(escaped(rights), p.usage, p.console, p.deployment, p.endpoint)
 	if rest := append(without(all, sum), without(sum, all)...); len(rest) > 0 {
-		return parts{}, fmt.Errorf("an option changes an object that another brings; the chart can't say that:\n%s", rest[0])
+		return parts{}, fmt.Errorf("an option changes an object of another option, which the chart can't express:\n%s", rest[0])
 	}
 	return p, nil
 }

@@ -16,11 +16,11 @@ func checkCommand() *cobra.Command {
 	var output cli.Output
 	c := &cobra.Command{
 		Use: "check", Short: "Run preflight checks of a cluster", Args: cli.Args(cobra.NoArgs),
-		Long: `Ask a cluster whether cloudcore can be installed in it: its version, the APIs that it serves, whether you may create what
-'cloudcore install' prints; and which DaemonSets would run on every device, with a patch that keeps each away. Changes
+		Long: `Check whether cloudcore can be installed in a cluster: its version, the APIs that it serves, whether you may create the
+objects of 'cloudcore install'; and which DaemonSets would run on every device, with a patch that keeps each away. Changes
 nothing.
 
-Exit code 0: all fine (there may be warnings). 1: something has to be mended.`,
+Exit code 0: all fine (there may be warnings). 1: something has to be fixed.`,
 		RunE: func(c *cobra.Command, _ []string) error {
 			client, err := who.client()
 			if err != nil {

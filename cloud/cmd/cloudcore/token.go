@@ -42,8 +42,8 @@ func tokenCommand() *cobra.Command {
 	var who admin
 	c := &cobra.Command{
 		Use: "token", Short: "Create, list and revoke the tokens that devices join with",
-		Long: `A token lets devices join for a time and a number of uses. It pins cloudcore's CA, so that a device knows whom it talks to before it says
-anything. These commands need an administrator's rights; cloudcore itself can't make tokens.`,
+		Long: `A token lets devices join for a time and a number of uses. It pins cloudcore's CA, so that a device verifies cloudcore before it sends
+the token. These commands need an administrator's rights; cloudcore itself can't make tokens.`,
 	}
 	who.addTo(c)
 	c.AddCommand(tokenCreateCommand(&who), tokenListCommand(&who), tokenRevokeCommand(&who))

@@ -19,7 +19,7 @@ func bundleCommand(f getter, streams genericiooptions.IOStreams) *cobra.Command 
 	var out string
 	c := &cobra.Command{
 		Use: "bundle NODE", Short: "Fetch a support bundle of a device: status, configuration, logs, Events, recorder, without secrets",
-		Long: `Fetch what 'edgecore bundle' packs on a device, over its link: status, configuration, logs, Events, the flight recorder and the kernel's network, as a
+		Long: `Fetch the output of 'edgecore bundle' on a device, over its link: status, configuration, logs, Events, the flight recorder and the kernel's network, as a
 .tar.gz without secrets. Over the link each file has at most its newest 512 KiB; 'edgecore bundle' on the device has 4 MiB of each.
 A device without a link has to be asked on site.
 

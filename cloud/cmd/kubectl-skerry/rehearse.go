@@ -16,8 +16,8 @@ import (
 func rehearseCommand(f getter, streams genericiooptions.IOStreams) *cobra.Command {
 	var output string
 	c := &cobra.Command{
-		Use: "rehearse NODE", Short: "Tell what would happen to each pod if a device rebooted now without a link",
-		Long: `Ask a device, over its link, what would happen to each of its pods if it rebooted now without a link: which would not run again, why, and what to do
+		Use: "rehearse NODE", Short: "Predict which pods would run again if a device rebooted now without a link",
+		Long: `Ask a device, over its link, which of its pods would not run again if it rebooted now without a link, why, and what to do
 before. It changes nothing.
 
 Exit code 0: all pods would run. 1: some would not, or the device can't be asked.`,
@@ -44,7 +44,7 @@ Exit code 0: all pods would run. 1: some would not, or the device can't be asked
 			return nil
 		},
 	}
-	c.Flags().StringVarP(&output, "output", "o", "", "Output format: json, or none for people")
+	c.Flags().StringVarP(&output, "output", "o", "", "Output format: json; text by default")
 	return c
 }
 

@@ -89,7 +89,7 @@ func (m machine) ended(ctx context.Context, version string) error {
 			return err
 		}
 		if ctx.Err() == nil && time.Since(seen) > unknownFor {
-			return refuse("machine", "cloudcore has heard nothing of the virtual machine %s for %v", m.vmi, unknownFor)
+			return refuse("machine", "the status of the virtual machine %s has been unknown for %v", m.vmi, unknownFor)
 		}
 		select {
 		case <-ctx.Done():

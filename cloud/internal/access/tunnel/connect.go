@@ -103,7 +103,7 @@ func (t *Tunnel) connect(ctx context.Context, open *gate, w http.ResponseWriter,
 		http.Error(w, "this is for kube-apiserver", http.StatusForbidden)
 		return
 	case r.Method != http.MethodConnect:
-		http.Error(w, "this server knows CONNECT alone", http.StatusMethodNotAllowed)
+		http.Error(w, "this server accepts only CONNECT", http.StatusMethodNotAllowed)
 		return
 	}
 	way := byConnect

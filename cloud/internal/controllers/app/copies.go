@@ -87,7 +87,7 @@ func (p *planner) over(c *v1alpha1.AppCopy) (bool, error) {
 		return true, nil
 	}
 	if p.App.Annotations[v1alpha1.EdgeAppEnded] == string(c.PodUID) {
-		p.event(false, "CopyEnded", "the annotation %s says that the copy on node %s (pod UID %s) has ended", v1alpha1.EdgeAppEnded, c.Node, c.PodUID)
+		p.event(false, "CopyEnded", "the annotation %s confirms that the copy on node %s (pod UID %s) has ended", v1alpha1.EdgeAppEnded, c.Node, c.PodUID)
 		return true, nil
 	}
 	if n, there := p.Nodes[c.Node]; !there || !n.Ready || p.Heard == nil {
@@ -134,12 +134,12 @@ func (p *planner) held() *problem {
 		switch n, there := p.Nodes[c.Node]; {
 		case !there:
 			return &problem{"NodeDeleted", fmt.Sprintf("the Node %s was deleted, and its device may run the copy that it had (pod UID %s): no other is started before the device is back, "+
-				"or you have switched it off and say so: %s", c.Node, c.PodUID, ended)}
+				"or you have switched it off and confirm that: %s", c.Node, c.PodUID, ended)}
 		case !n.Ready:
-			return &problem{"PodRemoved", fmt.Sprintf("the pod on node %s (UID %s) was removed while the node was not heard of, and may run there: no other is started before the node is back, "+
-				"or you have switched the device off and say so: %s", c.Node, c.PodUID, taintCommand(c.Node))}
+			return &problem{"PodRemoved", fmt.Sprintf("the pod on node %s (UID %s) was removed while the node was NotReady, and may run there: no other is started before the node is back, "+
+				"or you have switched the device off and confirm that: %s", c.Node, c.PodUID, taintCommand(c.Node))}
 		default:
-			return &problem{"EndNotReported", fmt.Sprintf("the pod on node %s (UID %s) was removed without a word that it ended: another is started once the node has reported for %s after that",
+			return &problem{"EndNotReported", fmt.Sprintf("the pod on node %s (UID %s) was removed before its end was reported: another is started once the node has reported for %s after that",
 				c.Node, c.PodUID, p.grace()+endMargin)}
 		}
 	}

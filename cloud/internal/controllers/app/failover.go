@@ -64,7 +64,7 @@ func (p *planner) failOver() error {
 		by, dead := p.dead(node)
 		if !dead {
 			waiting = &problem{"NotConfirmed", fmt.Sprintf("node %s is NotReady, dead or only cut off: started elsewhere the application might run twice. "+
-				"If the device is switched off, say so: %s", node, taintCommand(node))}
+				"If the device is switched off, confirm that: %s", node, taintCommand(node))}
 			continue
 		}
 		attached, why, err := p.volumesElsewhere(node)

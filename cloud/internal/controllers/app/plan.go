@@ -28,7 +28,7 @@ func (s State) Plan(now time.Time) (*Plan, error) {
 	if p.rejected() {
 		p.status.Phase = v1alpha1.PhaseRefused // without the fields that are rewritten each time
 	} else {
-		p.condition(v1alpha1.AppAccepted, true, "Rendered", "the application's objects are as its spec says")
+		p.condition(v1alpha1.AppAccepted, true, "Rendered", "the application's objects match its spec")
 	}
 	if err := p.copies(); err != nil {
 		return nil, err

@@ -102,7 +102,7 @@ func (p *planner) look() {
 	default:
 		p.status.Phase = v1alpha1.PhaseNotReady
 		p.condition(v1alpha1.AppCurrent, false, "NodeNotReady", fmt.Sprintf(
-			"node %s is NotReady since %s, and what is known of the application is of the time before: as far as that goes it runs on there", name, n.Since.UTC().Format(time.RFC3339)))
+			"node %s is NotReady since %s, and the application's state is from before that: it probably still runs there", name, n.Since.UTC().Format(time.RFC3339)))
 	}
 }
 

@@ -318,7 +318,7 @@ func TestTraps_08_StrangerSpeaksVRRPIsSaid(t *testing.T) {
 		t.Errorf("%+v", c)
 	}
 	w.reports("10.0.0.10", v1alpha1.VirtualIPNodeStatus{Name: "a", State: v1alpha1.VIPBackup, Programmed: true}, v1alpha1.VirtualIPNodeStatus{Name: "b", State: v1alpha1.VIPBackup, Programmed: true})
-	if c := meta.FindStatusCondition(w.vip("10.0.0.10").Status.Conditions, v1alpha1.VIPConditionAnnounced); c.Message == "no node holds the address: on none is a pod of the Service ready" {
+	if c := meta.FindStatusCondition(w.vip("10.0.0.10").Status.Conditions, v1alpha1.VIPConditionAnnounced); c.Message == "no node holds the address: no pod of the Service is ready on any node" {
 		t.Errorf("two are ready: %s", c.Message)
 	}
 }
@@ -502,5 +502,5 @@ func TestClaims_33_WhyNoNodeHoldsTheAddress(t *testing.T) {
 	says("NoHolder", "a: 10.0.0.10 is the gateway of this device", false)
 	w.reports("10.0.0.10", v1alpha1.VirtualIPNodeStatus{Name: "a", State: v1alpha1.VIPNotReady, Message: "no pod is ready"})
 	w.settle()
-	says("NoHolder", "on none is a pod of the Service ready", true)
+	says("NoHolder", "no pod of the Service is ready on any node", true)
 }

@@ -116,10 +116,10 @@ func Merge(v *v1alpha1.VirtualIP, entries []v1alpha1.VirtualIPNodeStatus, now ti
 		words(f.notProgrammed, "every node that reported has its rules"))
 	condition(v1alpha1.VIPConditionAnnounced, len(f.holders) > 0, "Held", "NoHolder", f.announced())
 	condition(v1alpha1.VIPConditionDuplicate, len(f.duplicates) > 0, "Answered", "NoOtherHost", words(f.duplicates, "no node found the address with another host"))
-	condition(v1alpha1.VIPConditionVRID, len(f.routers) > 0, "ForeignRouter", "NoForeignRouter", words(f.routers, "no node heard another router with the number"))
+	condition(v1alpha1.VIPConditionVRID, len(f.routers) > 0, "ForeignRouter", "NoForeignRouter", words(f.routers, "no node has received another router's advertisements with the number"))
 	several := "at most one node holds the address"
 	if len(f.holders) > 1 {
-		several = "nodes " + strings.Join(f.holders, " and ") + " hold the address: they don't hear each other's advertisements (IP protocol 112)"
+		several = "nodes " + strings.Join(f.holders, " and ") + " hold the address: they don't receive each other's advertisements (IP protocol 112)"
 	}
 	condition(v1alpha1.VIPConditionHolders, len(f.holders) > 1, "NotHeard", "OneHolder", several)
 	return !equalStatus(before, s)
@@ -181,7 +181,7 @@ func (f found) announced() string {
 	if len(f.faults) > 0 {
 		return "no node holds the address: " + strings.Join(f.faults, "; ")
 	}
-	return "no node holds the address: on none is a pod of the Service ready"
+	return "no node holds the address: no pod of the Service is ready on any node"
 }
 
 func since(n *v1alpha1.VirtualIPNodeStatus) time.Time {

@@ -137,7 +137,7 @@ func (s *session) step() error {
 	if in != nil {
 		s.declare(in, digests)
 		if s.unheard > maxUnheard {
-			return outOfTurn("%d interests while nothing is acknowledged, at most %d wait", s.unheard, maxUnheard)
+			return outOfTurn("%d unacknowledged interests, at most %d", s.unheard, maxUnheard)
 		}
 	}
 	for _, v := range verdicts {

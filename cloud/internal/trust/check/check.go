@@ -128,7 +128,7 @@ func rights(ctx context.Context, client kubernetes.Interface) Finding {
 	if len(refused) > 0 {
 		return Finding{name, Fail, "you may not " + strings.Join(refused, ", "), mend}
 	}
-	return Finding{Name: name, Level: Fine, Message: "you may create what 'cloudcore install' prints"}
+	return Finding{Name: name, Level: Fine, Message: "you may create the objects of 'cloudcore install'"}
 }
 
 // installed are the rights that it takes to apply the manifests with all their options, each once.
@@ -185,7 +185,7 @@ func daemonSets(ctx context.Context, client kubernetes.Interface) []Finding {
 		}
 	}
 	if len(findings) == 0 {
-		return []Finding{{Name: name, Level: Fine, Message: "none would run on devices unasked"}}
+		return []Finding{{Name: name, Level: Fine, Message: "no DaemonSet would run on devices by mistake"}}
 	}
 	return findings
 }

@@ -84,7 +84,7 @@ func (b ban) judge(created time.Time, join bool) error {
 		limit = limit.Add(-settleTime)
 	}
 	if created.Before(limit) {
-		return pki.Refuse(pki.ReasonRevoked, "the node's certificates were revoked: nothing asked for before %s is approved",
+		return pki.Refuse(pki.ReasonRevoked, "the node's certificates were revoked: no request from before %s is approved",
 			limit.UTC().Format(time.RFC3339))
 	}
 	return nil

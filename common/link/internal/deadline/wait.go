@@ -16,7 +16,7 @@ var ErrNothing net.Error = nothing{}
 
 type nothing struct{}
 
-func (nothing) Error() string   { return "nothing has come" }
+func (nothing) Error() string   { return "no data yet" }
 func (nothing) Timeout() bool   { return false }
 func (nothing) Temporary() bool { return true }
 
