@@ -104,8 +104,8 @@ func (p *Port) SendSync(ctx context.Context, to message.Name, m message.Message)
 	}
 	m.Header.Sync, m.Header.Awaited = true, true
 	m.Route.Group = ""
-	// Register first: the answer may arrive before put returns. And look at the module after that:
-	// if its run ends later than this look, its end finds the registration and answers it.
+	// Register first: the answer may arrive before put returns. And check the module after that: if
+	// its run ends later than this check, its end finds the registration and answers it.
 	r := p.bus.await(&m, to)
 	defer p.bus.forget(m.Header.ID, r)
 	if !member.running() {

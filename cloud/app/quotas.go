@@ -34,7 +34,7 @@ func quotas(c config.Publish) publish.Quotas {
 	}
 }
 
-// reportQuota is how much one node may report.
+// reportQuota bounds the reports of one node.
 func reportQuota(c config.Relay) quota.Rate {
 	return quota.Rate{PerSecond: float64(c.Quotas.ReportsPerSecond), Burst: c.Quotas.ReportBurst, Heavy: c.Quotas.HeavyNodes}
 }

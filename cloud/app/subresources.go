@@ -51,8 +51,8 @@ func (s *subresourcesServer) serve(ctx context.Context) error {
 	return s.aggregated.serve(ctx, s.server.Serve)
 }
 
-// bundleEvery is how often the APIServices are looked at: the manifests may be applied again, or
-// with another CA.
+// bundleEvery is how often the APIServices are checked: the manifests may be applied again, or with
+// another CA.
 const bundleEvery = time.Minute
 
 // keepBundles has kube-apiserver verify this cloudcore where it asks it for an API.

@@ -60,7 +60,7 @@ func filled[T any](from int) *T {
 func filledPod() *corev1.Pod {
 	p := filled[corev1.Pod](0)
 	p.DeletionTimestamp, p.Annotations, p.Spec.NodeName = nil, nil, "edge1"
-	all := p.Spec.Volumes[0] // of each volume the authorizer looks at the first source alone
+	all := p.Spec.Volumes[0] // of each volume the authorizer checks the first source alone
 	p.Spec.Volumes = nil
 	for i := range reflect.TypeFor[corev1.VolumeSource]().NumField() {
 		one := all.DeepCopy()
@@ -239,7 +239,7 @@ func TestEveryday_10_WhatAVolumeNeedsIsWhatTheNodeAuthorizerGrants(t *testing.T)
 
 	sources := 0
 	for i := range reflect.TypeFor[corev1.PersistentVolumeSource]().NumField() {
-		one := pv.DeepCopy() // the authorizer looks at the first source alone
+		one := pv.DeepCopy() // the authorizer checks the first source alone
 		source := reflect.ValueOf(&one.Spec.PersistentVolumeSource).Elem()
 		for j := range source.NumField() {
 			if j != i {

@@ -47,7 +47,7 @@ func Default() Policy { return Policy{Rest: 15, Burst: 100, Share: 0.02} }
 const (
 	capacity  = 5               // cycles that the budget holds: the maximum cost of a burst
 	recovered = 3               // the budget at which a burst is taken to be over
-	shortest  = time.Second     // between two looks at the budget
+	shortest  = time.Second     // between two checks of the budget
 	longest   = 2 * time.Minute // the same: after that time without a cycle the runtime starts one itself
 )
 

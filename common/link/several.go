@@ -33,5 +33,5 @@ func (w ways) Error() string {
 	return strings.Join(texts, "; ")
 }
 
-// Unwrap lets errors.Is and errors.As look at each.
+// Unwrap lets errors.Is and errors.As check each.
 func (w ways) Unwrap() []error { return w }

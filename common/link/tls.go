@@ -38,7 +38,7 @@ func ClientTLS(c *tls.Config, protocol string) (*tls.Config, error) {
 	return c, nil
 }
 
-// protocolSessions keeps the sessions of one protocol: a ticket of QUIC is of no use over TCP.
+// protocolSessions keeps the sessions of one protocol: a ticket of QUIC is useless over TCP.
 type protocolSessions struct {
 	prefix string
 	tls.ClientSessionCache

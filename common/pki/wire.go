@@ -135,7 +135,7 @@ const (
 	ReasonEndedLongAgo Reason = "CertificateEndedLongAgo"
 	ReasonDenied       Reason = "Denied" // by another approver
 	ReasonTooMany      Reason = "TooManyRequests"
-	ReasonUnavailable  Reason = "Unavailable" // the cloud's trouble: try again
+	ReasonUnavailable  Reason = "Unavailable" // the cloud's fault: try again
 )
 
 // Status is the HTTP status that goes with a reason.

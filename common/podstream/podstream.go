@@ -100,8 +100,8 @@ func stream(w http.ResponseWriter, r *http.Request, transport http.RoundTripper,
 	translate.NewTranslatingHandler(direct, spoken, wsstream.IsWebSocketRequestWithStreamCloseProtocol).ServeHTTP(w, r)
 }
 
-// bare is the request with only the headers of an upgrade: the device has no business with the
-// user's headers.
+// bare is the request with only the headers of an upgrade: the device must not see the user's
+// headers.
 func bare(r *http.Request) *http.Request {
 	r = r.Clone(r.Context())
 	kept := http.Header{}

@@ -1,5 +1,5 @@
-// Package programpages gives back the pages of the program's own file that only its start needed,
-// or a burst of work, and those of a file that it maps to read.
+// Package programpages releases the pages of the program's own file that only its start needed, or
+// a burst of work, and those of a file that it maps to read.
 //
 // A large Go program touches most of its code and read-only data once: while its packages
 // initialize, register flags, metrics and API types, and open files and connections. The kernel

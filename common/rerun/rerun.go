@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// Sync brings something in line with the present state, and is safe to repeat. again is how long it
-// may take until it must be called again although no Wake asks for it; 0: for ever.
+// Sync updates something to the present state, and is safe to repeat. again is how long it may take
+// until it must be called again without a Wake; 0: for ever.
 type Sync func(ctx context.Context) (again time.Duration, err error)
 
 // Config sets the delays of a Loop.

@@ -39,7 +39,7 @@ type Stream struct {
 	readErr error         // after the buffer; io.EOF after the peer's CloseWrite
 	asked   time.Time     // when the peer was asked for, or allowed, the first
 	round   time.Duration // until it answered: a round trip, and the time of its own dial; 0: it has not
-	since   time.Time     // of the last look at the rate
+	since   time.Time     // of the last measurement of the rate
 	moved   int           // read since then
 	before  float64       // the rate, in bytes a nanosecond, before the window grew; 0: it did not, at the last look
 	again   time.Time     // it does not grow before

@@ -306,8 +306,8 @@ func (m *Mux) find(id uint64) *Stream {
 	return m.streams[id]
 }
 
-// Handle takes in a message of kind stream. Its error is a *link.CloseError: the peer broke
-// the protocol.
+// Handle handles a message of kind stream. Its error is a *link.CloseError: the peer broke the
+// protocol.
 func (m *Mux) Handle(_ context.Context, msg message.Message) error {
 	switch c := msg.Content.(type) {
 	case *topicpb.StreamOpen:
@@ -377,7 +377,7 @@ func (m *Mux) opened(o *topicpb.StreamOpen) error {
 	return nil
 }
 
-// closedEarly notes the end of a stream that is not known. Those that are no more are no news.
+// closedEarly notes the end of an unknown stream. Those that have ended already are ignored.
 func (m *Mux) closedEarly(id uint64) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -20,7 +20,7 @@ import (
 	"github.com/skerry-io/skerry/common/health"
 )
 
-// Watchdog looks at the process for systemd.
+// Watchdog checks the process for systemd.
 type Watchdog struct {
 	within time.Duration // 0: nobody listens
 	live   atomic.Pointer[map[string]health.Check]

@@ -12,7 +12,7 @@ import (
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 )
 
-// reportPath is where a report of a device is asked for.
+// reportPath is the path of a device's report.
 const reportPath = "/apis/subresources.skerry.io/v1alpha1/nodes"
 
 func bundleCommand(f getter, streams genericiooptions.IOStreams) *cobra.Command {
@@ -42,7 +42,7 @@ Exit code 0: the bundle is whole. 1: it could not be fetched.`,
 				return err
 			}
 			if err := errors.Join(cluster.bundle(c.Context(), args[0], file), file.Close()); err != nil {
-				_ = os.Remove(out) // half of one is of no use
+				_ = os.Remove(out) // half of one is useless
 				return err
 			}
 			_, err = fmt.Fprintln(streams.Out, out)

@@ -42,7 +42,7 @@ type cluster struct {
 	client  kubernetes.Interface
 	objects dynamic.Interface
 	clock   *serverClock
-	// labels select Nodes; name is of the one that is asked about, or "".
+	// labels select Nodes; name is that of a single node, or "".
 	labels, name string
 }
 

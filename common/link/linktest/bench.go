@@ -141,7 +141,7 @@ func idle(t testing.TB, n int, messages []message.Message,
 	for range n {
 		open()
 	}
-	after := memory() // readers have ended by then
+	after := memory() // readers have ended before this
 	goroutines = (runtime.NumGoroutine() - running + n/2) / n
 	runtime.KeepAlive(links)
 	return int(after-before) / n, goroutines

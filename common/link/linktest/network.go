@@ -16,7 +16,7 @@ type Network struct {
 	held chan struct{} // not nil: writes wait until it is closed
 }
 
-// Cut swallows everything from now on, in both directions, without a word to either end.
+// Cut swallows everything from now on, in both directions, silently for both ends.
 func (n *Network) Cut() {
 	n.mu.Lock()
 	defer n.mu.Unlock()

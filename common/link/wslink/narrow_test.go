@@ -17,8 +17,8 @@ import (
 	"github.com/skerry-io/skerry/common/link/wslink"
 )
 
-// A path that drops large packets without a word: TCP's own handshake gets through it, that of TLS
-// does not. The error names it, and the next dial keeps segments small, both ways.
+// A path that drops large packets silently: TCP's own handshake gets through it, that of TLS does
+// not. The error names it, and the next dial keeps segments small, both ways.
 func TestClaims_22_SmallSegmentsWhereLargeOnesAreLost(t *testing.T) {
 	s := linktest.NewSite(t)
 	bounds := link.Default()

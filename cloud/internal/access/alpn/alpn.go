@@ -139,8 +139,7 @@ func (m *Mux) choose(offered []string) (rest *route) {
 	return rest
 }
 
-// hello looks at the client's data, and leaves it in the socket. It names which
-// protocols are offered.
+// hello reads the client's data, and leaves it in the socket. It returns the offered protocols.
 func hello(conn net.Conn) ([]string, error) {
 	socket, ok := conn.(syscall.Conn)
 	if !ok {

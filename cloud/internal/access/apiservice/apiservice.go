@@ -40,7 +40,7 @@ func New(client rest.Interface, namespace string, services map[string]string, ca
 // retry is for failures: the manifests may be applied a moment after cloudcore has started.
 const retry = 10 * time.Second
 
-// Run looks at the APIServices now and then until ctx ends.
+// Run checks the APIServices now and then until ctx ends.
 func (b *Bundles) Run(ctx context.Context, every time.Duration) error {
 	said := ""
 	for {
@@ -60,8 +60,7 @@ func (b *Bundles) Run(ctx context.Context, every time.Duration) error {
 	}
 }
 
-// Sync looks at each APIService once. One that is not there is no error: cloudcore is not
-// asked for it then.
+// Sync checks each APIService once. A missing one is no error: cloudcore is not called for it then.
 func (b *Bundles) Sync(ctx context.Context) error {
 	var errs []error
 	for name, service := range b.services {

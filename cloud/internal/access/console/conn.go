@@ -58,7 +58,7 @@ func (c *conn) Read(b []byte) (int, error) {
 func (c *conn) Close() error {
 	c.mu.Lock()
 	if c.why == nil {
-		c.why = io.EOF // of no use to the caller: there is no reason to show
+		c.why = io.EOF // of no interest to the caller: there is no reason to show
 	}
 	c.mu.Unlock()
 	c.cancel()

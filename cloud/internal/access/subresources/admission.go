@@ -13,9 +13,9 @@ import (
 )
 
 // unjudged refuses requests that a webhook or an admission policy of the cluster would have judged:
-// kube-apiserver calls them for CONNECT to the pod's own subresource alone. Their selection
-// by objects, conditions and parameters is not looked at, so more is refused than they
-// match, never less.
+// kube-apiserver calls them for CONNECT to the pod's own subresource alone. Their selection by
+// objects, conditions and parameters is not evaluated, so more is refused than they match, never
+// less.
 func (s subject) unjudged(ctx context.Context, client kubernetes.Interface) error {
 	m := &matcher{subject: s, client: client}
 	api := client.AdmissionregistrationV1()

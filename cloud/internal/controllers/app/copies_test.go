@@ -47,7 +47,7 @@ func (w *world) plan(t *testing.T, at time.Time) *app.Plan {
 	return p
 }
 
-// gone takes the pod out of the cluster, and a new one is made.
+// gone removes the pod from the cluster, and a new one is made.
 func (w *world) gone(change ...func(*corev1.Pod)) {
 	last := w.Pods[0]
 	for _, c := range change {

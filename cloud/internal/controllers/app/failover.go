@@ -15,7 +15,7 @@ import (
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
 
-// storagePoll is how often storage is asked again while it refuses a fail-over.
+// storagePoll is how often storage is read again while it refuses a fail-over.
 const storagePoll = 10 * time.Second
 
 // comeback is how long the devices of a site may take to reconnect, one after another: their links

@@ -26,7 +26,7 @@ const (
 // counts: Retry before Rejected before Conflict.
 func ClassOf(err error) Class {
 	for err != nil {
-		switch e := err.(type) { //nolint:errorlint // each error of the tree is looked at itself
+		switch e := err.(type) { // nolint:errorlint // each error of the tree is checked itself
 		case *notYet:
 			return Conflict
 		case apierrors.APIStatus:

@@ -112,8 +112,8 @@ func (a *apiserver) Do(ctx context.Context, _ kube.Identity, r kube.Request) (*k
 	return answer(have)
 }
 
-// refuse is kube-apiserver's validation of a thing: its rules take no number below 0, and etcd no
-// more than so much in all.
+// refuse is kube-apiserver's validation of a thing: its rules take no number below 0, and etcd has
+// a limit for the sum.
 func (a *apiserver) refuse(o *thing) *apierrors.StatusError {
 	sum := 0
 	for _, n := range o.Status {

@@ -19,7 +19,7 @@ const (
 )
 
 // confirmations remembers which sessions were the newest of their nodes when an object got the
-// version that this replica wrote last: on top of that version they write without a look at their
+// version that this replica wrote last: on top of that version they write without reading their
 // Leases. Another writer, and a session that is new to the object, cost one read of a Lease each.
 type confirmations struct {
 	client fence.Client

@@ -101,7 +101,7 @@ func (c *run) reconcile(ctx context.Context, key kube.Key) (time.Duration, error
 		if known {
 			notes[v1alpha1.NodePoolAnnotation] = note
 		}
-		return 0, c.writeMetadata(ctx, o, notes) // its change brings us here again
+		return 0, c.writeMetadata(ctx, o, notes) // its change queues the object again
 	case o.DeletionTimestamp == nil && !known:
 		return 0, nil // until the pools are known
 	case o.DeletionTimestamp != nil && !mine:

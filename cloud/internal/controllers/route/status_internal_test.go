@@ -121,7 +121,7 @@ func TestMerge_manyFail(t *testing.T) {
 	}
 }
 
-// A device's message of its trouble becomes a condition, whose form Kubernetes prescribes.
+// A device's error message becomes a condition, whose form Kubernetes prescribes.
 func TestMerge_refusesReasons(t *testing.T) {
 	o := &v1alpha1.StaticRoute{}
 	refused := merge(o, map[string][]byte{"a": entry("no word", 1), "b": entry(strings.Repeat("Long", 17), 1), "c": entry("Caf\u00e9", 1), "d": entry("Refused", 1)})

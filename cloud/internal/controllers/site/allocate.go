@@ -225,7 +225,7 @@ func free(subnets []netip.Prefix, v6 bool, used ...map[netip.Prefix]bool) (netip
 	return netip.Prefix{}, false
 }
 
-// overlapsAny looks at the exact range first: nearly all that is used has its length.
+// overlapsAny checks the exact range first: nearly all used ranges have its length.
 func overlapsAny(used map[netip.Prefix]bool, p netip.Prefix) bool {
 	if used[p] {
 		return true

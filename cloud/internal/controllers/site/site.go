@@ -220,7 +220,7 @@ type owned struct {
 	node   string
 }
 
-// maxClaims is how many ranges of a device are looked at: one of each family.
+// maxClaims is how many ranges of a device count: one of each family.
 const maxClaims = 2
 
 // Ranges are those of a node's pods that count for others.

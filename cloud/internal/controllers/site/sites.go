@@ -34,7 +34,7 @@ type Sites struct {
 	sessions map[*session]struct{}
 }
 
-// New makes a Sites. revoked is asked at each look.
+// New makes a Sites. revoked is called at each run.
 func New(revoked func() Revocations) *Sites {
 	return &Sites{
 		revoked: revoked, devices: kube.NewMirror(readDevice, sameDevice), pools: kube.NewMirror(readPool, samePool), changed: make(chan struct{}, 1),

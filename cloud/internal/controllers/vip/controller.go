@@ -177,7 +177,7 @@ func (v *run) tellService(s State, o *corev1.Service) {
 	v.serviceKind.Event(o, kind, now.Reason, now.Message)
 }
 
-// tellPool makes an event of each trouble that began.
+// tellPool records an event for each new problem.
 func (v *run) tellPool(s State, o *v1alpha1.NodePool) {
 	i := slices.IndexFunc(s.Pools, func(x *v1alpha1.NodePool) bool { return x.UID == o.UID })
 	if i < 0 {

@@ -128,7 +128,7 @@ func TestVIPs_03_OtherClassIgnored(t *testing.T) {
 		[]byte(`{"status":{"loadBalancer":{"ingress":[{"ip":"10.99.0.1"}]}}}`), metav1.PatchOptions{}, "status"); err != nil {
 		t.Fatal(err)
 	}
-	r.service("ours", nil) // the last: when it is served, the others have been looked at
+	r.service("ours", nil) // the last: when it is served, the others have been processed
 	r.is("ours", vip.ReasonAllocated, "classes 10.21.0.10")
 	if got := r.vips(); !slices.Equal(got, []string{"10.21.0.10"}) {
 		t.Errorf("VirtualIPs: %q", got)
@@ -217,7 +217,7 @@ func TestHostile_03_RequestsForAddressesOfOthersAreRefused(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	r.stop() // a new leader looks at once
+	r.stop() // a new leader plans at once
 	r.start()
 	r.edgeNode("victim", "guarded", "10.26.0.1")
 	if _, err := plane.Client().CoreV1().Nodes().Patch(ctx, "victim", types.MergePatchType, []byte(`{"spec":{"podCIDR":"10.26.8.0/24","podCIDRs":["10.26.8.0/24"]}}`), metav1.PatchOptions{}); err != nil {

@@ -12,7 +12,7 @@ const (
 	UnknownVersion uint64 = math.MaxUint64
 
 	// catchUpPatience is how long a watch that is behind is given before the collection is read,
-	// and catchUpPoll how often it is looked at in the meantime.
+	// and catchUpPoll how often it is checked in the meantime.
 	catchUpPatience = time.Second
 	catchUpPoll     = 50 * time.Millisecond
 	// A collection is read at most once in readPause, and for at most one part in readShare of the

@@ -80,7 +80,7 @@ func NewClient(config *rest.Config, mode Impersonation) (*Client, error) {
 	own.QPS, own.RateLimiter = -1, nil // fairness between nodes is relay's, overload is kube-apiserver's own priority and fairness
 	own.ContentType = Protobuf
 	own.AcceptContentTypes = Protobuf + "," + jsonContent
-	own.Timeout = 0 // watches live on these clients; every call brings its own ctx, but for those of client-go's informers
+	own.Timeout = 0 // watches use these clients; every call has its own ctx, but for those of client-go's informers
 	BoundReads(own)
 	base, _, err := rest.DefaultServerUrlFor(own)
 	if err != nil {

@@ -61,7 +61,7 @@ func (r *objectReader) current(ctx context.Context, ref Ref, node types.NodeName
 	return encoded, version, err
 }
 
-// refresh brings an object up to date by a consistent read as the node.
+// refresh updates an object by a consistent read as the node.
 func (r *objectReader) refresh(ctx context.Context, s *watchedObject, node types.NodeName) error {
 	before := s.snapshot()
 	o, version, err := r.current(ctx, s.ref, node)

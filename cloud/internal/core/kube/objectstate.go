@@ -64,7 +64,7 @@ type member struct {
 	thrown       int       // watches as it that were refused since one lived
 	held         time.Time // no watch is opened as it before
 	busy         bool      // a review is in flight
-	asking       bool      // authorise is at it
+	asking       bool      // authorise is running
 	asks         uint64    // calls of CatchUp: the newest is answered
 	caughtUp     bool      // CatchUp has succeeded, and the next state reports it
 	left         bool
@@ -139,8 +139,8 @@ func (s *watchedObject) refuse(m *member, err error, denied bool) bool {
 	return true
 }
 
-// pick chooses which node the watch is opened as: one that is granted already, else one that can be
-// tried now. wait is when to look again.
+// pick chooses the node as which the watch is opened: one that is granted already, otherwise one
+// that can be tried now. wait is the time until the next try.
 func (s *watchedObject) pick() (m *member, wait time.Duration) {
 	now := time.Now()
 	wait = time.Hour
@@ -175,7 +175,7 @@ func (s *watchedObject) snapshot() knownState {
 	return knownState{s.known, s.object, s.generation}
 }
 
-// refreshed takes in a consistent read, unless the watch has brought something newer since the
+// refreshed stores a consistent read, unless the watch has delivered something newer since the
 // snapshot. It reports whether the read shows that the cluster went back in time: then the watch is
 // ended, since it waits for versions that are lost.
 func (s *watchedObject) refreshed(before knownState, version uint64, o *Object) (wentBack bool) {
@@ -219,7 +219,7 @@ func (s *watchedObject) initial(version uint64, o *Object) (read bool) {
 	return false
 }
 
-// observed takes in an object, nil for a deleted one, that a watch has brought, unless something
+// observed stores an object, nil for a deleted one, that a watch has delivered, unless something
 // newer was read.
 func (s *watchedObject) observed(version uint64, o *Object) {
 	s.mu.Lock()

@@ -83,7 +83,7 @@ func (t *objectStream) late(ctx context.Context) error {
 	return nil
 }
 
-// apply takes in one event of the watch.
+// apply applies one event of the watch.
 func (t *objectStream) apply(ctx context.Context, e watch.Event) error {
 	switch e.Type {
 	case watch.Error:
@@ -123,7 +123,7 @@ func (t *objectStream) take(version uint64, o *Object) {
 	}
 }
 
-// begin takes in the initial state, as of a version.
+// begin applies the initial state, as of a version.
 func (t *objectStream) begin(ctx context.Context, version uint64) error {
 	if !t.s.initial(version, t.object) || t.read {
 		return nil

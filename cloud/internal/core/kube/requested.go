@@ -106,7 +106,7 @@ func (r *Requested) CatchUp(resource schema.GroupVersionResource, version uint64
 	return func() { u.remove(c) }
 }
 
-// follows reports whether a collection is followed without trouble.
+// follows reports whether a collection is followed without errors.
 func (i *Informers) follows(resource schema.GroupVersionResource) bool {
 	i.mu.Lock()
 	f := i.feeds[resource]

@@ -12,7 +12,7 @@ import (
 	"k8s.io/client-go/kubernetes/scheme"
 )
 
-// catalog has the kinds that are built into Kubernetes: they travel as protobuf, all others as
+// catalog has the kinds that are built into Kubernetes: they are encoded as protobuf, all others as
 // JSON.
 type catalog struct {
 	kinds  map[schema.GroupVersionResource]schema.GroupVersionKind

@@ -108,7 +108,7 @@ func (s *sharedAccess) settle(ctx context.Context, node types.NodeName, at Attri
 	before, ok := s.answers[key]
 	if ok && time.Now().Before(before.until) {
 		s.mu.Unlock()
-		return false // it is asked just now, or the answer is for others
+		return false // a review is under way, or the answer is for others
 	}
 	if !ok && !s.room() {
 		s.mu.Unlock()

@@ -263,7 +263,7 @@ func (s *session) delivered(r *resourceSync, i *interest) {
 		return
 	}
 	i.waiting--
-	if r.state != streaming { // the edge has reported another set by then: marked again once it is compared
+	if r.state != streaming { // the edge has reported another set in the meantime: marked again once it is compared
 		return
 	}
 	if i.gone || i.synced || i.standing != granted || i.waiting > 0 {

@@ -77,7 +77,7 @@ func settle() {
 	synctest.Wait()
 }
 
-// The answers of many watches come one by one, and don't travel so.
+// The answers of many watches come one by one, and are sent together.
 func TestAnswersOfWatchesAreGathered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const maps = 300

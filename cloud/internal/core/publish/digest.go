@@ -9,8 +9,8 @@ import (
 
 const (
 	buckets = 256
-	// shortSum is how many bytes of a bucket's sum travel: enough to find nearly always where two
-	// sets differ. That it was found is seen by their digests.
+	// shortSum is how many bytes of a bucket's sum are sent: enough to find nearly always where two
+	// sets differ. A miss is found by their digests.
 	shortSum = 4
 	// fewEntries is up to how many objects an edge is asked for all its entries at once, instead of
 	// for the sums of its buckets first.
@@ -60,7 +60,7 @@ func bucketSums(objects map[kube.Key]*kube.Object) *[buckets]kube.Sum {
 	return &sums
 }
 
-// differing lists the buckets whose sums differ, as far as they travel.
+// differing lists the buckets whose sums differ, as far as they are sent.
 func differing(ours *[buckets]kube.Sum, theirs []byte) []uint32 {
 	var out []uint32
 	for i := range ours {

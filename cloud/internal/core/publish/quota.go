@@ -49,7 +49,7 @@ func (q Quotas) admit(u usage, bytes int) exceeded {
 	return fits
 }
 
-// selectorBytes is how much of an interest is the node's own words.
+// selectorBytes is the length of an interest's free text.
 func selectorBytes(p *topicpb.Interest) int {
 	r := p.GetResource()
 	return len(p.GetNamespace()) + len(p.GetLabelSelector()) + len(p.GetFieldSelector()) +

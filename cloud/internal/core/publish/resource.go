@@ -130,14 +130,14 @@ func (r *resourceSync) await() {
 // failureLook is how often a store that does not sync is asked for the reason.
 const failureLook = 2 * time.Second
 
-// optional reports whether pods travel without a resource that can't be followed.
+// optional reports whether pods are sent without a resource that can't be followed.
 func (r *resourceSync) optional() bool {
 	d := r.session.deps
 	return d != nil && d.concerns(r.gvr) && !dependency.Always(r.gvr) && len(r.interests) == 0
 }
 
 // unavailable reports whether the resource is one that pods need, but cloudcore may not follow or
-// kube-apiserver does not serve: a cluster with the rights of an older cloudcore. Its pods travel
+// kube-apiserver does not serve: a cluster with the rights of an older cloudcore. Its pods are sent
 // without it, and the edge keeps its objects of it.
 func (r *resourceSync) unavailable() bool {
 	return r.optional() && r.feed != nil && !r.feed.store.HasSynced() && denied(r.feed.store.Failure())

@@ -103,7 +103,7 @@ func (s *session) turn(context.Context) error {
 	return s.step()
 }
 
-// close gives back all that is shared. No goroutine of the session runs any more.
+// close releases all that is shared. No goroutine of the session runs any more.
 func (s *session) close() {
 	for _, i := range s.interests {
 		i.gone = true

@@ -102,7 +102,7 @@ type item struct {
 // pressing is the wait of items that go at once.
 const pressing time.Duration = 0
 
-// put appends an item to the queue that waits there for others for so long at most. The session's
+// put appends an item to the queue that waits there for others for at most that time. The session's
 // lock is held.
 func (q *inbox) put(it item, wait time.Duration) {
 	q.queue = append(q.queue, it)
@@ -182,7 +182,8 @@ type heldObject struct {
 }
 
 // dependencies are the objects that the pods of this node refer to, and their references in turn: a
-// claim to its volume, a volume to its Secrets. All of it travels before the pod that needs it.
+// claim to its volume, a volume to its Secrets. All of them are sent before the pod that needs
+// them.
 type dependencies struct {
 	session  *session
 	interest *interest

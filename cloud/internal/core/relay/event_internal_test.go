@@ -2,8 +2,8 @@ package relay
 
 import "testing"
 
-// A device with an older copy of its store reports that an event has happened less often than the
-// cloud knows: that is no news.
+// A device with an older copy of its store reports an event with a lower count than the cloud's: it
+// is ignored.
 func TestClaims_20_CountsOfEventsOnlyGrow(t *testing.T) {
 	for name, tc := range map[string]struct {
 		there, said string

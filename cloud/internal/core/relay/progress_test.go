@@ -17,8 +17,8 @@ import (
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 )
 
-// Whatever cycle kube-apiserver's failures come in, each request that it does answer brings a write
-// further: one of three requests gets through where every second one fails.
+// Whatever cycle kube-apiserver's failures come in, each request that it does answer advances a
+// write: one of three requests gets through where every second one fails.
 func TestFaultsOnACycle(t *testing.T) {
 	const pods, events = 8, 20
 	for _, faults := range []string{"refuse", "lose", "break", "all"} {

@@ -297,8 +297,8 @@ func TestStatusesPassEventsThatWaitForTheirTurns(t *testing.T) {
 }
 
 // Events of fifty heavy nodes leave kube-apiserver most of its time; those of one that comes back
-// with much follow each other at once. Large bodies of many nodes are made one at a time, and leave
-// it most of its time as well.
+// with a backlog follow each other at once. Large bodies of many nodes are made one at a time, and
+// leave it most of its time as well.
 func TestFloodsLeaveTimeToOthers(t *testing.T) {
 	for name, c := range map[string]struct {
 		nodes, body int

@@ -21,7 +21,7 @@ type versions struct {
 
 // known is the state of one object in versions.
 type known struct {
-	// version may be written on top of with no look at the Lease: this session made it, or read it
+	// version may be written on top of without reading the Lease: this session made it, or read it
 	// and then found that it was still the newest session.
 	version string
 	// read is the object as read, before the Lease has been checked.
@@ -36,7 +36,7 @@ type reading struct {
 	obsolete bool
 }
 
-// put remembers a version that may be written on top of. An empty one is not known.
+// put remembers a version that may be written on top of. An empty one is ignored.
 func (v *versions) put(key, version string) { v.set(key, known{version: version}) }
 
 // forget drops the version, but not that the object was seen.

@@ -112,7 +112,7 @@ func (a *Approver) Run(ctx context.Context) error {
 	stop := context.AfterFunc(ctx, queue.ShutDown)
 	defer stop()
 	// One at a time: two requests for one name must not be judged side by side. Each costs some
-	// round trips; 100 a second are no trouble.
+	// round trips; 100 a second are no problem.
 	for {
 		name, shutdown := queue.Get()
 		if shutdown {

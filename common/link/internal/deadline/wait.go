@@ -25,7 +25,7 @@ func (nothing) Temporary() bool { return true }
 func (c *Conn) Waits() bool { return c.raw != nil }
 
 // Wait returns when there is something to read, be it the end, and fails when no data came for as
-// long as a read may take. It needs next to no stack: the layers above this connection, TLS above
+// long as a read may take. It needs almost no stack: the layers above this connection, TLS above
 // all, has far deeper reads, and a goroutine that waits in one of them keeps a stack for that.
 func (c *Conn) Wait() error {
 	if err := c.move(c.Conn.SetReadDeadline); err != nil {
