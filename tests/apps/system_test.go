@@ -145,7 +145,7 @@ func (s *system) pods(namespace, name string) []corev1.Pod {
 	return list.Items
 }
 
-// waitGone waits until an application has no pod but the one that counts.
+// waitOne waits until an application has exactly one pod.
 func (s *system) waitOne(namespace, name string) {
 	s.T.Helper()
 	s.WaitFor("one pod of "+name, func(ctx context.Context) error {

@@ -99,8 +99,7 @@ func (s *system) fetch(ctx context.Context, node, podIP, target string) (string,
 	return s.getFrom(ctx, node, "http://"+net.JoinHostPort(podIP, "8080")+"/fetch?url="+url.QueryEscape(target))
 }
 
-// podsOf are the names of the pods that answer at a URL that a pod fetches, as soon as they are
-// exactly the wanted ones in n answers.
+// waitAnswers waits until the wanted pods, and no others, have answered in n requests.
 func (s *system) waitAnswers(what string, n int, want []string, ask func(context.Context) (string, error)) {
 	s.T.Helper()
 	slices.Sort(want)
