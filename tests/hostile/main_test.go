@@ -37,7 +37,8 @@ import (
 // the loopback interface, so that they can be dialled here without kube-proxy.
 var plane *cluster.ControlPlane
 
-// tunnelAddress is where cloudcore listens for kube-apiserver's way to nodes, for the tests that have one.
+// tunnelAddress is where cloudcore listens for kube-apiserver's way to nodes, for the tests that
+// have one.
 var tunnelAddress string
 
 // balancer is the address of the control plane's load balancer: where edges reach the cloud.
