@@ -24,7 +24,7 @@ func bundleCommand(file *string) *cobra.Command {
 	var out string
 	c := &cobra.Command{
 		Use: "bundle", Short: "Pack status, configuration, logs, Events, recorder and the kernel's network for support, without secrets", Args: cli.Args(cobra.NoArgs),
-		Long: "Pack what support needs to know of this device into a .tar.gz: status, configuration, logs of edgecore, containerd and the kernel, Events, the flight recorder,\n" +
+		Long: "Pack this device's diagnostics for support into a .tar.gz: status, configuration, logs of edgecore, containerd and the kernel, Events, the flight recorder,\n" +
 			"the kernel's addresses, routes and rules, and the Node and pods without environments and arguments. It works while edgecore is dead and without a link.\n" +
 			"Values of Secrets, keys and tokens are taken out of every file; logs of applications are not in it.\n\n" +
 			"Exit code 0: the bundle is whole. 1: it could not be made.",

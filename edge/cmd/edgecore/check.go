@@ -27,7 +27,7 @@ func checkCommand(file *string) *cobra.Command {
 	var token, tokenFile string
 	c := &cobra.Command{
 		Use: "check [HOST[:PORT] --token-file FILE]", Short: "Run preflight checks", Args: cli.Args(cobra.MaximumNArgs(1)),
-		Long: `Run preflight checks: what edgecore would miss on this machine, and how to mend it. Changes nothing; needs neither the
+		Long: `Run preflight checks: missing prerequisites of edgecore on this machine, and their remedies. Read-only; needs neither the
 cloud nor a running edgecore.
 
 With a HOST and a token, as edgecore join takes them, the cloud is checked too: is it the one that the token pins, does

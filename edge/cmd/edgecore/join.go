@@ -180,7 +180,7 @@ func tell(w io.Writer, r join.Result, file string, made bool) error {
 	}
 	fmt.Fprintf(w, "joined as node %s; the certificate is good until %s and renews itself\n", r.Node, r.NotAfter.UTC().Format(time.RFC3339))
 	if r.Skew.Abs() > time.Minute {
-		fmt.Fprintf(w, "this device's clock is %s off the cloud's; it works all the same, but logs and events will bear the wrong time\n", r.Skew)
+		fmt.Fprintf(w, "this device's clock is %s off the cloud's; it works nevertheless, but logs and events will have the wrong time\n", r.Skew)
 	}
 	if made {
 		fmt.Fprintf(w, "wrote %s\n", file)

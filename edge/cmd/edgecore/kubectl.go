@@ -80,7 +80,7 @@ func readable(kubeconfig string) error {
 	case errors.Is(err, fs.ErrPermission):
 		return fmt.Errorf("only root of this device may use its API: %s", kubeconfig)
 	case errors.Is(err, fs.ErrNotExist):
-		return fmt.Errorf("%s is not there: start edgecore (systemctl start edgecore), with modules.edgeAPI.listen set; is %s where dataDir says?", kubeconfig, filepath.Dir(kubeconfig))
+		return fmt.Errorf("%s is not there: start edgecore (systemctl start edgecore), with modules.edgeAPI.listen set; does dataDir match %s?", kubeconfig, filepath.Dir(kubeconfig))
 	}
 	return err
 }

@@ -73,7 +73,7 @@ func requestCommand(file *string, use, short string, operation v1alpha1.Operatio
 				return err
 			}
 			return output.Print(c.OutOrStdout(), made, func(w io.Writer) error {
-				_, err := fmt.Fprintf(w, "%s is asked for; `edgecore operation list` says how far it is\n", made.Name)
+				_, err := fmt.Fprintf(w, "%s is asked for; `edgecore operation list` shows its progress\n", made.Name)
 				return err
 			})
 		},
@@ -116,7 +116,7 @@ have expired are only warned about.`,
 				return err
 			}
 			return output.Print(c.OutOrStdout(), made, func(w io.Writer) error {
-				_, err := fmt.Fprintf(w, "%s is asked for, to %s; `edgecore operation list` says how far it is\n", made.Name, spec.Version)
+				_, err := fmt.Fprintf(w, "%s is asked for, to %s; `edgecore operation list` shows its progress\n", made.Name, spec.Version)
 				return err
 			})
 		},
@@ -129,7 +129,7 @@ have expired are only warned about.`,
 func listCommand(file *string) *cobra.Command {
 	var output cli.Output
 	c := &cobra.Command{
-		Use: "list", Short: "List the operations of this device, and say how far its drain is", Args: cli.Args(cobra.NoArgs),
+		Use: "list", Short: "List the operations of this device, and the progress of its drain", Args: cli.Args(cobra.NoArgs),
 		Example: "  edgecore operation list\n  edgecore operation list -o json",
 		RunE: func(c *cobra.Command, _ []string) error {
 			cfg, _, err := loadOrDefault(*file)
@@ -175,8 +175,8 @@ func writeOperations(out io.Writer, s drain.State, now time.Time) error {
 
 func cancelCommand(file *string) *cobra.Command {
 	return &cobra.Command{
-		Use: "cancel NAME", Short: "End an operation that has not gone ahead, and take back the node's cordon", Args: cli.Args(cobra.ExactArgs(1)),
-		Long: "End an operation that has not gone ahead, or a drain that holds the node. Evictions stop, and the cordon is taken back if it is ours.\n" +
+		Use: "cancel NAME", Short: "Cancel a pending operation, and remove the node's cordon", Args: cli.Args(cobra.ExactArgs(1)),
+		Long: "Cancel a pending operation, or a drain that holds the node. Evictions stop, and the cordon is removed if it is ours.\n" +
 			"One whose hook has ended although the device did not boot can be cancelled too.",
 		Example: "  edgecore operation cancel edge-17-reboot-x7k2p",
 		RunE: func(c *cobra.Command, args []string) error {
@@ -192,8 +192,8 @@ func cancelCommand(file *string) *cobra.Command {
 func forceCommand(file *string) *cobra.Command {
 	var complete, off bool
 	c := &cobra.Command{
-		Use: "force NAME --complete|--off", Short: "Let an operation go ahead at once, whatever the drain says", Args: cli.Args(cobra.ExactArgs(1)),
-		Long: "Let an operation that waits for the drain go ahead at once, also without a link. The drain ends: as complete, or as switched off. Nothing overwrites that later.\n" +
+		Use: "force NAME --complete|--off", Short: "Run an operation at once, regardless of the drain", Args: cli.Args(cobra.ExactArgs(1)),
+		Long: "Run an operation that waits for the drain at once, also without a link. The drain ends: as complete, or as switched off. Nothing overwrites that later.\n" +
 			"Pods that are here still end with the device, and PodDisruptionBudgets don't count.",
 		Example: "  edgecore operation force edge-17-reboot-x7k2p --complete\n  edgecore operation force edge-17-reboot-x7k2p --off",
 		RunE: func(c *cobra.Command, args []string) error {

@@ -186,7 +186,7 @@ func writeStatus(out io.Writer, s app.Status) error {
 			}
 		}
 		if d.DamagedStore == "" && len(d.Lost) > 0 {
-			row("PROBLEM", "the store's file was missing or empty when edgecore started: what waited for the cloud is lost, the rest comes again from there")
+			row("PROBLEM", "the store's file was missing or empty when edgecore started: pending writes to the cloud are lost, the rest is delivered again")
 		}
 		row("knows", "%s", knows(s))
 	}

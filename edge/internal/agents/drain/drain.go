@@ -98,7 +98,7 @@ type Config struct {
 var (
 	ErrExists     = errors.New("there is an operation of this name already")
 	ErrNotFound   = errors.New("there is no operation of this name")
-	ErrOver       = errors.New("the operation does not wait any more")
+	ErrOver       = errors.New("the operation is no longer waiting")
 	ErrInvalid    = errors.New("the request is not valid")
 	ErrFull       = errors.New("too many operations wait")
 	errNotRunning = errors.New("the drain agent does not run")

@@ -187,5 +187,5 @@ func (c *claim) beaten(winner *claim) *rejection {
 	if winner.created.Equal(c.created) {
 		why = "which was created in the same second and has the lower UID"
 	}
-	return reject(v1alpha1.RouteConflict, "StaticRoute %s, %s, wants the same table, subnet and metric", winner.name, why)
+	return reject(v1alpha1.RouteConflict, "StaticRoute %s, %s, has the same table, subnet and metric", winner.name, why)
 }

@@ -28,7 +28,7 @@ func windowOf(w v1alpha1.OperationWindow, own *time.Location) (window, error) {
 	if w.TimeZone != "" {
 		zone, err := time.LoadLocation(w.TimeZone)
 		if err != nil {
-			return out, fmt.Errorf("this device knows no time zone %.64q", w.TimeZone)
+			return out, fmt.Errorf("unknown time zone %.64q", w.TimeZone)
 		}
 		out.zone = zone
 	}

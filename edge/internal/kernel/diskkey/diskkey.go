@@ -154,7 +154,7 @@ func InMemory(dir string) error {
 		return fmt.Errorf("looking at the directory of keys %s: %w", dir, err)
 	}
 	if fs.Type != tmpfsMagic && uint32(fs.Type) != ramfsMagic {
-		return fmt.Errorf("%s is not on a file system of memory (tmpfs): keys would come to the disk", dir)
+		return fmt.Errorf("%s is not on a file system of memory (tmpfs): keys would be written to the disk", dir)
 	}
 	if err := os.Chmod(dir, 0o700); err != nil {
 		return fmt.Errorf("closing the directory of keys: %w", err)

@@ -203,7 +203,7 @@ func (s *server) serve(ctx context.Context) error {
 			return nil
 		case said, ok := <-heard:
 			if !ok {
-				return errors.New("the system bus has gone")
+				return errors.New("lost the system bus")
 			}
 			if said.Name != manager+"."+signal || len(said.Body) != 1 {
 				continue

@@ -135,7 +135,7 @@ func (r *reader) page(ctx context.Context, name string) (p *Page, code int, err 
 	case err != nil:
 		return nil, http.StatusServiceUnavailable, err
 	case app == nil:
-		return nil, http.StatusNotFound, fmt.Errorf("this device knows no application %q", name)
+		return nil, http.StatusNotFound, fmt.Errorf("there is no application %q on this device", name)
 	}
 	var pods []corev1.Pod
 	podsOf := func(ctx context.Context) (any, error) {

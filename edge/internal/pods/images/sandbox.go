@@ -12,7 +12,7 @@ import (
 )
 
 // ErrUntold means that a container runtime does not report the image of its sandboxes.
-var ErrUntold = errors.New("the container runtime does not tell its sandbox image")
+var ErrUntold = errors.New("the container runtime does not report its sandbox image")
 
 // SandboxImage asks a container runtime for the image of pods' sandboxes. containerd reports it in
 // its configuration (`crictl info`): until 1.7 as sandboxImage, later among the pinned images.

@@ -177,14 +177,14 @@ func (s *switcher) sync(ctx context.Context, pods []*corev1.Pod, node *corev1.No
 	news := !slices.Equal(why, s.judged)
 	s.judged = why
 	if news && len(why) > 0 {
-		s.run.Event(corev1.EventTypeWarning, "ServiceAddressRefused", "addresses of Services that do nothing on this device: %s", listed(why))
+		s.run.Event(corev1.EventTypeWarning, "ServiceAddressRefused", "ignored addresses of Services on this device: %s", listed(why))
 		klog.FromContext(ctx).Info("Refused addresses of Services", "refused", listed(why))
 	}
 	if out := s.feed.services.out() + s.feed.slices.out(); out != s.out || news {
 		s.out = out
 		s.run.Note("")
 		if len(why) > 0 {
-			s.run.Note("addresses of Services that do nothing on this device: " + listed(why))
+			s.run.Note("ignored addresses of Services on this device: " + listed(why))
 		}
 		if out > 0 {
 			s.run.Note(fmt.Sprintf("%d Services and EndpointSlices are above what a device serves (%d Services, %d endpoints): the newest stay out",
