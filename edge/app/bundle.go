@@ -85,7 +85,7 @@ func (a *App) handleBundle(w http.ResponseWriter, r *http.Request) {
 	w.WriteHeader(http.StatusOK)
 	_ = http.NewResponseController(w).Flush() // edgecore answers: the command need not pack one itself
 	if err := a.WriteBundle(r.Context(), w, bundle.MaxFile); err != nil {
-		panic(http.ErrAbortHandler) // so that half of one is not taken for a whole
+		panic(http.ErrAbortHandler) // so that a partial one is not taken for complete
 	}
 }
 
@@ -112,8 +112,8 @@ func (b bundled) write(ctx context.Context, w io.Writer, most int) error {
 	return bundle.Write(ctx, w, "skerry-bundle-"+b.node, files, bundle.NewScrubber(values), most, time.Now())
 }
 
-// secretValues are those that must be in no file: of the Secrets that the device holds, its keys
-// and tokens.
+// secretValues returns the values that must not be in any file: of the cached Secrets, and the
+// device's keys and tokens.
 func (b bundled) secretValues(ctx context.Context) (values [][]byte, err error) {
 	items, err := b.held(ctx, secrets)
 	if err != nil {

@@ -86,8 +86,8 @@ func (a *App) handleOperations(mux *http.ServeMux) {
 	})
 }
 
-// operation is the request as the agent takes it. Its name is to be free in the whole cluster,
-// since the cloud shows it too.
+// operation returns the request as an operation of the agent. Its name must be unique in the
+// cluster, since the cloud shows it too.
 func (q OperationRequest) operation(node string) drain.Operation {
 	o := drain.Operation{
 		Name: q.Name, Request: rand.String(16), RequestedBy: v1alpha1.RequestedOnDevice,

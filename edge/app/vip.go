@@ -71,8 +71,8 @@ func bootTime() time.Time {
 	return time.Now().Add(-time.Duration(t.Nano()))
 }
 
-// dataPlane is the one that is asked for, or that the kernel has. It is chosen when it is first
-// needed: a device without virtual IPs needs neither.
+// dataPlane is the configured one, or the one that the kernel supports. It is chosen when it is
+// first needed: a device without virtual IPs needs neither.
 type dataPlane struct {
 	choice string
 

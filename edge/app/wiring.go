@@ -81,11 +81,11 @@ func (a *App) wiring() []part {
 	c := a.config.Modules
 	return []part{
 		{true, a.storeParts},
-		// First of those that do something, and the last to stop: it records the others.
+		// The first active module, and the last to stop: it records the others.
 		{true, a.flightRecorderParts},
 		{c.EdgeAPI.Enable, a.apiParts},
 		{true, a.notifyParts},
-		// Before those whose claims it has.
+		// Before the modules with claims.
 		{a.probation != nil, a.probationParts},
 		// Before the link and the kubelet: the devices of a site need neither to find each other.
 		{a.on.site, a.siteParts},

@@ -57,7 +57,7 @@ func bundleInto(ctx context.Context, cfg *config.Config, path string) error {
 		return cli.Bad(err)
 	}
 	if err := errors.Join(writeBundle(ctx, cfg, f), f.Sync(), f.Close()); err != nil {
-		_ = os.Remove(path) // half of one is of no use
+		_ = os.Remove(path) // a partial one is useless
 		return err
 	}
 	return nil

@@ -1,10 +1,10 @@
 // Package apiredirect redirects pods' requests to the cluster's API, with their ordinary in-cluster
 // configuration, to the API of this device.
 //
-// It owns the question where pods look for the cluster's API: the addresses of the Service
-// default/kubernetes, which the kubelet gives to pods. It refuses IPv6 addresses, which it leaves
-// as they are. Plan computes the redirections, a Redirector applies them. While the Service is not
-// known, or is deleted, existing redirections stay.
+// It owns the addresses of the cluster's API for pods: those of the Service default/kubernetes,
+// which the kubelet gives to pods. It refuses IPv6 addresses, which it does not change. Plan
+// computes the redirections, a Redirector applies them. While the Service is not known, or is
+// deleted, existing redirections stay.
 package apiredirect
 
 import (

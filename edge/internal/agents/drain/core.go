@@ -22,7 +22,7 @@ type Verb string
 
 // The verbs.
 const (
-	Wait     Verb = "wait"     // for something to happen, or for Until
+	Wait     Verb = "wait"     // for an event, or for Until
 	Check    Verb = "check"    // whether any other node could take the pods
 	Cordon   Verb = "cordon"   // set our cordon, unless there is one
 	Attempt  Verb = "attempt"  // hand over and evict
@@ -38,7 +38,7 @@ type Action struct {
 	Verb      Verb
 	Operation string        // for Fetch, Operate, Abort and Do
 	Timeout   time.Duration // for Attempt
-	Until     time.Time     // when to ask again, for Wait and Do; zero: only once something happens
+	Until     time.Time     // when to ask again, for Wait and Do; zero: only after an event
 }
 
 // Step updates the state by the facts and returns the next action. The state must be saved before

@@ -3,9 +3,9 @@
 // that.
 //
 // It owns the node's operations and the one drain that they share: requests from the cloud and from
-// the device, the phases, the attempts, our cordon. It refuses to go ahead because something is not
-// known: without an API it waits. State and Step are pure; Worker speaks with the API; Agent keeps
-// the state in the store before it acts, and asks the hooks.
+// the device, the phases, the attempts, our cordon. It never proceeds on missing information:
+// without an API it waits. State and Step are pure; Worker calls the API; Agent keeps the state in
+// the store before it acts, and asks the hooks.
 //
 // It is above 2,500 lines because the state machine, its API calls and its exchange with the cloud
 // share one vocabulary, and no other package uses any of them.
@@ -59,8 +59,8 @@ type Works interface {
 	// Check returns why an operation can't be carried out here, whatever its turn.
 	Check(o *Operation) error
 	// Do continues with an operation until it has ended, or until there is a time to wait for. It
-	// may be begun again at any point; ctx ends where something more urgent has come. report
-	// returns once the disk has it, or ctx has ended.
+	// may be restarted at any point; ctx ends if a more urgent action is due. report returns once
+	// the disk has it, or ctx has ended.
 	Do(ctx context.Context, o Operation, report func(Work)) Work
 	// Overturned returns the completed operation whose version was rolled back since, and why; is
 	// is nil if there is no such operation. NoteOverturned clears it.
@@ -124,7 +124,7 @@ type Agent struct {
 	ended chan struct{}
 }
 
-// call is something for the loop to do.
+// call is a function for the loop to run.
 type call struct {
 	do   func(*State, *Facts) error
 	done chan error // one slot
@@ -147,7 +147,7 @@ func (a *Agent) Describe(ch chan<- *prometheus.Desc) { a.duration.Describe(ch) }
 // Collect implements prometheus.Collector.
 func (a *Agent) Collect(ch chan<- prometheus.Metric) { a.duration.Collect(ch) }
 
-// Status is a copy of the state as it is kept, with the numbers of its phases.
+// Status returns a copy of the stored state, with the numbers of its phases.
 func (a *Agent) Status() State {
 	a.mu.Lock()
 	s := a.shown.clone()
@@ -204,7 +204,7 @@ func (a *Agent) run(ctx context.Context, events record.EventRecorder, started fu
 type loop struct {
 	agent *Agent
 	state State
-	kept  []byte // the state as it is on the disk
+	kept  []byte // the state on the disk
 	facts Facts
 	task  *task
 	// events may be nil.
@@ -235,8 +235,7 @@ func (l *loop) overturn(ctx context.Context) error {
 	return works.NoteOverturned()
 }
 
-// turn brings the state up to date, keeps it, sees that the right action runs, and waits for
-// something to happen.
+// turn updates the state, saves it, starts the right action, and waits for an event.
 func (l *loop) turn(ctx context.Context) error {
 	next := l.state.clone()
 	l.facts.Now = l.agent.now()

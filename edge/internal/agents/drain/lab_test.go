@@ -201,7 +201,7 @@ func (l *lab) pdb(name, app string, least int) {
 	})
 }
 
-// eventually polls for something that is not announced.
+// eventually polls for a condition without an event.
 func (l *lab) eventually(what string, ok func() bool) {
 	l.t.Helper()
 	ctx, cancel := context.WithTimeout(l.t.Context(), patience)

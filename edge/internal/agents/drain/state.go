@@ -41,7 +41,7 @@ const (
 	Prefetched  Prefetch = "Prefetched"  // the image is on the device, and was checked
 )
 
-// Operation is one wanted operation, as it is kept.
+// Operation is one requested operation, in its stored form.
 type Operation struct {
 	Name        string                     `json:"name"`
 	UID         types.UID                  `json:"uid,omitempty"`     // of the NodeOperation; "" for a local request that the cloud does not have yet
@@ -151,14 +151,14 @@ type Drain struct {
 	Boot            string                `json:"boot,omitempty"`   // the boot that this is about
 	Forced          bool                  `json:"forced,omitempty"` // the phase is an operator's word, and is not doubted
 
-	// Cordoned: we have set, or were about to set, our cordon. Uncordon: it is to be taken back;
+	// Cordoned: we have set, or were about to set, our cordon. Uncordon: it has to be removed;
 	// AfterReady: not before the node is Ready.
 	Cordoned   bool `json:"cordoned,omitempty"`
 	Uncordon   bool `json:"uncordon,omitempty"`
 	AfterReady bool `json:"afterReady,omitempty"`
 }
 
-// State is all that is kept.
+// State is the stored state.
 type State struct {
 	Drain      Drain       `json:"drain"`
 	Operations []Operation `json:"operations,omitempty"` // in the order in which they were asked for

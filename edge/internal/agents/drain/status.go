@@ -68,7 +68,7 @@ func reportOf(s v1alpha1.NodeOperationStatus) ([]byte, error) {
 		if err != nil {
 			return nil, fmt.Errorf("writing a status: %w", err)
 		}
-		if len(raw) > maxReport && len(s.Images) > 0 { // those that are as they should be go first
+		if len(raw) > maxReport && len(s.Images) > 0 { // healthy ones are dropped first
 			s.Images = shorter(s.Images)
 			continue
 		}

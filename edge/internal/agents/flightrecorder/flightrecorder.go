@@ -88,7 +88,7 @@ const (
 type Recorder struct {
 	dir   string // set by Open, never changed
 	boot  string
-	dirty chan struct{} // of one: something is to be synced
+	dirty chan struct{} // buffer of one: there are unsynced records
 
 	mu      sync.Mutex
 	file    *os.File // the newest segment; nil: it could not be opened
@@ -185,7 +185,7 @@ func (r *Recorder) Add(ctx context.Context, rec Record) {
 	r.failed = err != nil
 	if err == nil && rec.ID != "" {
 		if len(r.seen) >= maxSeen {
-			clear(r.seen) // at worst something is recorded twice
+			clear(r.seen) // at worst a record is written twice
 		}
 		r.seen[rec.ID] = struct{}{}
 	}

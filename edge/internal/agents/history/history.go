@@ -1,5 +1,5 @@
 // Package history detects that the cluster was restored from a backup since this device reported to
-// it, and has everything reported again.
+// it, and repeats all reports.
 //
 // cloudcore names the history in each Welcome. Another name than the stored one means that the
 // cluster may have gone back in time, and that reports of objects are lost. It owns the name,
@@ -30,7 +30,7 @@ const (
 type Config struct {
 	NodeName string
 	Memory   agent.Memory
-	// Repeat has everything reported again, Settled reports whether it is in the outbox.
+	// Repeat repeats all reports, Settled reports whether they are in the outbox.
 	Repeat  func()
 	Settled func() bool
 }

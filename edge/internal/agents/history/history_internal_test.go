@@ -22,8 +22,8 @@ func (m *memory) Save(_ context.Context, changes map[string][]byte) error {
 	return nil
 }
 
-// Another history than the one that is kept has everything reported again, once, and is kept when
-// that is in the outbox: not by a process that ends before.
+// A changed history makes all reports repeat, once, and is stored when they are in the outbox: not
+// by a process that ends before.
 func TestClaims_17_EverythingIsReportedToAnotherHistory(t *testing.T) {
 	m, repeats, settled := &memory{kept: map[string][]byte{}}, 0, false
 	var k *keeper

@@ -27,14 +27,14 @@ const leastFree = 1 << 20
 type DiskStatus struct {
 	Path    string `json:"path"`
 	Free    uint64 `json:"freeBytes"`
-	Problem string `json:"problem,omitempty"` // why something can't be kept
+	Problem string `json:"problem,omitempty"` // why state can't be stored
 }
 
 // Disk is the disk of the data directory.
 type Disk struct {
 	path string
 	full func() bool // the last write to the store found no room
-	// try writes something small to the store.
+	// try makes a small write to the store.
 	try func(ctx context.Context) error
 }
 
@@ -82,7 +82,7 @@ func (d Disk) Status() DiskStatus {
 	return s
 }
 
-// Ready is a check of /readyz; its error gives the reason something can't be kept.
+// Ready is a check of /readyz; its error is the reason why state can't be stored.
 func (d Disk) Ready() error {
 	if p := d.Status().Problem; p != "" {
 		return errors.New(p)

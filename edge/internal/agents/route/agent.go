@@ -150,7 +150,7 @@ func (r *run) watch(ctx context.Context) error {
 	}
 }
 
-// sync is one look at everything that changed.
+// sync processes all changes.
 func (r *run) sync(ctx context.Context) (again time.Duration, err error) {
 	now := time.Now()
 	r.takeIn(now)

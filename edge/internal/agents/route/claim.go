@@ -40,8 +40,8 @@ type claim struct {
 	// covers is the conflict that the cloud has found: pods of other nodes; "" without a conflict.
 	covers string
 
-	route   netroute.Route // without hops where they are to be detected
-	probe   netip.Addr     // valid where the next hop is to be detected
+	route   netroute.Route // without hops if they have to be detected
+	probe   netip.Addr     // valid if the next hop has to be detected
 	invalid string         // why the spec makes no sense; "" where it does
 }
 

@@ -39,9 +39,9 @@ type Config struct {
 	// coordination.
 	Probation *probation.Probation
 
-	FullCheck    time.Duration // everything is read and compared in about this interval; 60 s
+	FullCheck    time.Duration // interval of full readings and comparisons; 60 s
 	ProbeTimeout time.Duration // how long the cloud and the gateway may be silent after a change before it is taken back; 10 s
-	ConfirmAfter time.Duration // how long the kernel's own word on a change is waited for before everything is read; 2 s
+	ConfirmAfter time.Duration // how long to wait for the kernel's event on a change before a full reading; 2 s
 	ScanPause    time.Duration // minimum interval between two full readings, however many events come; 250 ms
 	RepairPause  time.Duration // after the first repair of a route; each further one is twice as long; 1 s
 	ProveAgain   time.Duration // when unverified routes are checked again, with a link; 5 min

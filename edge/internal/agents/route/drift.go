@@ -7,7 +7,7 @@ import "time"
 const (
 	lastPause   = 5 * time.Minute
 	quiet       = 10 * time.Minute
-	manyRepairs = 5 // since the last quiet time: then something else is at it
+	manyRepairs = 5 // since the last quiet time: then another process keeps changing it
 )
 
 // drift is the history of one route that another process changes. The zero value is an untouched
@@ -46,5 +46,5 @@ func (d *drift) settle(now time.Time) {
 	}
 }
 
-// degraded reports whether something else is changing the route again and again.
+// degraded reports whether another process keeps changing the route.
 func (d *drift) degraded() bool { return d.count >= manyRepairs }

@@ -25,7 +25,7 @@ type Kernel interface {
 	Ping(ctx context.Context, to netip.Addr, through string) error
 }
 
-// maxEvents bounds the kernel's events that wait; beyond it they are dropped and everything is read
+// maxEvents bounds the queue of kernel events; beyond it they are dropped and all routes are read
 // again.
 const maxEvents = 8192
 
@@ -87,8 +87,8 @@ type kernelView struct {
 	changed           bool // links, gateways or detected hops have changed: every StaticRoute is evaluated again
 }
 
-// rescan asks for everything to be read at that time, or earlier if that was asked before, but not
-// too often.
+// rescan schedules a full reading at that time, or earlier if one was scheduled before, at a
+// limited rate.
 func (v *kernelView) rescan(at time.Time) {
 	if earliest := v.scannedAt.Add(v.pause); at.Before(earliest) {
 		at = earliest
@@ -175,7 +175,7 @@ func (r *reading) detect(f netroute.Found) {
 	}
 }
 
-// scan reads everything the kernel has, and marks the keys where it is not as it was.
+// scan reads the whole kernel state, and marks the keys that have changed.
 func (v *kernelView) scan(ctx context.Context, keys *keys, claims map[string]*claim) error {
 	if err := v.readLinks(ctx); err != nil {
 		return err

@@ -24,7 +24,7 @@ func newKeys() keys {
 
 func (k *keys) touch(key netroute.Key) { k.touched[key] = struct{}{} }
 
-// touchedStates are the states of the keys that are to be planned.
+// touchedStates returns the states of the keys to plan.
 func (k *keys) touchedStates() map[netroute.Key]*keyState {
 	states := make(map[netroute.Key]*keyState, len(k.touched))
 	for key := range k.touched {
@@ -35,8 +35,7 @@ func (k *keys) touchedStates() map[netroute.Key]*keyState {
 	return states
 }
 
-// concerns reports whether anything is to be remembered of a key although its route may be
-// another's.
+// concerns reports whether a key has state although its route may be another's.
 func (k *keys) concerns(key netroute.Key) bool {
 	s := k.all[key]
 	return s != nil && (s.wanted || len(s.claims) > 0)
@@ -93,8 +92,8 @@ func (k *keys) onOurs(e netroute.Event) (clear bool) {
 	return true
 }
 
-// place puts a StaticRoute among those that compete for its key, or takes it away (nil), and
-// returns the names of those for which that changes something.
+// place adds a StaticRoute to the competitors for its key, or removes it (nil), and returns the
+// names of the others that are affected.
 func (k *keys) place(name string, c *claim) (others []string) {
 	if was := k.placed[name]; was != nil {
 		if was == c {
@@ -165,7 +164,7 @@ func (k *keys) unread(before time.Time) bool {
 	return false
 }
 
-// next calls at with each time at which something is due.
+// next calls at with each time at which an action is due.
 func (k *keys) next(confirm time.Duration, at func(time.Time)) {
 	for key := range k.timed {
 		s := k.all[key]

@@ -42,7 +42,7 @@ const (
 //	[node]  <                                                  > [server] 172.20.0.1, 172.21.0.1, 2001:db8:20::1, the cloud 198.51.100.10
 //	                  eth1 10.0.1.2/24 - [b] - 10.9.1.2 eth1
 //
-// The objects are in the API whatever becomes of the link, as they are in an edge's store.
+// The objects stay in the API regardless of the link, like in an edge's store.
 type system struct {
 	t                  testing.TB
 	node, a, b, server *wire.Host
@@ -54,7 +54,7 @@ type system struct {
 
 	mu       sync.Mutex
 	reports  map[string][]v1alpha1.StaticRouteNode // a removal has an empty name
-	notified chan struct{}                         // one slot: something was reported
+	notified chan struct{}                         // one slot: there was a report
 	stop     func()
 	agent    *route.Agent
 	events   *record.FakeRecorder
@@ -251,7 +251,7 @@ func (l *system) all(name string) []v1alpha1.StaticRouteNode {
 	return append([]v1alpha1.StaticRouteNode{}, l.reports[name]...)
 }
 
-// until waits for something that must come.
+// until waits for a condition.
 func (l *system) until(what string, is func() error) {
 	l.t.Helper()
 	poll.Eventually(l.t, what, func(context.Context) error { return is() })

@@ -22,7 +22,7 @@ type keyState struct {
 	wanted  bool           // want is set
 	wrote   time.Time      // of a change whose effect has not been read back yet; zero: no such change
 	settled bool           // the kernel has had want, so another process is the cause of its absence
-	last    netroute.Found // as it was then
+	last    netroute.Found // its state then
 	links   uint64         // the state of its links then; see facts.linkState
 	drift   drift
 	bad     *rejection // why it is not as wanted; nil: it is, or it is under way
@@ -111,7 +111,7 @@ func (s keyState) plan(in input, key netroute.Key) (next keyState, todo []change
 	if bad != nil {
 		s.bad, s.settled, s.wanted, s.wrote, s.drift = bad, false, true, time.Time{}, drift{}
 		if bad.reason == v1alpha1.RouteInterfaceDown ||
-			bad.reason == v1alpha1.RouteRolledBack && s.ours != nil && !s.ours.Satisfies(want) { // the one that was there before
+			bad.reason == v1alpha1.RouteRolledBack && s.ours != nil && !s.ours.Satisfies(want) { // the previous one
 			return s, nil
 		}
 		return s, s.removal(key)
@@ -153,7 +153,7 @@ func (s keyState) planWanted(in input, key netroute.Key, want netroute.Route, lo
 			return s, nil
 		}
 		if in.now.Before(s.drift.due()) {
-			return s, nil // as bad as it was
+			return s, nil // unchanged failure
 		}
 		s.drift.repaired(in.now, in.pause)
 		write.repair = true

@@ -12,7 +12,7 @@ import (
 const (
 	pingPatience = time.Second     // for a gateway before a change
 	muteFor      = 5 * time.Minute // a gateway that doesn't answer pings isn't asked again for that long
-	// askAgain is the pause between two questions to something that does not answer.
+	// askAgain is the pause between two probes of a target that does not answer.
 	askAgain = 500 * time.Millisecond
 	// recovery is the factor of the probe timeout for the node to recover, once a route was
 	// withdrawn: the link may have to be closed and dialled again.

@@ -34,8 +34,8 @@ type record struct {
 	Postponed        bool   `json:"postponed,omitempty"`
 
 	again time.Time // of the next try of a route that was taken back
-	retry time.Time // when to look at it again; zero: when something happens
-	saved []byte    // as it is on the disk
+	retry time.Time // when to process it again; zero: after an event
+	saved []byte    // its state on the disk
 }
 
 // common is the stored state besides the records: the ways to the cloud, which are protected also
@@ -123,7 +123,7 @@ func (r *records) retryAt(name string, at time.Time) {
 	}
 }
 
-// due takes the names of those whose time has come.
+// due takes the names of the due ones.
 func (r *records) due(now time.Time) (names []string) {
 	for name := range r.timed {
 		switch one := r.all[name]; {
@@ -161,7 +161,7 @@ func (r *records) saveCommon(ctx context.Context) error {
 	return nil
 }
 
-// save writes the records of those names that are not on the disk as they are.
+// save writes the records of those names that differ from the disk.
 func (r *records) save(ctx context.Context, names map[string]struct{}) error {
 	changes := map[string][]byte{}
 	for name := range names {

@@ -192,7 +192,7 @@ func (r *run) look(ctx context.Context, now time.Time) error {
 	return nil
 }
 
-// spread makes everything dirty, if it is.
+// spread marks all StaticRoutes as dirty, if the view requires it.
 func (r *run) spread() {
 	if r.view.changed {
 		r.all, r.view.changed = true, false
@@ -211,8 +211,7 @@ func (r *run) spread() {
 	}
 }
 
-// unprobed reports whether a StaticRoute needs something that was not looked for in the last
-// reading.
+// unprobed reports whether a StaticRoute needs a probe that was not part of the last reading.
 func (r *run) unprobed() bool {
 	for name := range r.dirty {
 		c := r.claims[name]
@@ -229,7 +228,7 @@ func (r *run) unprobed() bool {
 	return false
 }
 
-// place puts a StaticRoute among those that compete for its key, or takes it from there.
+// place adds a StaticRoute to the competitors for its key, or removes it.
 func (r *run) place(name string) {
 	c := r.claims[name]
 	if c != nil && (!r.selected(c) || c.deleting || c.dryRun || c.invalid != "") {
@@ -240,7 +239,7 @@ func (r *run) place(name string) {
 	}
 }
 
-// guards are the networks that must not be covered, as they are now.
+// guards returns the current networks that must not be covered.
 func (r *run) guards() guards {
 	all := standard()
 	for _, p := range r.config.Protected {

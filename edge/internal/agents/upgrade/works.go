@@ -129,7 +129,7 @@ func tail(s string, most int) string {
 	return s
 }
 
-// arm makes a program the one that is tried, and starts it.
+// arm sets the program to try, and starts it.
 func (w *Works) arm(ctx context.Context, o drain.Operation, state launch.State, p launch.Program, work drain.Work, report func(drain.Work)) drain.Work {
 	if ctx.Err() != nil {
 		return work

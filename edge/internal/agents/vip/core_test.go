@@ -169,7 +169,7 @@ func TestRoles_whole(t *testing.T) {
 	}
 }
 
-// hostile are words that mean something to a parser, a shell or a path.
+// hostile are words with a meaning for a parser, a shell or a path.
 var hostile = []string{
 	"\"", "'", "a b", "a\nb", "$(reboot)", "`reboot`", "../../etc", "/etc/passwd", "a\x00b", "-j ACCEPT", "--flush", "{", "}", "#", ";", strings.Repeat("a", 64<<10), "\xff",
 }

@@ -8,7 +8,7 @@ import (
 	"slices"
 )
 
-// stateKey is under which everything is kept.
+// stateKey is the key of the stored state.
 const stateKey = "state"
 
 // change changes the stored state. If the store does not take it, this process uses it

@@ -26,8 +26,7 @@ import (
 const Name message.Name = "vip"
 
 const (
-	// resync is how often everything is checked without a notification: other programs change
-	// rules.
+	// resync is the interval of full checks without a notification: other programs change rules.
 	resync = 30 * time.Second
 	// firstElection is for how long the highest priority may take a new address from the first
 	// holder.
@@ -70,7 +69,7 @@ type Config struct {
 	Events func(ctx context.Context) (agent.Recorder, error)
 	// Interfaces lists the device's; default netif.List.
 	Interfaces func() ([]netif.Interface, error)
-	// Watch calls changed when Interfaces gives something else, until ctx ends; default
+	// Watch calls changed when the result of Interfaces changes, until ctx ends; default
 	// netif.Watch.
 	Watch func(ctx context.Context, changed func()) error
 	// Guards returns networks whose addresses the node never claims: those on the path to the
@@ -81,7 +80,7 @@ type Config struct {
 	// Probation takes back an address that takes the link away, and with it the way to ask; nil:
 	// there is no cloud to lose.
 	Probation *probation.Probation
-	// Ask asks the cloud anything, end to end; default: over the link of Hub.
+	// Ask sends the cloud any request, end to end; default: over the link of Hub.
 	Ask func(ctx context.Context) error
 	// Monitor receives other hosts' VRRP on an interface; default acd.Monitor.
 	Monitor func(ctx context.Context, iface string, heard func(acd.Advert)) error
@@ -125,7 +124,7 @@ type Agent struct {
 	untaken map[string]time.Time
 	// releases are by name of the VirtualIP: those that exist and are handed over, no more.
 	releases map[string]*release
-	ordered  uint64 // orders so far, and how many of them the last look at everything knew
+	ordered  uint64 // orders so far, and the number included in the last full check
 	looked   uint64
 	// transitions are for metrics: how often an address entered a state.
 	transitions map[string]uint64

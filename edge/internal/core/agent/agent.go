@@ -53,8 +53,8 @@ type Config struct {
 	Resync time.Duration
 	// RetryMin and RetryMax bound the delay after a failure; 1 s and 30 s.
 	RetryMin, RetryMax time.Duration
-	// RepeatAfter is the least time between two reports of the same entry: at link-up those that
-	// are older are reported again, for whatever the cloud lost in the meantime. 10 min.
+	// RepeatAfter is the least time between two reports of the same entry: at link-up older ones
+	// are reported again, since the cloud may have lost them. 10 min.
 	RepeatAfter time.Duration
 }
 

@@ -103,7 +103,7 @@ func (r *Run) Event(eventType, reason, format string, args ...any) {
 	r.recorder.Eventf(about, eventType, reason, format, args...)
 }
 
-// Recorder records events about anything; nil for an agent without one.
+// Recorder records events about any object; nil for an agent without one.
 func (r *Run) Recorder() record.EventRecorder { return r.recorder }
 
 // Note sets a text in State for a user who inspects the device; "" removes it.

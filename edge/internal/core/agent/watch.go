@@ -28,8 +28,8 @@ type Selection struct {
 	Wakes func() bool
 }
 
-// Objects are the objects that a watch holds, at any time those of one moment. They are shared and
-// must not be changed.
+// Objects are the objects of a watch, at any time a consistent snapshot. They are shared and must
+// not be changed.
 type Objects[T runtime.Object] struct{ *watch }
 
 // watch is Objects without their type.
@@ -120,7 +120,7 @@ func (w *watch) run(ctx context.Context) error {
 	return nil
 }
 
-// Synced reports whether everything that the device holds of the resource is here.
+// Synced reports whether all cached objects of the resource have been received.
 func (w *watch) Synced() bool { return w.handled.HasSynced() }
 
 func (w *watch) missing() string {

@@ -66,7 +66,7 @@ func (d Files) Open(_ context.Context, name string, offset int64) (io.ReadCloser
 const maxBundle = 64
 
 // ReadBundle puts a repository that an operator has brought, a tar of files without folders, in the
-// place of the one that is in a directory.
+// place of the one in a directory.
 func ReadBundle(r io.Reader, dir string) error {
 	next := dir + ".next"
 	if err := errors.Join(os.RemoveAll(next), os.MkdirAll(next, 0o700)); err != nil {

@@ -328,8 +328,8 @@ func (g *grants) remember(ctx context.Context, token string, a action, allowed b
 	g.write(ctx)
 }
 
-// newKeys asks for the cluster's keys where they don't have the one that signed j, which
-// kube-apiserver has just accepted. Every service account may read them (ClusterRole
+// newKeys requests the cluster's keys if they lack the one that signed j, which kube-apiserver has
+// just accepted. Every service account may read them (ClusterRole
 // system:service-account-issuer-discovery).
 func (g *grants) newKeys(ctx context.Context, bearer string, j token) *keySet {
 	g.mu.Lock()
@@ -362,7 +362,7 @@ func (g *grants) read() {
 	g.kept = kept
 }
 
-// write keeps the grants. Called with g.mu held, and only where there is something new.
+// write keeps the grants. Called with g.mu held, and only if there is a change.
 func (g *grants) write(ctx context.Context) {
 	raw, err := json.Marshal(g.kept)
 	if err == nil {

@@ -86,7 +86,7 @@ func unavailable(message string) *apierrors.StatusError {
 	}}
 }
 
-// response remembers whether anything was written, for an error after that can no longer be sent.
+// response records whether the body was started: an error after that can't be sent.
 type response struct {
 	http.ResponseWriter
 	person bool

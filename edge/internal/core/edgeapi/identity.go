@@ -11,8 +11,8 @@ import (
 // Identity is the user that a request is answered for. The zero value is an in-process caller
 // without a user: it acts as the node.
 type Identity struct {
-	Kubelet bool   // the kubelet in this process: everything it lists or watches is kept for the next start without a link
-	Device  bool   // root of the device: may read everything that is held, and acts as the node otherwise
+	Kubelet bool   // the kubelet in this process: its lists and watches are cached for the next start without a link
+	Device  bool   // root of the device: may read all cached objects, and acts as the node otherwise
 	Token   string // a pod's ServiceAccount: has the permissions that kube-apiserver grants it
 }
 

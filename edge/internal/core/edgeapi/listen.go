@@ -208,7 +208,7 @@ func ListenUnix(path string) (net.Listener, error) {
 	return &unixListener{l, path}, nil
 }
 
-// unixListener removes its name, which isn't the one that it was bound to.
+// unixListener removes its name, which differs from the one it was bound to.
 type unixListener struct {
 	*net.UnixListener
 	path string

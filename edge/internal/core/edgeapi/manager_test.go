@@ -34,9 +34,9 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/poll"
 )
 
-// fakeHub is edgehub with a cloud behind it, as far as the metamanager sees: it gives each
-// interest everything of its resource that its field selector allows, takes every write, and
-// answers token requests.
+// fakeHub is edgehub with a cloud behind it, as seen by the metamanager: it delivers to each
+// interest all objects that match its field selector, takes every write, and answers token
+// requests.
 type fakeHub struct {
 	t *testing.T
 

@@ -19,7 +19,7 @@ import (
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 )
 
-// pass hands a request on to kube-apiserver and its answer back, both as they are.
+// pass proxies a request to kube-apiserver, unchanged in both directions.
 func (s *Server) pass(w http.ResponseWriter, r *http.Request) {
 	answer, err := s.forward(r)
 	if err != nil {
@@ -158,8 +158,8 @@ func (s *Server) learnIssuer(ctx context.Context, bearer string) {
 	}
 }
 
-// unreachable reports whether an answer is not kube-apiserver's own, but of something on
-// the way to it.
+// unreachable reports whether an answer is not kube-apiserver's own, but of a proxy on the path to
+// it.
 func unreachable(answer *topicpb.APIResponse) bool {
 	code := answer.GetCode()
 	return code == http.StatusBadGateway || code == http.StatusServiceUnavailable || code == http.StatusGatewayTimeout

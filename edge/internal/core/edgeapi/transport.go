@@ -168,7 +168,7 @@ func (s *stream) finish() {
 	s.changed.Broadcast()
 }
 
-// Read waits until there is something to read.
+// Read blocks until there is data.
 func (s *stream) Read(p []byte) (int, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

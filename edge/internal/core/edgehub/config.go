@@ -88,9 +88,9 @@ type Config struct {
 type Part interface {
 	// Attach is called for each session before its first message. up is the session, and send of
 	// it; send holds its caller back while the link's queue is full. handle is called by the
-	// session's read loop, in order, and must not wait for anything; its error ends the link, with
-	// the code of a *link.CloseError in it. run lives for as long as the session; the hub dials
-	// again only when it has returned.
+	// session's read loop, in order, and must not block; its error ends the link, with the code of
+	// a *link.CloseError in it. run lives for as long as the session; the hub dials again only when
+	// it has returned.
 	Attach(up linkstate.Link, send func(context.Context, message.Message) error) (
 		handle func(context.Context, message.Message) error, run func(context.Context))
 }

@@ -157,7 +157,7 @@ func (h *Hub) greet(ctx context.Context, conn link.Conn, server string) (*sessio
 		content.Trust = h.config.Trust.TrustSum()
 	}
 	hello := topic.Hello.New(message.Resource{}, content)
-	hello.Header.Time = time.Time{} // as of all that is sent up, see session.send
+	hello.Header.Time = time.Time{} // as in all sent messages, see session.send
 	silent := func(err error) error {
 		if ctx.Err() != nil && parent.Err() == nil {
 			return &link.CloseError{Code: link.CloseTimeout, Reason: fmt.Sprintf("no welcome from %s within %v", server, h.config.WelcomeTimeout)}

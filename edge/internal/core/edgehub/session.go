@@ -125,7 +125,7 @@ func (s *session) attach(ctx context.Context, up linkstate.Link, running *sync.W
 	s.parts = make(map[message.Kind]func(context.Context, message.Message) error, len(s.config.Parts))
 	for kind, part := range s.config.Parts {
 		handle, run := part.Attach(up, func(ctx context.Context, m message.Message) error {
-			m.Header.Time = time.Time{} // as of all that is sent up, see send
+			m.Header.Time = time.Time{} // as in all sent messages, see send
 			err := s.conn.Send(ctx, m)
 			if err == nil {
 				s.metrics.message("sent", m.Key())

@@ -16,7 +16,7 @@ import (
 	"time"
 )
 
-// file is a file of lossyDisk: as processes see it, and as it is on the disk.
+// file is a file of lossyDisk: its content for processes, and on the disk.
 type file struct {
 	seen, kept []byte
 	synced     bool

@@ -44,7 +44,7 @@ type Program struct {
 	Overlay string `json:"overlay,omitempty"` // name of the file with the configuration's overlay; "" without an overlay
 }
 
-// Installed is the package's program as it is on the disk.
+// Installed is the package's program on the disk.
 type Installed struct {
 	Version string `json:"version,omitempty"`
 	ID      string `json:"id,omitempty"` // changes with the file
@@ -88,7 +88,7 @@ type Returned struct {
 	Starts    int     `json:"starts"`
 }
 
-// State is all that is kept.
+// State is the stored state.
 type State struct {
 	Generation uint64    `json:"generation"`
 	Installed  Installed `json:"installed"`
@@ -110,8 +110,8 @@ type Facts struct {
 	Installed Installed
 }
 
-// Start brings the state up to the facts and returns the program to execute. The state is to be
-// kept first.
+// Start updates the state by the facts and returns the program to execute. The state must be saved
+// first.
 func (s State) Start(f Facts) (State, Program) {
 	s.Rejected = slices.Clone(s.Rejected)
 	s.installed(f)

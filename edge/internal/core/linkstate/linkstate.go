@@ -26,7 +26,7 @@ type Link struct {
 	// Instance is the replica of cloudcore at the other end, Version its version, from its Welcome.
 	Instance string
 	Version  string
-	// Transport and Remote are for people: "websocket" or "quic", and the server as it is
+	// Transport and Remote are for display: "websocket" or "quic", and the server as it is
 	// configured, with a name where it has one.
 	Transport string
 	Remote    string

@@ -97,7 +97,7 @@ func (b *batch) Save(do func(*store.Tx) error) { b.writes = append(b.writes, do)
 // After adds a function that runs under the view's lock once the batch is on disk.
 func (b *batch) After(do func()) { b.afters = append(b.afters, do) }
 
-// toWrite reports whether there is anything for the disk.
+// toWrite reports whether there are writes for the disk.
 func (b *batch) toWrite() bool { return len(b.writes) > 0 || b.view.Writes() || b.outbox.Writes() }
 
 func (b *batch) write(tx *store.Tx) error {

@@ -70,8 +70,8 @@ func (in *inbox) gather(ctx context.Context) {
 	}
 }
 
-// work hands all that waits to the core in one change; where that finds no room, part after part.
-// It returns false when something was left.
+// work passes the whole queue to the core in one change; if the disk is full, part after part. It
+// returns false if messages were left.
 func (m *Manager) work(ctx context.Context) bool {
 	d := m.inbox.waiting()
 	if len(d.states)+len(d.results)+len(d.inventories) == 0 {

@@ -71,7 +71,7 @@ func (m *Manager) writeEvent(ctx context.Context, w Write) (Result, error) {
 	return Result{Code: code, Object: &shown}, nil
 }
 
-// stageEvent stages an event as it is now.
+// stageEvent stages the current state of an event.
 func (m *Manager) stageEvent(b *batch, ref object.Ref, e *corev1.Event, report bool) (object.Object, error) {
 	e.ResourceVersion = ""
 	o, err := object.FromObject(view.Events, e)

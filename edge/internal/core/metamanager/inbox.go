@@ -26,7 +26,7 @@ type inbox struct {
 	states           []stateMessage
 	results          []*topicpb.WriteResult
 	inventories      []inventoryRequest
-	pressing         bool // something waits that is not the result of an event
+	pressing         bool // there are messages other than results of events
 	digestMismatches digestMismatches
 }
 
@@ -66,7 +66,7 @@ type delivery struct {
 	part bool
 }
 
-// waiting is all that waits.
+// waiting returns the whole queue.
 func (in *inbox) waiting() delivery {
 	in.mu.Lock()
 	defer in.mu.Unlock()

@@ -235,7 +235,7 @@ func TestEveryday_17_TokensOfAReplacedKeyAreRenewed(t *testing.T) {
 		}
 		flips = false
 		mu.Unlock()
-		pass(10) // all of one key again
+		pass(10) // all of a single key again
 		ask("x")
 		ask("y")
 		mu.Lock()

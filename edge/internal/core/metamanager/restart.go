@@ -48,7 +48,7 @@ func (m *Manager) restartPods(ctx context.Context) error {
 	}
 }
 
-// restartDue does one round; left: there is something to look at again.
+// restartDue does one round; left: there are pods to check again.
 func (m *Manager) restartDue(ctx context.Context, queue *podrestart.Queue) (left bool, err error) {
 	var pods []*corev1.Pod
 	var gone []object.Ref // ends of pods that are no longer there, or are being deleted

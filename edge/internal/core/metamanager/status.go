@@ -80,7 +80,7 @@ func (m *Manager) Status() Status {
 // Withheld lists the pods that the kubelet is not shown.
 func (m *Manager) Withheld() []podgate.Withheld { return m.view.Withheld() }
 
-// Resources lists the resources of which something can be answered here and now.
+// Resources lists the resources for which requests can be answered here and now.
 func (m *Manager) Resources() []schema.GroupVersionResource {
 	all := append(m.view.Resources(), lease.Resource)
 	slices.SortFunc(all, func(a, b schema.GroupVersionResource) int {

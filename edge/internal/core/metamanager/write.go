@@ -26,8 +26,8 @@ import (
 )
 
 // Write takes a write by its class: the node's events, its own status and its pods' go to the
-// outbox and are seen here at once; the kubelet's Lease stays here; a token's answer is kept.
-// Everything else passes through, and offline is a 503.
+// outbox and are visible here at once; the kubelet's Lease stays here; a token's answer is kept.
+// Other writes pass through, and are a 503 offline.
 func (m *Manager) Write(ctx context.Context, w Write) (Result, error) {
 	if w.UID == "" && w.Verb == "patch" && w.PatchType != types.JSONPatchType {
 		w.UID = object.PatchUID(w.Body)

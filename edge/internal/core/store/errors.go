@@ -15,8 +15,8 @@ var (
 	ErrKey = errors.New("the store's key does not fit")
 	// ErrSchema is returned by Open for a store that a newer edgecore has written.
 	ErrSchema = errors.New("the store was written by a newer edgecore")
-	// ErrDamaged is returned by everything once the file has turned out to be damaged while in use.
-	// The next Open sets it aside.
+	// ErrDamaged is returned by every method once the file has turned out to be damaged while in
+	// use. The next Open sets it aside.
 	ErrDamaged = errors.New("the store is damaged")
 	// ErrFull is returned by a write that found no room. Later ones may find it again.
 	ErrFull = errors.New("no room left on the store's disk")

@@ -54,7 +54,7 @@ func (t *Tx) State(module, key string) ([]byte, error) {
 	return bytes.Clone(b), err
 }
 
-// States calls do for all that a module has written.
+// States calls do for all keys of a module.
 func (t *Tx) States(module string, do func(key string, state []byte) error) error {
 	return t.each([][]byte{bucketModules, []byte(module)}, func(key, payload []byte) error { return do(string(key), bytes.Clone(payload)) })
 }

@@ -28,7 +28,7 @@ func (s *Store) NextEpoch(ctx context.Context) (uint64, error) {
 	case e.last < e.reserved:
 		next = e.last + 1
 	}
-	// Beyond the reserve the time is all that keeps a later process above.
+	// Beyond the reserve only the clock keeps a later process above.
 	e.last = next
 	return next, nil
 }

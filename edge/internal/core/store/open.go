@@ -345,7 +345,7 @@ func (s *Store) Salvageable() bool {
 	return !planOf(trees).holes
 }
 
-// loadEpochs begins above all that an earlier process may have given out.
+// loadEpochs begins above all epochs that an earlier process may have issued.
 func (s *Store) loadEpochs() error {
 	return s.View(func(t *Tx) error {
 		n, err := t.Number(Epoch)

@@ -211,9 +211,9 @@ func (s *salvage) keepNumbers(trees ...*tree) {
 	}
 }
 
-// keepEach keeps the records of a bucket of which each counts by itself. Where the newest
-// tree has not all of them, those that only the one before has are kept too: some of them may
-// have been deleted.
+// keepEach keeps the records of a bucket of which each counts by itself. If the newest tree is
+// incomplete, records that only the previous one has are kept too: some of them may have been
+// deleted.
 func (s *salvage) keepEach(path [][]byte, newest, before *tree, good func(key, payload []byte) bool) {
 	kept := map[string][]byte{}
 	if !newest.complete(path) {

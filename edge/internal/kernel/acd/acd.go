@@ -101,8 +101,8 @@ type prober struct {
 func open(ifi *net.Interface) (*prober, error) { return openWith(ifi, program()) }
 
 func openWith(ifi *net.Interface, program []bpf.Instruction) (*prober, error) {
-	// In raw mode the kernel hands over whole frames of all kinds; the filter leaves those
-	// that concern us.
+	// In raw mode the kernel delivers whole frames of all kinds; the filter selects the relevant
+	// ones.
 	filter, err := bpf.Assemble(program)
 	if err != nil {
 		return nil, fmt.Errorf("making the filter: %w", err)

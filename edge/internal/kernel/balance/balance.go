@@ -28,7 +28,7 @@ type Service struct {
 	Address   netip.Addr
 	Interface string // of the LAN, where clients come from
 	Ports     []Port
-	// KeepSource leaves clients' addresses as they are; otherwise pods see the node's.
+	// KeepSource preserves clients' addresses; otherwise pods see the node's.
 	KeepSource bool
 	// Sources, unless nil, are the only networks whose packets reach the address; empty: no
 	// network. Echo and neighbour discovery pass regardless.
@@ -38,7 +38,7 @@ type Service struct {
 	Affinity time.Duration
 }
 
-// Port is a port of an address. Without backends it is closed like all those that are not listed.
+// Port is a port of an address. Without backends it is closed like all unlisted ports.
 type Port struct {
 	Protocol Protocol
 	Number   uint16

@@ -196,7 +196,7 @@ func (h *Hooks) end(ctx context.Context, r record) error {
 			if r.pid > 0 {
 				sent := step.signal
 				if signalled {
-					sent = 0 // does anything live?
+					sent = 0 // is any process alive?
 				}
 				signalled = true
 				err = syscall.Kill(-r.pid, sent)

@@ -49,7 +49,7 @@ func NewRules(six bool) (*Rules, error) {
 	if six {
 		family, program = iptables.ProtocolIPv6, "ip6tables"
 	}
-	// Others lock the tables too: wait for them, but not for ever.
+	// Other programs lock the tables too: wait for them, but not forever.
 	tool, err := iptables.New(iptables.IPFamily(family), iptables.Timeout(10))
 	if err != nil {
 		return nil, fmt.Errorf("looking for iptables: %w", err)

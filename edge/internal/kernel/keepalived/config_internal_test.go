@@ -37,7 +37,7 @@ func TestRender(t *testing.T) {
 	}
 }
 
-// hostile are words that mean something to keepalived's parser, to a shell or to a path.
+// hostile are words with a meaning for keepalived's parser, a shell or a path.
 var hostile = []string{
 	"a b", "a\nvrrp_script x {", "a}", "{", "a#", "!a", "\"a\"", "'a'", "$(reboot)", "`reboot`", "$HOME", "../../etc/passwd", "/etc/passwd", "..", "a\x00b", "a;b",
 	"@include", "include /etc/x", "~SEQ(a,1,2)", strings.Repeat("a", 64<<10), "", " ", "\r", "a\tb", "\u2028",

@@ -9,8 +9,7 @@ import (
 
 // Config has the paths.
 type Config struct {
-	// Dir holds everything; it should be on a file system of memory, such as
-	// /run/skerry/keepalived.
+	// Dir has all files; it should be on a file system of memory, such as /run/skerry/keepalived.
 	Dir string
 	// Extra is a file with the user's own sections of keepalived.conf(5), which may be missing; ""
 	// disables it. It must not contain global_defs.
@@ -50,7 +49,7 @@ type State string
 type Daemon struct {
 	// Set by New, never changed.
 	cfg     Config
-	wake    chan struct{} // something was applied
+	wake    chan struct{} // there was a change
 	changed chan struct{} // a state changed
 
 	mu      sync.Mutex // held over a whole Apply

@@ -80,8 +80,8 @@ func (d *Daemon) sweep(all bool) error {
 	return d.sweepLocked(all)
 }
 
-// sweepLocked removes our addresses that are on an interface and should not be: all of them while
-// no keepalived runs, else those that it no longer manages.
+// sweepLocked removes our stale addresses from interfaces: all of them while no keepalived runs,
+// else those that it no longer manages.
 func (d *Daemon) sweepLocked(all bool) error {
 	places, err := d.owned()
 	if err != nil || len(places) == 0 {

@@ -15,9 +15,9 @@ const (
 	resetComment = "edgecore: a client of TCP gets a reset"
 )
 
-// ResetTCP has the proxy refuse TCP by a reset, which is of the connection itself, and no ICMP that
-// is limited, filtered, or not believed. done is false while the proxy has not made its chain yet,
-// or made it anew. Other protocols, and the iptables mode, stay with ICMP.
+// ResetTCP makes the proxy refuse TCP by a reset, which is part of the connection, instead of ICMP,
+// which may be rate-limited, filtered or ignored. done is false while the proxy has not made its
+// chain yet, or made it anew. Other protocols, and the iptables mode, stay with ICMP.
 func (d *Driver) ResetTCP(ctx context.Context) (done bool, err error) {
 	if d.refusals == nil {
 		for _, family := range []knftables.Family{knftables.IPv4Family, knftables.IPv6Family} {

@@ -1,6 +1,6 @@
-// Package logind holds up a shutdown of the device, for as long as systemd-logind allows, while
-// something is brought to an end: plain `reboot` and `poweroff`, the power button, unattended
-// upgrades. It takes an inhibitor lock of mode delay (https://systemd.io/INHIBITOR_LOCKS).
+// Package logind delays a shutdown of the device, for as long as systemd-logind allows, while work
+// is completed: plain `reboot` and `poweroff`, the power button, unattended upgrades. It takes an
+// inhibitor lock of mode delay (https://systemd.io/INHIBITOR_LOCKS).
 //
 // It owns the lock, its connection to the system bus, and one drop-in of logind.conf(5) that allows
 // the lock to last for the requested time. It never blocks a shutdown permanently: logind continues

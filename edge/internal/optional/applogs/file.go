@@ -164,7 +164,7 @@ func tally(f file, offset int64) (bytesRead, lines int64, err error) {
 }
 
 // read takes whole lines from an offset on, up to the bounds of a batch. base is the offset of the
-// file's begin in all that the container has written.
+// file's begin in the container's whole output.
 func read(f file, base, offset int64) (lines []applog.Line, taken, count int64, err error) {
 	r, err := from(f, offset)
 	if err != nil {
@@ -189,7 +189,7 @@ func read(f file, base, offset int64) (lines []applog.Line, taken, count int64, 
 
 // parse reads a line of the container runtime: TIME stdout|stderr P|F TEXT
 // (https://github.com/kubernetes/design-proposals-archive/blob/main/node/kubelet-cri-logging.md).
-// Any other line is passed on as it is.
+// Any other line is passed on unchanged.
 func parse(raw string) applog.Line {
 	stamp, rest, _ := strings.Cut(raw, " ")
 	at, err := time.Parse(time.RFC3339Nano, stamp)

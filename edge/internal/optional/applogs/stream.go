@@ -15,7 +15,7 @@ type Cursor struct {
 	Pod    string `json:"pod"`
 
 	File   string `json:"file,omitempty"` // the id of the file that is being sent; "" before the first
-	Base   int64  `json:"base"`           // the offset of its begin in all that the container has written
+	Base   int64  `json:"base"`           // the offset of its begin in the container's whole output
 	Offset int64  `json:"offset"`         // how far it was sent
 	Lines  int64  `json:"lines"`          // of it, that is
 	// Dropped are lines that were rotated away before they were sent, and have not been
@@ -26,7 +26,7 @@ type Cursor struct {
 // seen is the state of a file.
 type seen struct {
 	id    string
-	bytes int64 // whole lines, as far as it was read
+	bytes int64 // complete lines, as far as it was read
 	lines int64
 	size  int64 // on the disk when it was read last
 }
@@ -39,7 +39,7 @@ type stream struct {
 
 	cursor Cursor
 	files  []file
-	seen   []seen            // in the order of files, from the cursor's on; also those that have gone since
+	seen   []seen            // in the order of files, from the cursor's on; also deleted ones
 	behind map[string]bool   // ids of existing files that were sent completely
 	known  map[string]string // ids by path, so that a file's first line is read once
 	absent bool              // the cursor's file was missing at the last scan: it may have been renamed during that

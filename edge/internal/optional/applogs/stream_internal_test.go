@@ -74,8 +74,8 @@ func (c *container) stream(at Cursor) *stream {
 	return &stream{dir: c.dir, restart: "0", podUID: "uid", container: "c", cursor: at, known: map[string]string{}}
 }
 
-// take sends all that there is to a sink that takes everything, and returns the texts and how many
-// lines were reported as dropped.
+// take sends all lines to a sink that takes all of them, and returns the texts and how many lines
+// were reported as dropped.
 func take(t *testing.T, s *stream) (texts []string, dropped int64) {
 	t.Helper()
 	if err := s.scan(); err != nil {

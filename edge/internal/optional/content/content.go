@@ -250,7 +250,7 @@ func (s *Store) Prune(keep map[string]bool) (removed []string, err error) {
 	return removed, errors.Join(errs...)
 }
 
-// alive notes that something was read.
+// alive records that data was read.
 type alive struct {
 	io.Reader
 	note func()

@@ -4,9 +4,9 @@
 // It owns the list of exposed ports (Collect, from the objects in the store, with or without a
 // link) and the rules that follow from it (Plan); package mangle makes the kernel have them. It
 // refuses to act before Services, Ingresses and the cluster's ranges of Services are known, and
-// never writes a text of an object into a rule, but as a comment. While it is switched off, Clear
-// removes all of it from the kernel. Collect and Plan are pure; Status may be called by any
-// goroutine, everything else is of the agent's own.
+// writes texts of objects into rules only as comments. While it is switched off, Clear removes all
+// of it from the kernel. Collect and Plan are pure; Status may be called by any goroutine, the
+// other methods only by the agent.
 package marks
 
 import (

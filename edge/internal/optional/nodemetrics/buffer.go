@@ -38,8 +38,8 @@ func readBlock(packed []byte) (block, error) {
 	return block{m.GetStream(), m.GetFirst(), m.GetFirst() + uint64(n) - 1, n, packed}, nil
 }
 
-// buffer holds the samples that the cloud has not taken: blocks, and the newest ones as they are.
-// It is no more than its values: its owner locks it and writes blocks to the disk.
+// buffer holds the samples that the cloud has not taken: blocks, and the newest ones uncompressed.
+// It is a plain value: its owner locks it and writes blocks to the disk.
 type buffer struct {
 	most   int    // samples
 	stream uint64 // of the samples of this process

@@ -111,7 +111,7 @@ func (r *reader) find(ctx context.Context, name string) (*v1alpha1.EdgeApp, erro
 	return found, nil
 }
 
-// page is all that is known of an application; of the device alone where no name is given.
+// page returns the data on an application; without a name only that of the device.
 func (r *reader) page(ctx context.Context, name string) (p *Page, code int, err error) {
 	p = &Page{Hostname: r.config.NodeName, CollectTime: time.Now().UTC(), Knowledge: r.knowledge()}
 	add := func(key string, read func(context.Context) (any, error)) {

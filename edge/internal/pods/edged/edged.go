@@ -5,7 +5,7 @@
 // state (feature gates, metrics, logging): these are set here and nowhere else. So there is one
 // kubelet a process, run once: after a failure the process has to be restarted (Restart Never). It
 // refuses a configuration that the kubelet would refuse, before anything is started. Containers
-// keep running when it stops. A Module is used by one goroutine, but for Waiting and Stop.
+// keep running when it stops. A Module is used by one goroutine, except Waiting and Stop.
 package edged
 
 import (

@@ -134,7 +134,7 @@ func Of(f Facts) Report {
 	r := Report{Node: f.Node, Device: f.device()}
 	for _, p := range f.Pods {
 		if p.DeletionTimestamp != nil || terminal(p) && p.Spec.RestartPolicy != corev1.RestartPolicyAlways {
-			continue // it is to be gone, or has done its work
+			continue // it is being deleted, or has completed
 		}
 		pod := Pod{Namespace: p.Namespace, Name: p.Name, UID: p.UID, Causes: f.pod(p)}
 		if len(pod.Causes) == 0 && len(r.Device) == 0 {
@@ -186,7 +186,7 @@ func (f Facts) pod(p *corev1.Pod) (causes []Cause) {
 	return causes
 }
 
-// containers are those that run after a boot, with those before them.
+// containers returns the containers that run after a boot, preceded by their init containers.
 func containers(p *corev1.Pod) []corev1.Container {
 	return append(slices.Clone(p.Spec.InitContainers), p.Spec.Containers...)
 }

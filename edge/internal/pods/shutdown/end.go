@@ -17,8 +17,8 @@ import (
 const (
 	// minimum is the minimum time of a container after its SIGTERM, as in the kubelet.
 	minimum = 2 * time.Second
-	// again is when it is looked again whether something runs: a container that was being created
-	// when the kubelet stopped, or all of them after a runtime that did not answer.
+	// again is the delay of the next check for running containers: one that was being created when
+	// the kubelet stopped, or all of them after a runtime that did not answer.
 	again = 500 * time.Millisecond
 )
 
@@ -58,8 +58,8 @@ func (e *ender) run(ctx context.Context) error {
 	}
 }
 
-// group returns when the containers of a group have ended, or after its time. Those that have not
-// go on ending.
+// group returns when the containers of a group have ended, or after its time. The others continue
+// to end.
 func (e *ender) group(ctx context.Context, g Group, pending *sync.WaitGroup) {
 	log := klog.FromContext(ctx)
 	log.Info("Ending containers", "priority", g.Priority, "pods", len(g.Pods), "atMost", g.Length)

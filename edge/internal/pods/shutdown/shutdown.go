@@ -35,8 +35,8 @@ const (
 	// sayTimeout bounds the update of the node's Ready condition; the shutdown does not wait for
 	// it.
 	sayTimeout = 2 * time.Second
-	// connectTimeout is of the way to the runtime, which is a socket of this device, and of one
-	// answer beyond the time that a container has.
+	// connectTimeout bounds the connection to the runtime, a socket of this device, and an answer
+	// in addition to a container's own time.
 	connectTimeout = 10 * time.Second
 )
 

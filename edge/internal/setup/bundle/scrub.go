@@ -15,8 +15,8 @@ import (
 // Removed replaces a secret.
 const Removed = "[REMOVED]"
 
-// minSecret is the shortest value of a Secret that is looked for, in bytes: shorter ones are in
-// everything.
+// minSecret is the shortest value of a Secret that is removed, in bytes: shorter ones occur
+// everywhere.
 const minSecret = 4
 
 // Scrubber takes secrets out of texts.
@@ -30,8 +30,8 @@ type pattern struct {
 	by string
 }
 
-// NewScrubber makes a Scrubber for the values of Secrets and credentials that are known. Each is
-// taken out as it is, line by line, in base64, and as JSON and URLs write it.
+// NewScrubber makes a Scrubber for the known values of Secrets and credentials. Each is removed
+// verbatim, line by line, in base64, and in the encodings of JSON and URLs.
 func NewScrubber(secrets [][]byte) *Scrubber {
 	forms := map[string]struct{}{}
 	add := func(s string) {

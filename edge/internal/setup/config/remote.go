@@ -6,7 +6,7 @@ import (
 )
 
 // remote are the fields of edgecore.yaml that a NodeOperation of type Config may change, with all
-// that is below them. No hook, program, file, key, source of anything, protected network or server
+// that is below them. No hook, program, file, key, source of artefacts, protected network or server
 // is among them: a user who may change these could become root on the device, or lose it
 // permanently.
 func remote() []string {

@@ -45,7 +45,7 @@ type Identity struct {
 	// certificate with which a link can be opened again. Either may be nil. Set before Run.
 	Servers func() []string
 	Renewed func()
-	written time.Time // the file's, as it is used; owned by Run
+	written time.Time // the file's in use; owned by Run
 
 	current atomic.Pointer[tls.Certificate]
 	trust   atomic.Pointer[trust]
@@ -337,7 +337,7 @@ func (i *Identity) lookAgain() time.Duration {
 	return lookEvery
 }
 
-// renewEnded asks cloudcore for a certificate with the same key in the place of one that has ended.
+// renewEnded asks cloudcore for a certificate with the same key to replace an expired one.
 func (i *Identity) renewEnded(ctx context.Context) error {
 	current := i.current.Load()
 	key, ok := current.PrivateKey.(crypto.Signer)
@@ -417,8 +417,8 @@ func (i *Identity) postRenewal(ctx context.Context, server string, body []byte) 
 	return answer, err
 }
 
-// takeJoined uses the identity that `edgecore join` has written since, where it is of this node.
-// That of another node is for the next start: everything that this process holds is of the old one.
+// takeJoined uses the identity that `edgecore join` has written since, if it is of this node. That
+// of another node is for the next start: the whole state of this process is of the old one.
 func (i *Identity) takeJoined(ctx context.Context) {
 	info, err := os.Stat((&directory{path: i.dir}).file(nodeFile))
 	if err != nil || info.ModTime().Equal(i.written) {

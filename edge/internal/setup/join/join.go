@@ -79,7 +79,7 @@ func Join(ctx context.Context, o Options) (Result, error) {
 	if done, err := before(d, o); done != nil || err != nil {
 		return deref(done), err
 	}
-	key, err := d.pendingKey() // before anything is asked for: a disk that can't keep it must not cost a use of the token
+	key, err := d.pendingKey() // before any request: a disk that can't store it must not use up the token
 	if err != nil {
 		return Result{}, err
 	}

@@ -38,8 +38,8 @@ func serveStatus(conn net.Conn, show func(accept string) (body []byte, contentTy
 	_ = answer.Write(conn) // the client may be gone
 }
 
-// serveBundle answers one request with an archive, as it is packed. One that breaks off does not
-// look whole.
+// serveBundle answers one request with an archive, as it is packed. An interrupted one does not
+// look complete.
 func serveBundle(conn net.Conn, pack func(ctx context.Context, w io.Writer) error) {
 	defer conn.Close()
 	_ = conn.SetDeadline(time.Now().Add(bundleTimeout))

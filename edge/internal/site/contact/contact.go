@@ -83,7 +83,7 @@ type Config struct {
 	// RunFile keeps the peers' words over restarts of edgecore, not over a reboot; "": they are not
 	// kept.
 	RunFile string
-	// Changed is called with a device of which something else is known now.
+	// Changed is called with a device whose state has changed.
 	Changed func(node string)
 }
 
@@ -106,7 +106,7 @@ type Agent struct {
 	cut      map[string]bool
 
 	wake      chan struct{}
-	keep      chan struct{} // the set of those that were met has changed
+	keep      chan struct{} // the set of met devices has changed
 	transport *quic.Transport
 	admission *admission
 	lost      atomic.Uint64

@@ -134,7 +134,7 @@ const (
 	doClose             // close a connection
 	doReset             // forget TCP connections to a device's pods
 	doDial              // connect
-	doKeep              // keep the set of those that were met
+	doKeep              // save the set of met devices
 )
 
 type action struct {

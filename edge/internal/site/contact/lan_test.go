@@ -240,7 +240,7 @@ func (w *system) allMet() {
 	}
 }
 
-// changes is how often something else was known of another.
+// changes returns how often the state of another device changed.
 func (d *device) changes(node string) int {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -16,7 +16,7 @@ import (
 
 var errLocal = errors.New("this device has a problem of its own")
 
-// flaky is a Network with one network, which fails as often as it is asked to.
+// flaky is a Network with one network, which fails as often as configured.
 type flaky struct {
 	Network // nil: the rest is not used
 

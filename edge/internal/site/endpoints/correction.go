@@ -190,8 +190,8 @@ func (f facts) concerned(old, now map[types.UID]Word, devices map[string]struct{
 	return slices.ContainsFunc(f.devices, func(d string) bool { _, changed := devices[d]; return changed })
 }
 
-// all lists every slice that was corrected, and forgets them: those that are still held are noted
-// again when they are shown again.
+// all lists every slice that was corrected, and clears the list: slices still in the cache are
+// added again when they are presented again.
 func (c *Correction) all() []object.Ref {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -68,7 +68,7 @@ type Config struct {
 	// an address of the loopback interface from any (the weak host model), so that a host of the
 	// LAN reaches it. nil: anybody may ask.
 	Admits func(ctx context.Context, source netip.Addr) bool
-	// Sockets are those that were opened before this process; nil without one.
+	// Sockets are inherited sockets; nil without any.
 	Sockets *Inherited
 }
 

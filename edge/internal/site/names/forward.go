@@ -260,7 +260,7 @@ func setTTL(m *dns.Msg, next func(uint32) uint32) {
 	}
 }
 
-// renamed gives records the name as it was asked: some clients compare its case (dns0x20).
+// renamed sets the records' name to that of the query: some clients compare its case (dns0x20).
 func renamed(m *dns.Msg, from, to string) *dns.Msg {
 	for _, rr := range m.Answer {
 		if h := rr.Header(); strings.EqualFold(h.Name, from) {

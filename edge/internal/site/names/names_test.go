@@ -265,7 +265,7 @@ func TestNames_LongAnswers(t *testing.T) {
 	}
 }
 
-// Before everything is known no name of the cluster gets NXDOMAIN; other names are answered.
+// Before all names are synced no name of the cluster gets NXDOMAIN; other names are answered.
 func TestSite_20_NotSyncedIsServfailNeverNxdomain(t *testing.T) {
 	up := newUpstream(t)
 	api := cluster(t)

@@ -149,7 +149,7 @@ func addresses(name string, qtype uint16, all []string) answer {
 	return a
 }
 
-// serves reports whether an endpoint is to be answered.
+// serves reports whether an endpoint belongs in answers.
 func serves(s *corev1.Service, e *discoveryv1.Endpoint) bool {
 	return s.Spec.PublishNotReadyAddresses || e.Conditions.Ready == nil || *e.Conditions.Ready
 }

@@ -203,8 +203,8 @@ func (h *Holder) Kept() *Site {
 	return h.kept
 }
 
-// Changed receives after each change of Current or Kept. It holds one word; every caller gets a
-// channel of its own, for ever.
+// Changed receives after each change of Current or Kept. It has a buffer of one; every caller gets
+// a channel of its own, which is never closed.
 func (h *Holder) Changed() <-chan struct{} {
 	c := make(chan struct{}, 1)
 	h.mu.Lock()

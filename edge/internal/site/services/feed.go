@@ -35,7 +35,7 @@ type Bounds struct{ Services, Endpoints int }
 // proxyNameLabel names another proxy than the node's for a Service (KEP-2447).
 const proxyNameLabel = "service.kubernetes.io/service-proxy-name"
 
-// intake are the objects of one kind that are let through to the proxy, up to a bound.
+// intake has the objects of one kind that are passed to the proxy, up to a bound.
 type intake[T object] struct {
 	most        int
 	weigh       func(T) int
@@ -56,7 +56,7 @@ type object interface {
 	GetCreationTimestamp() metav1.Time
 }
 
-// set takes over an object as it is now.
+// set records the current state of an object.
 func (in *intake[T]) set(key string, now T) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
@@ -193,7 +193,7 @@ func newFeed(p kubeproxy.Proxy, most Bounds, rules func() Rules) *feed {
 	}
 }
 
-// attach hands over all that the view has, and then each change. It returns when the proxy's rules
+// attach passes all objects of the view, and then each change. It returns when the proxy's rules
 // are in the kernel for the first time.
 func (f *feed) attach(ctx context.Context, v View, p kubeproxy.Proxy, changed func()) error {
 	ours := func(s *corev1.Service) bool { return s.Labels[proxyNameLabel] == "" }

@@ -22,8 +22,8 @@ type trimmer struct {
 	mu      sync.Mutex
 	texts   map[any]any // of a text, the pointer to its one copy
 	yes, no bool
-	// held has the newest copy of each Service, for as long as somewhere in the process it is used.
-	// sweepAt is at how many those that are not are forgotten.
+	// held has the newest copy of each Service, for as long as it is used in the process. sweepAt
+	// is the number at which unused ones are dropped.
 	held    map[string]weak.Pointer[corev1.Service]
 	sweepAt int
 }
@@ -34,7 +34,7 @@ func newTrimmer() *trimmer {
 
 var _ cache.TransformFunc = (&trimmer{}).trim
 
-// trim changes an object that is still its reader's alone. Trimmed again, it stays as it is.
+// trim changes an object that is not shared yet. It is idempotent.
 func (t *trimmer) trim(o any) (any, error) {
 	switch x := o.(type) {
 	case *corev1.Service:
@@ -44,7 +44,7 @@ func (t *trimmer) trim(o any) (any, error) {
 		defer t.mu.Unlock()
 		t.slice(x)
 	}
-	return o, nil // anything else is a tombstone
+	return o, nil // other types are tombstones
 }
 
 func (t *trimmer) service(s *corev1.Service) {
@@ -153,7 +153,7 @@ func pointer[T ~string](t *trimmer, p **T) {
 	}
 }
 
-// heldSweep is how many Services are noted at least before those that are gone are looked for.
+// heldSweep is the minimum number of Services before unused ones are swept.
 const heldSweep = 64
 
 // shared is the one copy of a Service, trimmed: of two that read the same state of it, the second
@@ -162,7 +162,7 @@ func (t *trimmer) shared(s *corev1.Service) *corev1.Service {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	key := s.Namespace + "/" + s.Name
-	// The edge API's versions are of one change alone, and never come again.
+	// Each version of the edge API is of a single change, and never issued again.
 	if held := t.held[key].Value(); held != nil && s.ResourceVersion != "" && held.ResourceVersion == s.ResourceVersion {
 		return held
 	}

@@ -97,7 +97,7 @@ func (r *Buffer) count(ref object.Ref, before, now int) {
 	r.bytes += now - before
 }
 
-// Put takes an event as it is shown now; before is how large it was, -1 where it is new.
+// Put adds an event in its visible form; before is its previous size, -1 if it is new.
 func (r *Buffer) Put(o object.Object, before int) {
 	r.count(o.Ref, before, len(o.Raw))
 	r.mu.Lock()

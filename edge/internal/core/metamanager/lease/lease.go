@@ -45,7 +45,7 @@ func (l *Lease) Is(ref object.Ref) bool {
 	return ref.Resource == Resource && ref.Namespace == corev1.NamespaceNodeLease && (ref.Name == l.node || ref.Name == "")
 }
 
-// Get returns the Lease; ours is false where the reference is to something else.
+// Get returns the Lease; ours is false if the reference is to another object.
 func (l *Lease) Get(ref object.Ref) (o object.Object, ours bool, err error) {
 	if !l.Is(ref) || ref.Name == "" {
 		return object.Object{}, false, nil

@@ -29,7 +29,7 @@ func (o *Outbox) Stage() *Batch {
 	return &Batch{o: o, queues: map[object.Ref]*queue{}, last: o.last, events: o.events, dropped: o.dropped}
 }
 
-// Writes reports whether there is anything for the disk.
+// Writes reports whether there are writes for the disk.
 func (b *Batch) Writes() bool { return len(b.writes) > 0 || b.dropped != b.o.dropped }
 
 // Write writes the batch's changes.

@@ -58,8 +58,8 @@ type contents struct {
 	dropped    uint64 // dropped events that no event reports yet
 }
 
-// queue is the writes of one object, oldest first: first those accepted, then at most one under
-// way, then those that wait.
+// queue has the writes of one object, oldest first: accepted ones, then at most one in flight, then
+// pending ones.
 type queue struct{ entries []*Entry }
 
 // head is the next write to send; nil without one, or where it stays on the device.
@@ -175,7 +175,7 @@ func (o *Outbox) readyOf(e *Entry) *ready.Set {
 	return o.state
 }
 
-// Restart makes all that was under way wait again: the link that it was on is gone.
+// Restart makes all writes in flight pending again: their link is lost.
 func (o *Outbox) Restart() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -254,7 +254,7 @@ func (o *Outbox) Send(put func(object.Ref, *Entry)) {
 	}
 }
 
-// next takes the oldest of those that may be sent; nil without one.
+// next takes the oldest entry that may be sent; nil without one.
 func (o *Outbox) next(r *ready.Set) (object.Ref, *Entry) {
 	id, ok := r.Take()
 	if !ok {

@@ -30,7 +30,7 @@ type Outgoing struct {
 	Entry *Entry
 }
 
-// Next is one thing to send: a message, the interests as they are then, or a write.
+// Next is the next item to send: a message, the current interests, or a write.
 type Next struct {
 	Message   *message.Message
 	Interests bool
@@ -73,7 +73,7 @@ func (s *Sender) Reset() {
 	s.ack, s.interests, s.inventories, s.writes = nil, false, nil, nil
 }
 
-// Wake has a value when something was put since the last one was taken.
+// Wake has a value if an item was added since the last one was taken.
 func (s *Sender) Wake() <-chan struct{} { return s.wake }
 
 // Take returns the next message: acknowledgements keep deliveries flowing, interests define them.

@@ -24,9 +24,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// A Rule returns why the kubelet is not shown a pod now; "" where it may be. The pod is as clients
-// see it, and stays as it is. A Rule is called by metamanager's core: it must be quick, and must
-// not call metamanager.
+// A Rule returns why the kubelet is not shown a pod now; "" where it may be. The pod is in its
+// visible form, and must not be changed. A Rule is called by metamanager's core: it must be quick,
+// and must not call metamanager.
 type Rule func(pod *corev1.Pod) (reason string)
 
 // Gate is the list of rules, any of which can withhold a pod. The zero value withholds no pod.

@@ -3,9 +3,9 @@
 //
 // A kubelet never starts a pod again whose phase is Failed or Succeeded: a controller in the cloud
 // creates another. Without a link no pod is created, so a full disk would cost a device its pods
-// until the link is back, and a bare pod for ever. metamanager therefore does not report such an
-// end while there is no link (see docs/dev/decisions/0094), hides the pod from the kubelet until it
-// has forgotten the pod's UID, and shows it again when this package decides so.
+// until the link is back, and a bare pod forever. metamanager therefore does not report such an end
+// while there is no link (see docs/dev/decisions/0094), hides the pod from the kubelet until it has
+// forgotten the pod's UID, and shows it again when this package decides so.
 //
 // It owns the rule by which an end is the node's and not the pod's, the order and the back-off. It
 // has no side effects, no clock and no link: those are its caller's. A Queue belongs to one

@@ -53,9 +53,9 @@ type Waiting struct {
 	NotBefore time.Time `json:"notBefore,omitzero"` // by back-off and priority
 }
 
-// Plan takes all pods that wait and returns those that are shown to the kubelet again now, the
-// highest priority first, and how the others wait. now must not run backwards: give it a time with
-// a monotonic clock, since that of a device may be set at any moment.
+// Plan takes all waiting pods and returns those to show to the kubelet again now, the highest
+// priority first, and the state of the others. now must not run backwards: give it a time with a
+// monotonic clock, since that of a device may be set at any moment.
 func (q *Queue) Plan(now time.Time, pods []*corev1.Pod, node *corev1.Node) (again []*corev1.Pod, waiting []Waiting) {
 	q.observe(now, pods)
 	var due []*corev1.Pod

@@ -116,7 +116,7 @@ func (p *Queue) Forget() {
 // Due fires when deferred writes are due.
 func (p *Queue) Due() <-chan time.Time { return p.timer.C }
 
-// Take takes all that was put off.
+// Take takes all deferred writes.
 func (p *Queue) Take() []uint64 {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -40,8 +40,8 @@ type ListOptions struct {
 
 // WatchOptions sets the start of a watch.
 type WatchOptions struct {
-	// From is the version after which changes are wanted. 0: any; the watch begins with all that is
-	// held, each as Added.
+	// From is the version after which changes are requested. 0: any; the watch begins with all
+	// cached objects, each as Added.
 	From uint64
 	// InitialEvents begins with all cached objects, regardless of From, and ends them with a
 	// bookmark (Event.InitialEnd).
@@ -54,8 +54,8 @@ type WatchOptions struct {
 // Event is one thing that a watch sees.
 type Event struct {
 	Type watch.EventType
-	// Object is as it is after the change; of Deleted: as it was, with the version of its deletion.
-	// Its bytes are shared: don't change them.
+	// Object is the state after the change; of Deleted: the last state, with the version of its
+	// deletion. Its bytes are shared: don't change them.
 	Object     object.Object
 	Version    uint64         // of the change; of a Bookmark: of the events so far
 	InitialEnd bool           // the Bookmark that ends the initial events

@@ -61,7 +61,7 @@ type Config struct {
 type Keeper struct {
 	config Config // set by New, never changed
 
-	due chan struct{} // one slot: some answers are to be renewed
+	due chan struct{} // one slot: some answers have to be renewed
 
 	mu      sync.Mutex // guards the fields below
 	answers Stored
@@ -191,7 +191,7 @@ func resultOf(kept *storepb.Answer) request.Result {
 // passing reports a failure that is not caused by the request.
 func passing(code int) bool { return code == http.StatusTooManyRequests || code >= 500 }
 
-// keyOf names a request for a token by all that shapes its answer.
+// keyOf returns the key of a token request: all fields that determine its answer.
 func keyOf(w request.Write) (k []byte, bound types.UID, err error) {
 	obj, err := object.DecodeRaw(w.Body)
 	if err != nil {
@@ -332,7 +332,7 @@ func (t *Keeper) renew() {
 	}
 }
 
-// replaced reports whether an answer is to be renewed though its token is young.
+// replaced reports whether an answer has to be renewed although its token is recent.
 func (t *Keeper) replaced(k []byte) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -51,7 +51,7 @@ func (v *View) Stage() *Batch {
 // save adds a write to the store.
 func (b *Batch) save(do func(*store.Tx) error) { b.writes = append(b.writes, do) }
 
-// Writes reports whether there is anything for the disk.
+// Writes reports whether there are writes for the disk.
 func (b *Batch) Writes() bool { return len(b.writes)+len(b.gone) > 0 }
 
 // Write writes the batch's changes.
@@ -287,7 +287,7 @@ func (b *Batch) Retain(pod object.Ref) { b.retain()[keyOf(pod)] = struct{}{} }
 // Unretain stages that a pod was delivered again.
 func (b *Batch) Unretain(pod object.Ref) { delete(b.retain(), keyOf(pod)) }
 
-// TakeRetained stages that no pod stays which the cloud took back, and returns those that did.
+// TakeRetained stages the end of retained pods that the cloud has withdrawn, and returns them.
 func (b *Batch) TakeRetained() (pods []object.Ref) {
 	for k := range b.retain() {
 		pods = append(pods, object.Ref{Resource: Pods, Namespace: k.Namespace, Name: k.Name})

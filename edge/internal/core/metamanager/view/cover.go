@@ -28,8 +28,7 @@ func (v *View) own(i *Interest) bool {
 // valid reports whether the cached set may be served.
 func (v *View) valid(i *Interest) bool { return i.synced && (i.refused == nil || v.own(i)) }
 
-// answerable reports whether the view has all that the selection asks for. Called with the
-// lock held.
+// answerable reports whether the view has all objects of the selection. Called with the lock held.
 func (v *View) answerable(s object.Selection) bool {
 	if s.Resource == Events {
 		return true
@@ -123,7 +122,7 @@ func (v *View) countUses(before, after *Held) {
 	}
 }
 
-// travelsHere reports whether a selection is of one object that some pod here refers to. Called
+// travelsHere reports whether a selection is a single object that some pod here refers to. Called
 // with the lock held.
 func (v *View) travelsHere(s object.Selection) bool {
 	name := s.Name()

@@ -23,8 +23,8 @@ func compareKeys(a, b types.NamespacedName) int {
 	return cmp.Or(strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name))
 }
 
-// Held is one object: as the cloud delivered it, and as it is shown, with the writes that wait laid
-// over it. It is never changed, only replaced.
+// Held is one object: in its delivered form, and in its visible form with the pending writes
+// applied. It is never changed, only replaced.
 type Held struct {
 	Shown  object.Object
 	hidden bool  // a deletion waits: shown to no client

@@ -11,7 +11,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/core/object"
 )
 
-// pins reports whether a set is to be kept even if no client watches it: the kubelet needs its
+// pins reports whether a set must be kept even if no client watches it: the kubelet needs its
 // node-wide watches after a reboot without a link, also if it did not run for a while before.
 func (v *View) pins(s object.Selection, caller request.Caller) bool {
 	name := s.Name()

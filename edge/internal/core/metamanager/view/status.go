@@ -80,7 +80,7 @@ func (v *View) Withheld() (pods []podgate.Withheld) {
 	return pods
 }
 
-// Resources lists the resources of which something can be answered here and now.
+// Resources lists the resources for which requests can be answered here and now.
 func (v *View) Resources() []schema.GroupVersionResource {
 	v.mu.RLock()
 	defer v.mu.RUnlock()

@@ -2,12 +2,12 @@
 // that define which sets are cached, and the watches.
 //
 // It owns these in memory, the versions that clients see, and whether a set may be answered from.
-// It refuses to answer from a set that was never wholly delivered: a wrong empty list makes a
+// It refuses to answer from a set that was never completely delivered: a wrong empty list makes a
 // kubelet kill every pod. It does not write to the disk itself: a Batch has the writes for its
 // user's transaction, and becomes visible with Show once that is committed.
 //
 // One goroutine stages and shows; it reads the visible state without a lock. Readers share a lock
-// with it and never wait for the disk. All that clients call may be called by many goroutines at
+// with it and never wait for the disk. The methods for clients may be called by many goroutines at
 // once; before Open and after Close they are answered 503.
 //
 // From the bottom: held.go, watcher.go, table.go and interest.go are the state; cover.go decides

@@ -28,8 +28,8 @@ type Plane interface {
 // Case is an implementation.
 type Case struct {
 	New func() (Plane, error)
-	// Look prints everything in the kernel that the implementation may write to, without counters,
-	// and Foreign adds something of another program there: shell.
+	// Look prints all kernel state that the implementation may write, without counters, and Foreign
+	// adds another program's state there: shell commands.
 	Look, Foreign string
 	// RoundRobin: connections go to the backends strictly in turn, also those of UDP.
 	RoundRobin bool
