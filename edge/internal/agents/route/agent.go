@@ -153,22 +153,22 @@ func (r *run) watch(ctx context.Context) error {
 // sync processes all changes.
 func (r *run) sync(ctx context.Context) (again time.Duration, err error) {
 	now := time.Now()
-	r.takeIn(now)
+	r.readChanges(now)
 	waiting := r.missing(r.events.isWatching())
 	r.status.wait(waiting)
 	if waiting != "" {
 		return r.config.FullCheck, nil
 	}
-	if err := r.bring(ctx, now); err != nil {
+	if err := r.reconcile(ctx, now); err != nil {
 		r.view.rescan(now.Add(time.Second))
 		return 0, err
 	}
 	return r.next(), nil
 }
 
-// bring plans the dirty keys, makes the changes and reports.
-func (r *run) bring(ctx context.Context, now time.Time) error {
-	if err := r.look(ctx, now); err != nil {
+// reconcile plans the dirty keys, makes the changes and reports.
+func (r *run) reconcile(ctx context.Context, now time.Time) error {
+	if err := r.observe(ctx, now); err != nil {
 		return err
 	}
 	// A failed save does not block: the guards are of this process, and a full disk must not keep

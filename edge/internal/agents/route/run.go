@@ -55,8 +55,8 @@ func (r *run) selected(c *claim) bool {
 	return c.selects(r.labels())
 }
 
-// takeIn reads the changes since the last call.
-func (r *run) takeIn(now time.Time) {
+// readChanges reads the changes since the last call.
+func (r *run) readChanges(now time.Time) {
 	for name := range r.objects.Changed() {
 		r.dirty[name] = struct{}{}
 		o, there := r.objects.Get(name)
@@ -71,14 +71,14 @@ func (r *run) takeIn(now time.Time) {
 		r.claims[name] = c
 	}
 	if n, there := r.nodes.Get(r.config.NodeName); there { // a node that was deleted in the cloud keeps its last state
-		r.takeNode(n)
+		r.readNode(n)
 	}
 	if len(r.ranges.Changed()) > 0 || r.ranges.Synced() && len(r.records.Services) == 0 {
 		if all := serviceRanges(r.ranges.List()); len(all) > 0 && !slices.Equal(all, r.records.Services) {
 			r.records.Services, r.all = all, true
 		}
 	}
-	r.takeLink(now)
+	r.readLink(now)
 	list, started, lost := r.events.take()
 	if started {
 		r.view.scannedAt = time.Time{} // whatever happened before is unknown
@@ -96,9 +96,9 @@ func (r *run) takeIn(now time.Time) {
 	}
 }
 
-// takeNode processes the node's object. Another one of the same name means that the cloud has lost
+// readNode processes the node's object. Another one of the same name means that the cloud has lost
 // the reports.
-func (r *run) takeNode(n *corev1.Node) {
+func (r *run) readNode(n *corev1.Node) {
 	if r.node == nil || !maps.Equal(r.node.Labels, n.Labels) || !slices.Equal(r.node.Spec.PodCIDRs, n.Spec.PodCIDRs) {
 		r.all = true
 	}
@@ -116,8 +116,8 @@ func (r *run) takeNode(n *corev1.Node) {
 	r.records.NodeUID = n.UID
 }
 
-// takeLink processes the state of the link. A new link is the time to retry postponed routes.
-func (r *run) takeLink(now time.Time) {
+// readLink processes the state of the link. A new link is the time to retry postponed routes.
+func (r *run) readLink(now time.Time) {
 	was := r.link
 	r.link = r.kit.Link()
 	if !r.link.Up || was.Up && was.Link.Epoch == r.link.Link.Epoch {
@@ -157,8 +157,8 @@ func (r *run) missing(watching bool) string {
 	return ""
 }
 
-// look reads the kernel if that is due, and marks the StaticRoutes to process.
-func (r *run) look(ctx context.Context, now time.Time) error {
+// observe reads the kernel if that is due, and marks the StaticRoutes to process.
+func (r *run) observe(ctx context.Context, now time.Time) error {
 	if r.view.scanDue(now) {
 		if err := r.view.scan(ctx, &r.keys, r.claims); err != nil {
 			return err
@@ -170,15 +170,15 @@ func (r *run) look(ctx context.Context, now time.Time) error {
 	for _, name := range r.records.due(now) {
 		r.dirty[name] = struct{}{}
 	}
-	r.spread()
-	if r.unprobed() {
+	r.markAllDirty()
+	if r.needsProbe() {
 		if err := r.view.scan(ctx, &r.keys, r.claims); err != nil {
 			return err
 		}
-		r.spread()
+		r.markAllDirty()
 	}
 	for name := range maps.Clone(r.dirty) {
-		r.place(name)
+		r.assignKey(name)
 	}
 	// The kernel drops routes with their interfaces, and may have reported the route first.
 	for key := range r.keys.touched {
@@ -192,8 +192,8 @@ func (r *run) look(ctx context.Context, now time.Time) error {
 	return nil
 }
 
-// spread marks all StaticRoutes as dirty, if the view requires it.
-func (r *run) spread() {
+// markAllDirty marks all StaticRoutes as dirty, if the view requires it.
+func (r *run) markAllDirty() {
 	if r.view.changed {
 		r.all, r.view.changed = true, false
 	}
@@ -211,8 +211,8 @@ func (r *run) spread() {
 	}
 }
 
-// unprobed reports whether a StaticRoute needs a probe that was not part of the last reading.
-func (r *run) unprobed() bool {
+// needsProbe reports whether a StaticRoute needs a probe that was not part of the last reading.
+func (r *run) needsProbe() bool {
 	for name := range r.dirty {
 		c := r.claims[name]
 		if c == nil || c.invalid != "" {
@@ -228,8 +228,8 @@ func (r *run) unprobed() bool {
 	return false
 }
 
-// place adds a StaticRoute to the competitors for its key, or removes it.
-func (r *run) place(name string) {
+// assignKey adds a StaticRoute to the competitors for its key, or removes it.
+func (r *run) assignKey(name string) {
 	c := r.claims[name]
 	if c != nil && (!r.selected(c) || c.deleting || c.dryRun || c.invalid != "") {
 		c = nil
