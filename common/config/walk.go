@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	yaml "sigs.k8s.io/yaml/goyaml.v3"
 )
 
@@ -35,6 +36,7 @@ var (
 	jsonUnmarshaler = reflect.TypeFor[json.Unmarshaler]()
 	textUnmarshaler = reflect.TypeFor[encoding.TextUnmarshaler]()
 	rawMessage      = reflect.TypeFor[json.RawMessage]()
+	duration        = reflect.TypeFor[metav1.Duration]()
 )
 
 func (w *walker) problem(n *yaml.Node, path, format string, args ...any) {
@@ -174,9 +176,12 @@ func (w *walker) leaf(n *yaml.Node, t reflect.Type, path string) any {
 		err = json.Unmarshal(raw, reflect.New(t).Interface())
 	}
 	if err != nil {
-		if own {
+		switch {
+		case t == duration:
+			w.problem(n, path, "is %s; want a duration with a unit, like 10s or 5m", describe(n))
+		case own:
 			w.problem(n, path, "%q: %v", n.Value, err)
-		} else {
+		default:
 			w.problem(n, path, "is %s; want %s", describe(n), want(t))
 		}
 	}
