@@ -199,7 +199,7 @@ func (p *planner) mark(v *v1alpha1.VirtualIP, pool *pool) {
 		silent := metav1.Condition{Type: v1alpha1.VIPConditionAnnounced, Status: metav1.ConditionFalse, Reason: "NoReport",
 			Message: "no node holds the address: none of the pool's has reported yet"}
 		if len(pool.nodes) == 0 {
-			silent.Reason, silent.Message = "NoNodes", "no node holds the address: pool "+v.Spec.Pool+" has no nodes: no Node has its label, "+v1alpha1.NodePoolLabel+"="+v.Spec.Pool+", or fits its nodeSelector"
+			silent.Reason, silent.Message = "NoNodes", "no node holds the address: pool "+v.Spec.Pool+" has no nodes: no Node has its label, "+v1alpha1.NodePoolLabel+"="+v.Spec.Pool+", or fits its nodeSelector; kubectl label node NODE "+v1alpha1.NodePoolLabel+"="+v.Spec.Pool+", or correct the nodeSelector"
 		}
 		changed = setCondition(&m.Status.Conditions, p.now, silent) || changed
 	}

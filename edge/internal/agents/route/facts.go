@@ -35,7 +35,7 @@ func (f *facts) resolve(c *claim) (r netroute.Route, lost string, bad *rejection
 		return r, "", bad
 	}
 	if c.covers != "" {
-		return r, "", reject(v1alpha1.RouteProtected, "%s overlaps %s: a route for it could cut this node off from them", r.Prefix, c.covers)
+		return r, "", reject(v1alpha1.RouteProtected, "%s overlaps %s: a route for it could cut this node off from them; choose subnets that leave them out", r.Prefix, c.covers)
 	}
 	if r.Source.IsValid() {
 		if _, mine := f.own[r.Source]; !mine {

@@ -44,7 +44,7 @@ func (g *guards) host(ip netip.Addr, why string) {
 func (g guards) check(subnet netip.Prefix) *rejection {
 	for _, one := range g {
 		if one.Prefix.Overlaps(subnet) {
-			return reject(v1alpha1.RouteProtected, "%s overlaps %s, %s: a route for it could cut this node off", subnet, one.Prefix, one.Why)
+			return reject(v1alpha1.RouteProtected, "%s overlaps %s, %s: a route for it could cut this node off; choose subnets that leave it out", subnet, one.Prefix, one.Why)
 		}
 	}
 	return nil

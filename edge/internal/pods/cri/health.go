@@ -17,7 +17,7 @@ const healthTimeout = 5 * time.Second
 func Serves(ctx context.Context, endpoint string) error {
 	return ask(ctx, endpoint, func(ctx context.Context, client runtimev1.RuntimeServiceClient) error {
 		if _, err := client.Version(ctx, &runtimev1.VersionRequest{}); err != nil {
-			return fmt.Errorf("the container runtime at %s does not serve its API (%s); see `systemctl status containerd`", endpoint, status.Convert(err).Message())
+			return fmt.Errorf("the container runtime at %s does not serve its API (%s): systemctl restart containerd, if that lasts; journalctl -u containerd has the reason", endpoint, status.Convert(err).Message())
 		}
 		return nil
 	})
@@ -29,7 +29,7 @@ func Health(ctx context.Context, endpoint string) error {
 	return ask(ctx, endpoint, func(ctx context.Context, client runtimev1.RuntimeServiceClient) error {
 		answer, err := client.Status(ctx, &runtimev1.StatusRequest{})
 		if err != nil {
-			return fmt.Errorf("the container runtime at %s does not answer (%s): running containers are not affected, and none can be started; see `systemctl status containerd`", endpoint, status.Convert(err).Message())
+			return fmt.Errorf("the container runtime at %s does not answer (%s): running containers are not affected, and none can be started: systemctl restart containerd; journalctl -u containerd has the reason", endpoint, status.Convert(err).Message())
 		}
 		for _, c := range answer.GetStatus().GetConditions() {
 			switch {

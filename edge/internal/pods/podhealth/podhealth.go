@@ -218,6 +218,14 @@ func (s Status) String() string {
 	return text
 }
 
+// conditionRemedies are by the condition of a Node.
+var conditionRemedies = map[corev1.NodeConditionType]string{
+	corev1.NodeDiskPressure:       "pods are evicted and none starts: free space on the disk (crictl rmi --prune, journalctl --vacuum-size=100M)",
+	corev1.NodeMemoryPressure:     "pods are evicted and none starts: stop what uses the memory (ps -eo rss,args --sort=-rss | head)",
+	corev1.NodePIDPressure:        "no pod starts: stop what has most processes (ps -eo user= | sort | uniq -c)",
+	corev1.NodeNetworkUnavailable: "no pod is scheduled here: see the network plugin's log, and /etc/cni/net.d",
+}
+
 // NodeProblems returns the problems in a Node's conditions, the most important first: its readiness
 // in the kubelet's own words, pressure, and edgecore's own conditions. Empty: no problem.
 func NodeProblems(node *corev1.Node) (problems []string) {
@@ -229,7 +237,7 @@ func NodeProblems(node *corev1.Node) (problems []string) {
 			}
 		case corev1.NodeDiskPressure, corev1.NodeMemoryPressure, corev1.NodePIDPressure, corev1.NodeNetworkUnavailable:
 			if c.Status == corev1.ConditionTrue {
-				problems = append(problems, string(c.Type))
+				problems = append(problems, string(c.Type)+", "+conditionRemedies[c.Type])
 			}
 		}
 	}

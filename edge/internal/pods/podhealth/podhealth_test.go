@@ -70,7 +70,7 @@ func TestNodeProblems(t *testing.T) {
 		{Type: corev1.NodeDiskPressure, Status: corev1.ConditionTrue}, {Type: corev1.NodeMemoryPressure, Status: corev1.ConditionFalse},
 		{Type: corev1.NodeReady, Status: corev1.ConditionFalse, Reason: "KubeletNotReady", Message: "container runtime is down"},
 	}}}
-	if got := fmt.Sprint(podhealth.NodeProblems(node)); got != "[node NotReady: container runtime is down DiskPressure]" {
+	if got := fmt.Sprint(podhealth.NodeProblems(node)); got != "[node NotReady: container runtime is down DiskPressure, pods are evicted and none starts: free space on the disk (crictl rmi --prune, journalctl --vacuum-size=100M)]" {
 		t.Error(got)
 	}
 	node.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}
