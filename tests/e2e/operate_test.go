@@ -1,6 +1,7 @@
 package e2e_test
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
@@ -9,10 +10,12 @@ import (
 	"io"
 	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -57,8 +60,8 @@ func (s *system) fleetStatus(ctx context.Context, args ...string) (devices map[s
 	return devices, failed == nil, nil
 }
 
-// addHollow links nodes without kubelets until the test ends.
-func (s *system) addHollow(nodes int) {
+// addHollow links nodes without kubelets until they are removed or the test ends.
+func (s *system) addHollow(nodes int) (remove func()) {
 	s.T.Helper()
 	roots, err := hollow.Roots(s.T.Context(), s.Client)
 	s.Check(err)
@@ -82,13 +85,15 @@ func (s *system) addHollow(nodes int) {
 	ctx, cancel := context.WithCancel(klog.NewContext(context.WithoutCancel(s.T.Context()), klog.New(nil)))
 	done := make(chan error, 1)
 	go func() { done <- fleet.Run(ctx) }()
-	s.T.Cleanup(func() {
+	remove = sync.OnceFunc(func() {
 		cancel()
 		if err := errors.Join(<-done, fleet.Remove(context.WithoutCancel(ctx), s.Client)); err != nil {
 			s.T.Error(err)
 		}
 	})
+	s.T.Cleanup(remove)
 	s.Check(fleet.AwaitWhole(s.T.Context()))
+	return remove
 }
 
 // holdWrites has kube-apiserver refuse a node's status updates until they are released or the test
@@ -115,12 +120,67 @@ func (s *system) holdWrites(node string) (release func()) {
 	return release
 }
 
+// watched are the lines of a `kubectl skerry status -w` that runs until the test ends.
+type watched struct {
+	s     *system
+	lines chan string
+	seen  []string
+}
+
+// watchStatus follows one device, and returns once its first row is there.
+func (s *system) watchStatus(node string) *watched {
+	s.T.Helper()
+	c := exec.CommandContext(context.WithoutCancel(s.T.Context()), filepath.Join(s.Root, "bin", "trial"), "kubectl", "skerry", "status", "-w", "-l", "kubernetes.io/hostname="+node)
+	c.Env = append(os.Environ(), "TRIAL_DIR="+s.Dir)
+	c.WaitDelay = 5 * time.Second
+	out, err := c.StdoutPipe()
+	s.Check(err)
+	s.Check(c.Start())
+	w := &watched{s: s, lines: make(chan string, 1000)}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		for lines := bufio.NewScanner(out); lines.Scan(); {
+			select {
+			case w.lines <- lines.Text():
+			default: // more than a device in a test has to tell
+			}
+		}
+	}()
+	s.T.Cleanup(func() {
+		_ = c.Cancel()
+		<-ended
+		_ = c.Wait() // it was killed
+	})
+	w.await(node+" ", " Up ")
+	return w
+}
+
+// await waits for a line with a beginning and parts.
+func (w *watched) await(prefix string, parts ...string) {
+	w.s.T.Helper()
+	w.s.WaitFor(fmt.Sprintf("status -w to print %q with %q", prefix, parts), func(ctx context.Context) error {
+		for {
+			select {
+			case line := <-w.lines:
+				w.seen = append(w.seen, line)
+				if strings.HasPrefix(line, prefix) && !slices.ContainsFunc(parts, func(p string) bool { return !strings.Contains(line, p) }) {
+					return nil
+				}
+			case <-ctx.Done():
+				return fmt.Errorf("it printed %q", w.seen)
+			}
+		}
+	})
+}
+
 // Twenty-two devices on one screen: one is cut, one has an old backlog.
 func TestOperate_01_StatusShowsTheFleetOnOneScreen(t *testing.T) {
 	s := newSystem(t)
 	s.plugin()
 	s.addHollow(20)
 	ns := s.Namespace()
+	live := s.watchStatus("edge1")
 	release := s.holdWrites("edge2")
 	s.Apply(ns, `
 apiVersion: v1
@@ -147,6 +207,7 @@ spec:
 		}
 		return nil
 	})
+	live.await("edge1 ", " Down ", "link down, last contact ")
 	all, _, err := s.fleetStatus(t.Context())
 	s.Check(err)
 	if len(all) != 22 {
@@ -164,6 +225,15 @@ spec:
 	}
 	out, err := s.Run(t.Context(), "kubectl", "skerry", "status", "--backlog-age", "10s")
 	lines := strings.Split(strings.TrimSpace(out), "\n")
+	var remedies []string
+	if at := slices.IndexFunc(lines, func(line string) bool { return strings.HasPrefix(line, "-> ") }); at > 0 {
+		lines, remedies = lines[:at], lines[at:]
+	}
+	for _, want := range []string{"-> LinkDown (edge1): on the device: edgecore status", "-> BacklogOld (edge2): `kubectl skerry node edge2`"} {
+		if !slices.ContainsFunc(remedies, func(line string) bool { return strings.HasPrefix(line, want) }) {
+			t.Errorf("the remedies %q lack %q", remedies, want)
+		}
+	}
 	if err == nil || len(lines) != 24 || !strings.HasPrefix(lines[0], "22 devices: 21 up, 1 down; ") || !strings.HasPrefix(lines[1], "NAME ") ||
 		!strings.HasPrefix(lines[2], "edge1 ") || !strings.Contains(lines[2], "link down, last contact ") {
 		t.Errorf("%v\n%s", err, out)
@@ -176,6 +246,7 @@ spec:
 
 	release()
 	s.Heal("edge1")
+	live.await("edge1 ", " Up ")
 	s.Kubectl("delete", "pod", "-n", ns, "untold", "--grace-period=1")
 	s.WaitFor("both to be well", func(ctx context.Context) error {
 		all, well, err := s.fleetStatus(ctx, "-l", "kubernetes.io/hostname in (edge1, edge2)", "--backlog-age", "10s")

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/http"
 	"slices"
 	"sync/atomic"
@@ -33,6 +34,8 @@ import (
 const (
 	// pageSize is how many objects are asked for at once.
 	pageSize = 500
+	// ageInterval is how late a link that is down for its age alone may be shown.
+	ageInterval = 10 * time.Second
 	// syncPoll is how often follow checks whether all collections are read.
 	syncPoll = 100 * time.Millisecond
 )
@@ -159,13 +162,13 @@ func (s source) read(ctx context.Context, facts *fleet.Facts) error {
 		return nil
 	})
 	if err != nil && !s.missing(err) {
-		return rights(fmt.Errorf("listing %s: %w", s.what, err))
+		return unreached(rights(fmt.Errorf("listing %s: %w", s.what, err)))
 	}
 	return nil
 }
 
 // follow calls changed, from one goroutine, once all collections are read, then at most once a
-// second on changes and once a minute without, until ctx ends.
+// second on changes and each ageInterval without, until ctx ends.
 func (c *cluster) follow(ctx context.Context, changed func(fleet.Facts) error) error {
 	sources := c.sources()
 	stores, controllers := make([]cache.Store, len(sources)), make([]cache.Controller, len(sources))
@@ -232,7 +235,7 @@ func (c *cluster) follow(ctx context.Context, changed func(fleet.Facts) error) e
 		case <-poll.C:
 		}
 	}
-	look := time.NewTicker(time.Minute) // ages alone make a link old
+	look := time.NewTicker(ageInterval) // ages alone make a link old
 	defer look.Stop()
 	for {
 		select {
@@ -320,6 +323,16 @@ func rights(err error) error {
 		return err
 	}
 	return fmt.Errorf("%w\nThe ClusterRole skerry:viewer has all that this command needs: kubectl create clusterrolebinding NAME --clusterrole=skerry:viewer --user=USER", err)
+}
+
+// unreached adds what to do where kube-apiserver did not answer.
+func unreached(err error) error {
+	op, failed := errors.AsType[*net.OpError](err)
+	if !(failed && op.Op == "dial") && !utilnet.IsConnectionReset(err) && !utilnet.IsTimeout(err) && !utilnet.IsProbableEOF(err) {
+		return err
+	}
+	return fmt.Errorf("%w\nkube-apiserver does not answer: is it running, and is this the right server (kubectl cluster-info)? The devices keep running, and send their "+
+		"reports once it is back", err)
 }
 
 // serverClock is kube-apiserver's clock as its answers have it: that of this machine may be off by

@@ -53,7 +53,7 @@ func (o *output) addTo(c *cobra.Command) {
 	o.flags.TypeSetterPrinter = nil // the objects have their kind
 	o.flags.AddFlags(c)
 	c.Flag("output").Usage = "Output format. One of: (wide, " + strings.Join(o.flags.AllowedFormats(), ", ") + ")."
-	c.Flags().BoolVar(&o.noHeaders, "no-headers", false, "Print no headers and no summary")
+	c.Flags().BoolVar(&o.noHeaders, "no-headers", false, "Print no headers, summary and remedies")
 }
 
 func (o *output) table() bool { return *o.flags.OutputFormat == "" || *o.flags.OutputFormat == "wide" }
@@ -87,7 +87,8 @@ func statusCommand(f getter, streams genericiooptions.IOStreams) *cobra.Command 
 	c := &cobra.Command{
 		Use: "status", Short: "Show the devices of the cluster on one screen: links, backlogs, certificates, operations, pods",
 		Long: `Show the devices of the cluster: those with problems first. It asks kube-apiserver for Nodes, their Leases, pods and NodeOperations, and no device; the ClusterRole
-skerry:viewer is enough. What cloudcore knows of a link is as old as the last contact: at most 23 s where the link is up.
+skerry:viewer is enough. What cloudcore knows of a link is as old as the last contact: at most 23 s where the link is up. Below the table each kind of problem has
+a line with the remedy; with -o json each problem has one.
 
 Exit code 0: all is well. 1: something is wrong, or the cluster can't be asked.`,
 		Example: `  kubectl skerry status
@@ -132,6 +133,11 @@ func (o *statusOptions) run(ctx context.Context, f getter) error {
 	}
 	if err := o.print(out, printer, fleet.Worst(nodes), now); err != nil {
 		return err
+	}
+	if o.table() && !o.noHeaders {
+		for _, line := range fleet.Remedies(nodes) {
+			fmt.Fprintln(o.streams.Out, line)
+		}
 	}
 	if o.watch {
 		seen := states(nodes)

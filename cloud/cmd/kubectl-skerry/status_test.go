@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
@@ -31,6 +32,7 @@ type apiserver struct {
 	away      string        // why no device answers; empty: they do
 	slow      time.Duration // of a list of Leases
 	pages     int
+	changes   map[string]chan map[string]any // sent to the watches of a resource
 }
 
 func newAPIServer(t *testing.T, nodes int) *apiserver {
@@ -77,9 +79,15 @@ func (a *apiserver) serve(w http.ResponseWriter, r *http.Request) {
 			_ = json.NewEncoder(w).Encode(metav1.Status{TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"}, Status: "Failure", Reason: metav1.StatusReasonInvalid, Code: http.StatusUnprocessableEntity})
 			return
 		}
-		w.(http.Flusher).Flush()
-		<-r.Context().Done()
-		return
+		for {
+			w.(http.Flusher).Flush()
+			select {
+			case object := <-a.changes[resource]:
+				_ = json.NewEncoder(w).Encode(map[string]any{"type": "MODIFIED", "object": object})
+			case <-r.Context().Done():
+				return
+			}
+		}
 	}
 	if resource == "leases" {
 		time.Sleep(a.slow)
@@ -90,15 +98,12 @@ func (a *apiserver) serve(w http.ResponseWriter, r *http.Request) {
 	case "nodes":
 		list["kind"], list["apiVersion"] = "NodeList", "v1"
 		for i := range a.nodes {
-			items = append(items, map[string]any{"metadata": map[string]any{"name": fmt.Sprintf("edge-%04d", i), "labels": map[string]any{"skerry.io/edge": ""}}})
+			items = append(items, nodeOf(i, "True"))
 		}
 	case "leases":
 		list["kind"], list["apiVersion"] = "LeaseList", "coordination.k8s.io/v1"
 		for i := range a.nodes {
-			items = append(items, map[string]any{
-				"metadata": map[string]any{"name": fmt.Sprintf("edge-%04d", i), "annotations": map[string]any{"skerry.io/epoch": "1", "skerry.io/session": `{"transport":"quic","since":"2026-01-01T00:00:00Z","version":"v1"}`}},
-				"spec":     map[string]any{"renewTime": now.UTC().Format(metav1.RFC3339Micro), "leaseDurationSeconds": 40},
-			})
+			items = append(items, leaseOf(i, now))
 		}
 	case "pods":
 		list["kind"], list["apiVersion"] = "PodList", "v1"
@@ -122,6 +127,21 @@ func (a *apiserver) serve(w http.ResponseWriter, r *http.Request) {
 		list["items"] = items[from:to]
 	}
 	_ = json.NewEncoder(w).Encode(list)
+}
+
+func nodeOf(i int, ready string) map[string]any {
+	return map[string]any{
+		"kind": "Node", "apiVersion": "v1", "metadata": map[string]any{"name": fmt.Sprintf("edge-%04d", i), "labels": map[string]any{"skerry.io/edge": ""}},
+		"status": map[string]any{"conditions": []any{map[string]any{"type": "Ready", "status": ready, "message": "container runtime is down"}}},
+	}
+}
+
+func leaseOf(i int, renewed time.Time) map[string]any {
+	return map[string]any{
+		"kind": "Lease", "apiVersion": "coordination.k8s.io/v1",
+		"metadata": map[string]any{"name": fmt.Sprintf("edge-%04d", i), "annotations": map[string]any{"skerry.io/epoch": "1", "skerry.io/session": `{"transport":"quic","since":"2026-01-01T00:00:00Z","version":"v1"}`}},
+		"spec":     map[string]any{"renewTime": renewed.UTC().Format(metav1.RFC3339Micro), "leaseDurationSeconds": 40},
+	}
 }
 
 // run is the command's output.
@@ -178,6 +198,72 @@ func TestStatus_EndsWithOne(t *testing.T) {
 	}
 	if _, err := run(t, a, "-o", "jason"); err == nil {
 		t.Error("a format that is none is taken")
+	}
+}
+
+// After the table status -w prints a row for each device whose state changes, and none for a
+// renewal.
+func TestStatus_Watch(t *testing.T) {
+	a := newAPIServer(t, 3)
+	a.changes = map[string]chan map[string]any{"nodes": make(chan map[string]any), "leases": make(chan map[string]any)}
+	ctx, cancel := context.WithCancel(t.Context())
+	out, in := io.Pipe()
+	c := statusCommand(a, genericiooptions.IOStreams{In: strings.NewReader(""), Out: in, ErrOut: in})
+	c.SetArgs([]string{"-w"})
+	c.SilenceErrors = true
+	ended := make(chan error, 1)
+	go func() {
+		ended <- c.ExecuteContext(ctx)
+		_ = in.Close()
+	}()
+	lines := make(chan string, 100)
+	go func() {
+		defer close(lines)
+		for all := bufio.NewScanner(out); all.Scan(); { // a writer to the pipe waits for it
+			lines <- all.Text()
+		}
+	}()
+	next := func() string {
+		line, ok := <-lines
+		if !ok {
+			t.Fatal("the command has ended")
+		}
+		return line
+	}
+	for _, want := range []string{"3 devices: 3 up; 0 with problems", "NAME ", "edge-0000 ", "edge-0001 ", "edge-0002 "} {
+		if got := next(); !strings.HasPrefix(got, want) {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+	now := time.Now()
+	a.changes["leases"] <- leaseOf(0, now.Add(time.Second))
+	a.changes["nodes"] <- nodeOf(2, "False")
+	if got := next(); !strings.HasPrefix(got, "edge-0002 ") || !strings.HasSuffix(got, "node NotReady: container runtime is down") {
+		t.Errorf("of a node that is not Ready: %q", got)
+	}
+	a.changes["leases"] <- leaseOf(1, now.Add(-time.Hour))
+	if got := next(); !strings.HasPrefix(got, "edge-0001 ") || !strings.Contains(got, " Down ") {
+		t.Errorf("of a link that is down: %q", got)
+	}
+	a.changes["nodes"] <- nodeOf(2, "True")
+	if got := next(); !strings.HasPrefix(got, "edge-0002 ") || strings.Contains(got, "NotReady") {
+		t.Errorf("of a node that is Ready again: %q", got)
+	}
+	cancel()
+	if err := <-ended; err != nil {
+		t.Errorf("ended by the user: %v", err)
+	}
+}
+
+// A kube-apiserver that does not answer is named, with what to do.
+func TestStatus_WithoutKubeAPIServer(t *testing.T) {
+	a := newAPIServer(t, 1)
+	a.Close()
+	if _, err := run(t, a); err == nil || !strings.Contains(err.Error(), "connection refused") || !strings.Contains(err.Error(), "kube-apiserver does not answer: is it running") {
+		t.Errorf("got %v", err)
+	}
+	if err := unreached(errors.New("x509: certificate signed by unknown authority")); strings.Contains(err.Error(), "running") {
+		t.Errorf("got %v", err)
 	}
 }
 

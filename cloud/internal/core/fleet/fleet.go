@@ -277,7 +277,7 @@ func (n *Node) judge(node *corev1.Node, limits Limits, now time.Time) {
 			case c.Type == corev1.NodeReady:
 				n.Ready = Printable(string(c.Status), 10)
 				if c.Status != corev1.ConditionTrue && n.Link == Up {
-					wrong("NotReady", "`"+show+"` asks the device; there: systemctl status containerd", "node NotReady: %s", cmp.Or(c.Message, c.Reason))
+					wrong("NotReady", "`"+show+"` asks the device for the reason; if the container runtime is down: systemctl restart containerd there", "node NotReady: %s", cmp.Or(c.Message, c.Reason))
 				}
 			case action != "" && c.Status == corev1.ConditionTrue:
 				wrong(string(c.Type), fmt.Sprintf(action, n.Name), "%s", c.Type)

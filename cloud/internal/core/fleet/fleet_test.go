@@ -161,6 +161,33 @@ func TestTable(t *testing.T) {
 	}
 }
 
+// Below the table each kind of problem has one line, whatever the number of devices that have it.
+func TestRemedies(t *testing.T) {
+	facts := fleet.Facts{Nodes: []*corev1.Node{node("pressed", "True", "DiskPressure")}, Leases: []*coordinationv1.Lease{lease("pressed", 5*time.Second, time.Hour, nil)}}
+	for i := range 500 {
+		name := fmt.Sprintf("e-%03d", i)
+		facts.Nodes = append(facts.Nodes, node(name, "Unknown"))
+		facts.Leases = append(facts.Leases, lease(name, 3*time.Hour, 5*time.Hour, nil))
+	}
+	want := []string{
+		"-> LinkDown (e-000 and 499 more): on the device: edgecore status, then edgecore check",
+		"-> DiskPressure (pressed): free disk space on the device; `kubectl skerry node pressed` shows what the kubelet evicted",
+	}
+	if diff := cmp.Diff(want, fleet.Remedies(fleet.Of(facts, fleet.DefaultLimits(), now))); diff != "" {
+		t.Errorf("remedies (-want +got):\n%s", diff)
+	}
+	var many fleet.Node
+	for i := range 12 {
+		many.Problems = append(many.Problems, fleet.Problem{Reason: fmt.Sprint("R", i), Action: "act"})
+	}
+	if got := fleet.Remedies([]fleet.Node{many}); len(got) != 9 || got[8] != "-> 4 more kinds of problems: -o json" {
+		t.Errorf("of many kinds: %q", got)
+	}
+	if got := fleet.Remedies([]fleet.Node{{Name: "well"}}); len(got) > 0 {
+		t.Errorf("of a device that is well: %q", got)
+	}
+}
+
 // A device chooses its version: it can't send commands to a terminal, and no Lease grows by it.
 func TestSession_OfADeviceThatLies(t *testing.T) {
 	s := fleet.Session{Version: "\x1b]0;owned\a\u202ev1" + strings.Repeat("x", 20_000)}

@@ -76,6 +76,45 @@ func Table(nodes []Node, now time.Time) *metav1.Table {
 	return t
 }
 
+// maxRemedies bounds the lines below a table; -o json has the action of each problem.
+const maxRemedies = 8
+
+// Remedies are what to do about the problems of devices, a line for each kind of problem: the kind,
+// the devices that have it, and the action of the first. The commonest kind is first.
+func Remedies(nodes []Node) []string {
+	type kind struct {
+		reason, action, first string
+		devices               int
+	}
+	kinds := map[string]*kind{}
+	var order []*kind
+	for i := range nodes {
+		for _, p := range nodes[i].Problems {
+			k := kinds[p.Reason]
+			if k == nil {
+				k = &kind{reason: p.Reason, action: p.Action, first: nodes[i].Name}
+				kinds[p.Reason] = k
+				order = append(order, k)
+			}
+			k.devices++
+		}
+	}
+	slices.SortStableFunc(order, func(a, b *kind) int { return cmp.Compare(b.devices, a.devices) })
+	var lines []string
+	for i, k := range order {
+		if i == maxRemedies {
+			lines = append(lines, fmt.Sprintf("-> %d more kinds of problems: -o json", len(order)-i))
+			break
+		}
+		devices := k.first
+		if k.devices > 1 {
+			devices = fmt.Sprintf("%s and %d more", k.first, k.devices-1)
+		}
+		lines = append(lines, fmt.Sprintf("-> %s (%s): %s", k.reason, devices, k.action))
+	}
+	return lines
+}
+
 func dash(text string) string { return cmp.Or(text, "-") }
 
 func past(t *metav1.Time, now time.Time) string {
