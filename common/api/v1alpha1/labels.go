@@ -20,6 +20,6 @@ const (
 	// PodCIDROfferAnnotation has the ranges, one a family, that cloudcore offers to a device for its pods. It becomes spec.podCIDRs when the device writes that.
 	PodCIDROfferAnnotation = "skerry.io/pod-cidr-offer"
 	// LostSettingsAnnotation, with any value, confirms that a Node that was deleted and came back
-	// is complete: its former labels, taints and annotations are not missed.
+	// is complete: the settings that it lost (its labels, taints, cordon) are not reported any more.
 	LostSettingsAnnotation = "skerry.io/lost-settings"
 )

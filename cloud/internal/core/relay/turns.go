@@ -20,7 +20,7 @@ type turns struct {
 	queue  *kube.LimitedQueue // nodes in turns; each session has as many there as workers, and requests on the way
 	atOnce int
 	// rest bounds the pause after a write, in multiples of the time it took; with share nodes
-	// waiting the pause is that time once, with fewer it is shorter. 0: never. So a flood of many
+	// waiting the pause is that time once, with fewer there is none. 0: never. So a flood of many
 	// nodes leaves most of kube-apiserver's time to others, and a few that come back with a backlog
 	// do not wait.
 	rest, share int
