@@ -64,8 +64,9 @@ named() { [ "$1" = kubectl-skerry ] && echo "$1" || echo "skerry-$1"; }
 packages() { # packages PROGRAM ARCH [+SUFFIX of the version]
 	local name=$1 arch=$2 config=$tmp/$1-$2.yaml version=$version${3:-} package=$package${3:-} format called
 	called=$(named "$name")
+	printf '%s\n' "$version" >"$tmp/version" # skerry-launch compares it with what runs
 	go run -C build/tools/release ./notices "$made/${name}_${version}_linux_$arch" "$tmp/pause_$arch" >"$tmp/notices_$name"
-	sed "s|@ARCH@|$arch|; s|@VERSION@|$package|; s|@PROGRAM@|$made/${name}_${version}_linux_$arch|; s|@TIME@|$time|; s|@PAUSE@|$tmp/pause_$arch.oci.tar|; s|@NOTICES@|$tmp/notices_$name|" "build/package/$name.yaml" >"$config"
+	sed "s|@ARCH@|$arch|; s|@VERSION@|$package|; s|@PROGRAM@|$made/${name}_${version}_linux_$arch|; s|@TIME@|$time|; s|@PAUSE@|$tmp/pause_$arch.oci.tar|; s|@LAUNCH@|$tmp/skerry-launch_$arch|; s|@RELEASED@|$tmp/version|; s|@NOTICES@|$tmp/notices_$name|" "build/package/$name.yaml" >"$config"
 	for format in deb rpm; do
 		pinned nfpm package --config "$config" --packager "$format" --target "$made/${called}_${package}_$arch.$format" >/dev/null
 	done
@@ -76,6 +77,7 @@ packages() { # packages PROGRAM ARCH [+SUFFIX of the version]
 	edgecore)
 		files+=("usr/lib/systemd/system/edgecore-names.socket=build/systemd/edgecore-names.socket")
 		files+=("usr/share/doc/skerry-edgecore/examples/10-bridge.conflist=build/package/examples/10-bridge.conflist")
+		files+=("usr/lib/skerry/skerry-launch=$tmp/skerry-launch_$arch" "usr/share/skerry/version=$tmp/version")
 		files+=("usr/share/skerry/pause.oci.tar=$tmp/pause_$arch.oci.tar") # what devices restore the image of pods' sandboxes from
 		;;
 	cloudcore) files+=("usr/lib/sysusers.d/skerry.conf=build/systemd/skerry.sysusers") ;;
@@ -95,6 +97,7 @@ image() {
 go build -o "$tmp/release" ./build/release
 for arch in "${arches[@]}"; do
 	compile ./tests/images/pause "$arch" "$tmp/pause_$arch" ""
+	compile ./edge/cmd/skerry-launch "$arch" "$tmp/skerry-launch_$arch" ""
 	tool image --out "$tmp/pause_$arch.oci.tar" --name "$registry/pause:$version" --path /pause --user 65535:65535 --version "$version" "$arch=$tmp/pause_$arch" >/dev/null
 	for name in "${programs[@]}"; do
 		kind=cloud
