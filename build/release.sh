@@ -86,12 +86,12 @@ packages() { # packages PROGRAM ARCH [+SUFFIX of the version]
 	tool tar --out "$made/${called}_${version}_linux_$arch.tar.gz" "${files[@]}"
 }
 
-# image PROGRAM PATH USER FILE-PREFIX: an image over all architectures; prints its digest.
+# image PROGRAM PATH USER FILE-PREFIX [FLAG...]: an image over all architectures; prints its digest.
 image() {
 	local arch all=()
 	for arch in "${arches[@]}"; do all+=("$arch=$4$arch"); done
 	tool image --out "$made/$1_$version.oci.tar" --name "$registry/$1:$version" --path "$2" --user "$3" --version "$version" \
-		--file "/usr/share/doc/skerry/LICENSE=LICENSE,/usr/share/doc/skerry/NOTICE=NOTICE,/usr/share/doc/skerry/THIRD_PARTY_NOTICES=$tmp/notices_$1" "${all[@]}"
+		--file "/usr/share/doc/skerry/LICENSE=LICENSE,/usr/share/doc/skerry/NOTICE=NOTICE,/usr/share/doc/skerry/THIRD_PARTY_NOTICES=$tmp/notices_$1" "${@:5}" "${all[@]}"
 }
 
 go build -o "$tmp/release" ./build/release
@@ -114,7 +114,7 @@ for name in "${programs[@]}"; do
 	prefix=$made/${name}_${version}_linux_
 	go run -C build/tools/release ./sbom "$name" "$version" "$time" "$prefix${arches[0]}" >"$made/${name}_$version.cdx.json"
 	case $name in
-	edgecore) image edgecore /edgecore "" "$prefix" >/dev/null ;; # a file to be copied: a kubelet runs on its host
+	edgecore) image edgecore /edgecore "" "$prefix" --program "/skerry-launch=$tmp/skerry-launch_" >/dev/null ;; # files to be copied: a kubelet runs on its host
 	cloudcore)
 		cloudcore=$registry/cloudcore:$version@$(image cloudcore /cloudcore 65532:65532 "$prefix")
 		{

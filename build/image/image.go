@@ -62,6 +62,7 @@ type File struct {
 type Platform struct {
 	Arch    string
 	Program []byte
+	Files   []File // of this architecture alone
 }
 
 type platform struct {
@@ -144,7 +145,7 @@ func Archive(out io.Writer, i Image) (string, error) {
 
 // platform makes the manifest of one platform, and the blobs that belong to it.
 func (i Image) platform(p Platform) (descriptor, [][]byte, error) {
-	layer, err := i.packLayer(p.Program)
+	layer, err := i.packLayer(p.Program, slices.Concat(i.Files, p.Files))
 	if err != nil {
 		return descriptor{}, nil, err
 	}
@@ -217,7 +218,7 @@ func writeLayout(out io.Writer, top descriptor, names []string, blobs [][]byte) 
 // program as /app. It is found in /bin by the further names too.
 func Write(out io.Writer, name string, program []byte, names ...string) error {
 	_, err := Archive(out, Image{
-		Names: []string{name}, Platforms: []Platform{{runtime.GOARCH, program}}, Path: "/app", Links: names,
+		Names: []string{name}, Platforms: []Platform{{Arch: runtime.GOARCH, Program: program}}, Path: "/app", Links: names,
 	})
 	return err
 }
@@ -246,7 +247,7 @@ func WriteFile(path, name, program string, names ...string) error {
 	return nil
 }
 
-func (i Image) packLayer(program []byte) ([]byte, error) {
+func (i Image) packLayer(program []byte, files []File) ([]byte, error) {
 	var layer bytes.Buffer
 	w := tar.NewWriter(&layer)
 	for _, dir := range []struct {
@@ -265,7 +266,7 @@ func (i Image) packLayer(program []byte) ([]byte, error) {
 			return nil, err
 		}
 	}
-	for _, f := range i.Files {
+	for _, f := range files {
 		name, err := strings.TrimPrefix(path.Clean(f.Path), "/"), error(nil)
 		if f.Link != "" {
 			err = w.WriteHeader(&tar.Header{Name: name, Typeflag: tar.TypeSymlink, Linkname: f.Link, Mode: 0o777})

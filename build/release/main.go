@@ -34,7 +34,7 @@ func command() *cobra.Command {
 
 func imageCommand(at func() time.Time) *cobra.Command {
 	var out string
-	var files map[string]string
+	var files, programs map[string]string
 	i := image.Image{Gzip: true, ByDigest: true}
 	c := &cobra.Command{
 		Use: "image --out FILE --name NAME --path PATH ARCH=PROGRAM...", Short: "Pack programs into an image; print its digest", Args: cobra.MinimumNArgs(1),
@@ -46,7 +46,15 @@ func imageCommand(at func() time.Time) *cobra.Command {
 				if err != nil {
 					return cli.Bad(err)
 				}
-				i.Platforms = append(i.Platforms, image.Platform{Arch: arch, Program: program})
+				p := image.Platform{Arch: arch, Program: program}
+				for _, path := range slices.Sorted(maps.Keys(programs)) {
+					content, err := os.ReadFile(programs[path] + arch)
+					if err != nil {
+						return cli.Bad(err)
+					}
+					p.Files = append(p.Files, image.File{Path: path, Mode: 0o755, Content: content})
+				}
+				i.Platforms = append(i.Platforms, p)
 			}
 			for _, path := range slices.Sorted(maps.Keys(files)) {
 				content, err := os.ReadFile(files[path])
@@ -71,6 +79,7 @@ func imageCommand(at func() time.Time) *cobra.Command {
 	c.Flags().StringArrayVar(&i.Names, "name", nil, "name with a tag; may be repeated")
 	c.Flags().StringVar(&i.Path, "path", "", "where the program is in the image")
 	c.Flags().StringToStringVar(&files, "file", nil, "a file besides the program, PATH=FILE; may be repeated")
+	c.Flags().StringToStringVar(&programs, "program", nil, "a program besides, PATH=FILE without the architecture at its end; may be repeated")
 	c.Flags().StringVar(&i.User, "user", "", "user that it runs as")
 	c.Flags().StringVar(&i.Version, "version", "", "annotated")
 	return c

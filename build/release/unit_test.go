@@ -6,6 +6,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/skerry-io/skerry/common/cli"
 )
 
 // unit reads a unit file of systemd: the last value of each setting (systemd.syntax(7)).
@@ -38,6 +40,30 @@ func TestUnitKeepsAddressesOfPods(t *testing.T) {
 	}
 	if !strings.Contains(string(podnet), `"dataDir": "/run/`+u["RuntimeDirectory"]+"/") {
 		t.Error("addresses of pods are not in the folder that the unit keeps")
+	}
+}
+
+// The unit starts edgecore by the skerry-launch of the package, whose slots are in the standard
+// data directory. An edgecore that panics is started again: Go's runtime ends with 2 then, and a
+// version that is tried would never go back.
+func TestUnitStartsTheLauncher(t *testing.T) {
+	u := unit(t, "edgecore.service")
+	if want := "/usr/lib/skerry/skerry-launch --dir /var/lib/skerry/bin -- /usr/bin/edgecore --config /etc/skerry/edgecore.yaml"; u["ExecStart"] != want {
+		t.Errorf("ExecStart=%s, want %s", u["ExecStart"], want)
+	}
+	raw, err := os.ReadFile("../package/edgecore.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range []string{"/usr/lib/skerry/skerry-launch", "/usr/share/skerry/version", "/usr/bin/edgecore"} {
+		if !strings.Contains(string(raw), "dst: "+file+",") {
+			t.Errorf("the package has no %s", file)
+		}
+	}
+	for _, name := range []string{"edgecore.service", "cloudcore.service"} {
+		if got, want := unit(t, name)["RestartPreventExitStatus"], strconv.Itoa(cli.BadConfig); got != want {
+			t.Errorf("%s: RestartPreventExitStatus=%s, want %s", name, got, want)
+		}
 	}
 }
 

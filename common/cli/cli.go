@@ -2,7 +2,8 @@
 // and configuration verbs.
 //
 // It owns how a command ends: 0 fine, 1 it failed, 2 the call or its input was wrong and there was
-// no change. It does not know the commands' work. Only Main exits the process.
+// no change, 78 a daemon's configuration is wrong. It does not know the commands' work. Only Main
+// exits the process.
 package cli
 
 import (
@@ -27,6 +28,9 @@ import (
 const (
 	Failed   = 1
 	BadInput = 2
+	// BadConfig is of daemons alone: EX_CONFIG of sysexits.h. Their units do not start them again
+	// after it, while Go's runtime ends with 2 after a panic.
+	BadConfig = 78
 )
 
 // exitError is an error with the code that the process ends with.
@@ -48,6 +52,15 @@ func Bad(err error) error {
 
 // Badf is Bad(fmt.Errorf(...)).
 func Badf(format string, args ...any) error { return Bad(fmt.Errorf(format, args...)) }
+
+// Misconfigured turns the caller's mistake, where that is a daemon's configuration, into exit code
+// 78.
+func Misconfigured(err error) error {
+	if e, ok := errors.AsType[*exitError](err); ok && e.code == BadInput {
+		return &exitError{BadConfig, err}
+	}
+	return err
+}
 
 // Main runs a command with the process' arguments, ends its context at the first SIGTERM or SIGINT,
 // and exits. A second signal ends the process at once.

@@ -92,6 +92,12 @@ func launched() (launch.Directory, bool) {
 	return launch.Directory{Path: started.Dir, Disk: launch.System{}}, ok
 }
 
+// OnTrial reports whether this process is the trial of a version or a configuration.
+func OnTrial() bool {
+	started, ok := launch.FromEnvironment()
+	return ok && started.Trial
+}
+
 // LogTrial has the crash of a trial written to a file besides: its operation reports the end of it.
 func LogTrial(ctx context.Context) {
 	started, ok := launch.FromEnvironment()

@@ -1,6 +1,8 @@
 package release_test
 
 import (
+	"crypto/sha256"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -61,6 +63,37 @@ func (p packager) prints(program, version string) {
 	}
 }
 
+// launches runs edgecore as the unit does, through skerry-launch with the slots of the device.
+func (p packager) launches(program, version string) {
+	p.t.Helper()
+	if program != "edgecore" {
+		return
+	}
+	unit, err := os.ReadFile(filepath.Join(p.root, "usr/lib/systemd/system/edgecore.service"))
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	_, line, _ := strings.Cut(string(unit), "\nExecStart=")
+	line, _, _ = strings.Cut(line, "\n")
+	line, _, _ = strings.Cut(line, " --config ")
+	if got := command(p.t, p.root, nil, "chroot", append([]string{p.root}, append(strings.Fields(line), "version")...)...); !strings.Contains(strings.TrimSpace(got)+" ", version+" ") {
+		p.t.Errorf("%s version says %q, want %s", line, got, version)
+	}
+}
+
+// slot fills a slot of skerry-launch with a program that a NodeOperation has put there and that was
+// confirmed.
+func (p packager) slot(program, version string) {
+	p.t.Helper()
+	if program != "edgecore" {
+		return
+	}
+	dir := filepath.Join(p.root, "var/lib/skerry/bin")
+	write(p.t, filepath.Join(dir, "a/edgecore"), "#!/bin/sh\necho edgecore "+version+" of a slot\n")
+	state := fmt.Sprintf(`{"generation":9,"confirmed":{"slot":"a","version":%q,"digest":"sha256:0"}}`, version)
+	write(p.t, filepath.Join(dir, "state.0"), fmt.Sprintf("skerry-launch 1\n%x\n%s\n", sha256.Sum256([]byte(state)), state))
+}
+
 // TestShip_03_PackagesInstallUpgradeRemovePurge: dpkg and rpm themselves, each with a root of the
 // test's own: installed, upgraded with the device's identity and state kept, removed with that kept
 // still, and, where there is such a thing, purged without leftovers.
@@ -83,6 +116,9 @@ func debPackage(t *testing.T, program string) {
 		t.Fatalf("installed: %s", got)
 	}
 	p.prints(program, version)
+	p.launches(program, version)
+	p.slot(program, "v0.0.9")
+	p.launches(program, "v0.0.9")
 	for _, name := range kept(program) {
 		write(t, filepath.Join(p.root, name), "kept")
 	}
@@ -93,6 +129,7 @@ func debPackage(t *testing.T, program string) {
 		t.Fatalf("upgraded: %s", got)
 	}
 	p.prints(program, newer)
+	p.launches(program, newer) // the package is newer than the slot
 	p.exist(true, kept(program)...)
 	if verified := p.dpkg("--verify", name); verified != "" {
 		t.Errorf("files differ from the package's:\n%s", verified)
@@ -102,7 +139,7 @@ func debPackage(t *testing.T, program string) {
 	p.exist(false, "usr/bin/"+program)
 	p.dpkg("--purge", name)
 	p.exist(false, kept(program)...)
-	p.exist(false, "usr/bin/"+program, "usr/lib/systemd/system/"+program+".service", "etc/skerry", "usr/share/doc/"+name)
+	p.exist(false, "usr/bin/"+program, "usr/lib/systemd/system/"+program+".service", "etc/skerry", "usr/share/doc/"+name, "usr/lib/skerry", "usr/share/skerry", "var/lib/skerry")
 	p.exist(true, cni)
 }
 
@@ -137,6 +174,7 @@ func rpmPackage(t *testing.T, program string) {
 		t.Fatalf("installed: %s", got)
 	}
 	p.prints(program, version)
+	p.launches(program, version)
 	for _, name := range kept(program) {
 		write(t, filepath.Join(p.root, name), "kept")
 	}
@@ -145,6 +183,7 @@ func rpmPackage(t *testing.T, program string) {
 		t.Fatalf("upgraded: %s", got)
 	}
 	p.prints(program, newer)
+	p.launches(program, newer)
 	p.exist(true, kept(program)...)
 	if verified := p.rpm("--verify", "--nodeps", name); verified != "" {
 		t.Errorf("files differ from the package's:\n%s", verified)
@@ -152,7 +191,7 @@ func rpmPackage(t *testing.T, program string) {
 	// rpm has no purge: the device's identity and state go by `edgecore reset`, or by hand.
 	p.rpm("--erase", name)
 	p.exist(true, kept(program)...)
-	p.exist(false, "usr/bin/"+program, "usr/lib/systemd/system/"+program+".service", "usr/share/doc/"+name)
+	p.exist(false, "usr/bin/"+program, "usr/lib/systemd/system/"+program+".service", "usr/share/doc/"+name, "usr/lib/skerry", "usr/share/skerry")
 }
 
 // machine is the root of a machine with only the package managers' files and a shell, where

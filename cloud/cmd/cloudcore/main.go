@@ -45,7 +45,7 @@ Without a command it runs until SIGTERM, which sends the edges to another replic
 		RunE: func(c *cobra.Command, _ []string) error {
 			cfg, err := load(file)
 			if err != nil {
-				return err
+				return cli.Misconfigured(err)
 			}
 			ctx := cli.Logging(c.Context(), cfg.Log.Verbosity)
 			return gctuner.Run(ctx, gcPolicy(), func(ctx context.Context) error { return app.Run(ctx, cfg) })

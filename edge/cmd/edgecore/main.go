@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -27,6 +28,15 @@ const startOver = time.Minute
 
 func main() { cli.Main(command()) }
 
+// unusable is how edgecore ends without a configuration: for good, unless this is a trial, whose
+// starts are counted until the version or configuration before it returns.
+func unusable(err error) error {
+	if app.OnTrial() {
+		return errors.New(err.Error())
+	}
+	return cli.Misconfigured(err)
+}
+
 func command() *cobra.Command {
 	var file string
 	c := &cobra.Command{
@@ -46,7 +56,7 @@ Without a command it runs until SIGTERM. Containers go on when it stops.`,
 		RunE: func(c *cobra.Command, _ []string) error {
 			cfg, err := load(file)
 			if err != nil {
-				return err
+				return unusable(err)
 			}
 			ctx := cli.Logging(c.Context(), cfg.Log.Verbosity)
 			app.LogTrial(ctx)
