@@ -12,7 +12,8 @@ import (
 
 // TestEveryday_18: a pod that was resized in place is as large after a reboot without a link. Pods
 // that need optional features of the container runtime, an image volume and a user namespace, run
-// again too, or the device names them with the reason.
+// again too, or the device names them with the reason. So does one with a certificate of its own,
+// which a cluster issues after each boot: it runs again with the link.
 func TestEveryday_18_ResizedPodsAndWhatCantComeBack(t *testing.T) {
 	s := newSystem(t)
 	ns := s.Namespace()
@@ -26,17 +27,29 @@ spec:
   tolerations: [{operator: Exists}]
   ` + spec + "\n---\n"
 	}
+	const signer = "example.com/devices"
+	s.signPods(ns, signer)
 	const container = `{name: c, image: "skerry.local/sample:1", imagePullPolicy: IfNotPresent, resources: {requests: {cpu: 50m}, limits: {cpu: 100m}}`
 	s.Apply(ns, pod("resized", "containers: ["+container+"}]")+
 		pod("image", "containers: ["+container+`, volumeMounts: [{name: v, mountPath: /data}]}]
   volumes: [{name: v, image: {reference: "skerry.local/sample:1", pullPolicy: IfNotPresent}}]`)+
-		pod("users", "hostUsers: false\n  containers: ["+container+"}]"))
+		pod("users", "hostUsers: false\n  containers: ["+container+"}]")+
+		pod("certified", "containers: ["+container+`, volumeMounts: [{name: v, mountPath: /certificate}]}]
+  volumes: [{name: v, projected: {sources: [{podCertificate: {signerName: `+signer+`, keyType: ED25519, credentialBundlePath: bundle.pem}}]}}]`))
 	s.waitDevice("edge1", ns, "resized", func(p *corev1.Pod) error {
 		if !running(p) {
 			return fmt.Errorf("%+v", p.Status)
 		}
 		return nil
 	})
+	s.waitDevice("edge1", ns, "certified", func(p *corev1.Pod) error {
+		if !running(p) {
+			return fmt.Errorf("%+v", p.Status)
+		}
+		return nil
+	})
+	certified, err := s.Client.CoreV1().Pods(ns).Get(t.Context(), "certified", metav1.GetOptions{})
+	s.Check(err)
 	resized, err := s.Client.CoreV1().Pods(ns).Get(t.Context(), "resized", metav1.GetOptions{})
 	s.Check(err)
 	const want = "200m"
@@ -73,7 +86,7 @@ spec:
 				reasons[p.Name] = p.Message
 			}
 		}
-		for _, name := range []string{"image", "users"} {
+		for _, name := range []string{"image", "users", "certified"} {
 			p, err := device.CoreV1().Pods(ns).Get(ctx, name, metav1.GetOptions{})
 			if err != nil {
 				return err
@@ -87,4 +100,5 @@ spec:
 	})
 	s.Heal("edge1")
 	s.WaitReady("edge1", true)
+	s.waitRunsAgain("edge1", *certified)
 }
