@@ -133,7 +133,7 @@ func release(ctx context.Context, lock *resourcelock.LeaseLock) {
 
 // controllers runs the controllers, on one replica at a time.
 func (a *App) controllers(ctx context.Context) error {
-	return lead(ctx, a.client.Kubernetes(), "cloudcore", a.instance, a.reports.decide)
+	return lead(ctx, a.client.Kubernetes(), "cloudcore", a.instance, a.reports.runControllers)
 }
 
 // runSites sends devices their sites, on every replica: each has sessions.

@@ -3,9 +3,6 @@ package app
 import (
 	"context"
 
-	"golang.org/x/sync/errgroup"
-	corev1 "k8s.io/api/core/v1"
-
 	"github.com/skerry-io/skerry/cloud/internal/controllers/app"
 	"github.com/skerry-io/skerry/cloud/internal/controllers/clusterinfo"
 	"github.com/skerry-io/skerry/cloud/internal/controllers/controller"
@@ -19,7 +16,6 @@ import (
 	"github.com/skerry-io/skerry/cloud/internal/controllers/vip"
 	"github.com/skerry-io/skerry/cloud/internal/core/kube"
 	"github.com/skerry-io/skerry/cloud/internal/trust/join"
-	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
 
 // reporting merges the reports of the edges' agents, and runs the controllers of the objects that
@@ -42,7 +38,7 @@ func newReporting(client *kube.Client, informers *kube.Informers, policy vip.Pol
 	return &reporting{aggregator, client, informers, vip.NewController(client, policy), app.NewController(app.NoFencer{})}
 }
 
-// controllers are those that one replica runs at a time.
+// controllers are those that one replica runs at a time. tests/arch holds that there are no others.
 func (r *reporting) controllers() []controller.Config {
 	return []controller.Config{
 		route.Controller(),
@@ -50,26 +46,14 @@ func (r *reporting) controllers() []controller.Config {
 		r.apps.Config(),
 		clusterinfo.Controller(join.Namespace),
 		drain.Unknown(),
+		operationset.Controller(),
+		r.Sweeper(),
 		rollout.Controller(),
 		site.Offers(),
 	}
 }
 
-// decide runs the controllers, on one replica at a time.
-func (r *reporting) decide(ctx context.Context) error {
-	nodes, release := r.informers.Open(corev1.SchemeGroupVersion.WithResource("nodes"))
-	defer release()
-	pools, release := r.informers.Open(v1alpha1.Resource(v1alpha1.NodePools))
-	defer release()
-	operations, release := r.informers.Open(v1alpha1.Resource(v1alpha1.NodeOperations))
-	defer release()
-	sets, release := r.informers.Open(v1alpha1.Resource(v1alpha1.NodeOperationSets))
-	defer release()
-	g, ctx := errgroup.WithContext(ctx)
-	g.Go(func() error { return r.Sweep(ctx, nodes) })
-	g.Go(func() error { return controller.NewManager(r.client, r.informers).Run(ctx, r.controllers()...) })
-	g.Go(func() error {
-		return operationset.New(r.client, operationset.Stores{Sets: sets, Operations: operations, Nodes: nodes, Pools: pools}).Run(ctx)
-	})
-	return g.Wait()
+// runControllers runs them until ctx ends.
+func (r *reporting) runControllers(ctx context.Context) error {
+	return controller.NewManager(r.client, r.informers).Run(ctx, r.controllers()...)
 }

@@ -123,14 +123,15 @@ func TestClaims_23_EachInvariantHasAMutation(t *testing.T) {
 // madeObjects are the objects that the cloud makes in kube-apiserver, by the file that makes them
 // (invariant 7). An object here is no bookkeeping, or one of those that the invariant names.
 var madeObjects = map[string][]string{
-	"cloud/internal/controllers/app/controller.go": {"volumes of applications", "ReplicaSets of applications"},
-	"cloud/internal/controllers/vip/controller.go": {"VirtualIPs"},
-	"cloud/internal/core/balance/balance.go":       {"the Lease of the replicas"},
-	"cloud/internal/core/history/history.go":       {"the same Lease"},
-	"cloud/internal/trust/join/ca.go":              {"the CA"},
-	"cloud/internal/trust/join/revoke.go":          {"the list of revoked nodes"},
-	"cloud/internal/trust/join/server.go":          {"a certificate request of who joins"},
-	"cloud/internal/trust/join/tokens.go":          {"a token", "its Secret"},
+	"cloud/internal/controllers/app/controller.go":           {"volumes of applications", "ReplicaSets of applications"},
+	"cloud/internal/controllers/drain/operationset/apply.go": {"NodeOperations of sets"},
+	"cloud/internal/controllers/vip/controller.go":           {"VirtualIPs"},
+	"cloud/internal/core/balance/balance.go":                 {"the Lease of the replicas"},
+	"cloud/internal/core/history/history.go":                 {"the same Lease"},
+	"cloud/internal/trust/join/ca.go":                        {"the CA"},
+	"cloud/internal/trust/join/revoke.go":                    {"the list of revoked nodes"},
+	"cloud/internal/trust/join/server.go":                    {"a certificate request of who joins"},
+	"cloud/internal/trust/join/tokens.go":                    {"a token", "its Secret"},
 }
 
 // makes counts the calls that make an object; reviews are answers, and are not stored.

@@ -35,9 +35,9 @@ var ladder = [][]string{
 		"cloud/install",
 		"edge/internal/core/artefact", "edge/internal/core/store",
 	},
-	{"cloud/internal/core/fleet"},
+	{"cloud/internal/core/fleet", "cloud/internal/controllers/controller"},
 	{
-		"cloud/internal/controllers/controller", "cloud/internal/controllers/reports",
+		"cloud/internal/controllers/reports",
 		"cloud/internal/access/alpn", "cloud/internal/access/apiservice", "cloud/internal/access/artefacts", "cloud/internal/access/subresources", "cloud/internal/access/tunnel", "cloud/internal/access/usage",
 		"cloud/internal/core/publish", "cloud/internal/core/relay",
 		"cloud/internal/trust/join",

@@ -132,9 +132,17 @@ func (k *Kind[T]) Patch(ctx context.Context, key kube.Key, subresource string, p
 // Delete deletes this object, and no other of its name. That it is gone already is no error.
 func (k *Kind[T]) Delete(ctx context.Context, o *T) error {
 	uid := metaOf(o).GetUID()
-	body, err := json.Marshal(metav1.DeleteOptions{
-		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "DeleteOptions"}, Preconditions: &metav1.Preconditions{UID: &uid},
-	})
+	return k.remove(ctx, o, metav1.Preconditions{UID: &uid})
+}
+
+// DeleteUnchanged is Delete on condition that the object is the version that was read.
+func (k *Kind[T]) DeleteUnchanged(ctx context.Context, o *T) error {
+	uid, revision := metaOf(o).GetUID(), metaOf(o).GetResourceVersion()
+	return k.remove(ctx, o, metav1.Preconditions{UID: &uid, ResourceVersion: &revision})
+}
+
+func (k *Kind[T]) remove(ctx context.Context, o *T, conditions metav1.Preconditions) error {
+	body, err := json.Marshal(metav1.DeleteOptions{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "DeleteOptions"}, Preconditions: &conditions})
 	if err != nil {
 		return fmt.Errorf("deleting %s %s: %w", k.kind.Kind, keyOf(o), err)
 	}

@@ -7,50 +7,36 @@ import (
 	"net/http"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/klog/v2"
 
+	"github.com/skerry-io/skerry/cloud/internal/controllers/controller"
 	"github.com/skerry-io/skerry/cloud/internal/core/kube"
-	"github.com/skerry-io/skerry/common/rerun"
 )
 
 const (
-	sweepAfter = time.Second // nodes often go in numbers
-	sweepAgain = 10 * time.Second
-	pageSize   = 200
+	sweepAfter   = time.Second // nodes often go in numbers
+	sweepAgain   = 10 * time.Second
+	sweepTimeout = 10 * time.Minute // it reads every object of every kind
+	pageSize     = 200
 )
 
-// Nodes is the collection of nodes; a *kube.Store.
-type Nodes interface {
-	Synced() <-chan struct{}
-	Get(key kube.Key) *kube.Object
-	Observe(changed func(old, new *kube.Object)) (cancel func())
-}
-
-// Sweep takes the entries of nodes that were deleted out of every status, until ctx ends: all
-// objects are looked through at the start, and whenever a node goes. One replica at a time does so,
-// under the Lease.
-func (a *Aggregator) Sweep(ctx context.Context, nodes Nodes) error {
-	exists := func(node string) bool { return nodes.Get(kube.Key{Name: node}) != nil }
-	loop := rerun.New(func(ctx context.Context) (time.Duration, error) { return 0, a.sweep(ctx, exists) }, rerun.Config{
-		Settle: sweepAfter, RetryMin: sweepAgain, RetryMax: sweepAgain,
-		Failed: func(ctx context.Context, err error, retry time.Duration) {
-			klog.FromContext(ctx).Info("Failed to remove deleted nodes from statuses, retrying", "in", retry, "err", err)
+// Sweeper removes the entries of deleted nodes from every status: it looks through all objects at
+// the start, and whenever a node goes.
+func (a *Aggregator) Sweeper() controller.Config {
+	return controller.Config{
+		Name: "reports", Settle: sweepAfter, RetryMin: sweepAgain, RetryMax: sweepAgain, Timeout: sweepTimeout,
+		Start: func(_ context.Context, r *controller.Run) (controller.Work, error) {
+			nodes := controller.Watch[corev1.Node](r, corev1.SchemeGroupVersion.WithResource("nodes"), func(_, now *kube.Object) {
+				if now == nil {
+					r.Wake()
+				}
+			})
+			exists := func(node string) bool { return nodes.Object(kube.Key{Name: node}) != nil }
+			return controller.Level(func(ctx context.Context) (time.Duration, error) { return 0, a.sweep(ctx, exists) }), nil
 		},
-	})
-	defer nodes.Observe(func(_, now *kube.Object) {
-		if now == nil {
-			loop.Wake()
-		}
-	})()
-	select {
-	case <-nodes.Synced():
-	case <-ctx.Done():
-		return nil
 	}
-	loop.Run(ctx)
-	return nil
 }
 
 func (a *Aggregator) sweep(ctx context.Context, exists func(string) bool) error {

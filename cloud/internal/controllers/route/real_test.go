@@ -18,7 +18,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
 
@@ -68,7 +67,6 @@ func newSystem(t *testing.T) *system {
 		return err
 	})
 	informers := kube.NewInformers(client)
-	nodes, _ := informers.Open(schema.GroupVersionResource{Version: "v1", Resource: "nodes"})
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return informers.Run(ctx) })
@@ -83,12 +81,7 @@ func newSystem(t *testing.T) *system {
 		var wg sync.WaitGroup
 		stop = func() { end(); wg.Wait() }
 		wg.Go(func() {
-			if err := controller.NewManager(client, informers).Run(leading, route.Controller()); err != nil {
-				t.Error(err)
-			}
-		})
-		wg.Go(func() {
-			if err := w.parts[replica].Sweep(leading, nodes); err != nil {
+			if err := controller.NewManager(client, informers).Run(leading, route.Controller(), w.parts[replica].Sweeper()); err != nil {
 				t.Error(err)
 			}
 		})

@@ -15,9 +15,11 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/fake"
 
+	"github.com/skerry-io/skerry/cloud/internal/controllers/controller"
 	"github.com/skerry-io/skerry/cloud/internal/controllers/drain/operationset"
 	"github.com/skerry-io/skerry/cloud/internal/core/kube"
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
@@ -28,7 +30,7 @@ import (
 type apiserver struct {
 	t      *testing.T
 	events *fake.Clientset
-	stores operationset.Stores
+	stores stores
 
 	mu       sync.Mutex
 	version  int
@@ -36,11 +38,14 @@ type apiserver struct {
 	requests map[string]int            // by method and collection
 }
 
+// stores are the collections that the controller opens.
+type stores struct{ Sets, Operations, Nodes, Pools *kube.Store }
+
 func newAPIServer(t *testing.T) *apiserver {
 	store := func(plural string) *kube.Store { return kube.NewStore(v1alpha1.Resource(plural)) }
 	a := &apiserver{
 		t: t, events: fake.NewClientset(), objects: map[string]map[string]any{}, requests: map[string]int{},
-		stores: operationset.Stores{
+		stores: stores{
 			Sets: store(v1alpha1.NodeOperationSets), Operations: store(v1alpha1.NodeOperations), Pools: store(v1alpha1.NodePools),
 			Nodes: kube.NewStore(corev1.SchemeGroupVersion.WithResource("nodes")),
 		},
@@ -54,6 +59,12 @@ func newAPIServer(t *testing.T) *apiserver {
 }
 
 func (a *apiserver) Kubernetes() kubernetes.Interface { return a.events }
+
+func (a *apiserver) Open(resource schema.GroupVersionResource) (store *kube.Store, release func()) {
+	return map[string]*kube.Store{
+		v1alpha1.NodeOperationSets: a.stores.Sets, v1alpha1.NodeOperations: a.stores.Operations, v1alpha1.NodePools: a.stores.Pools, "nodes": a.stores.Nodes,
+	}[resource.Resource], func() {}
+}
 
 func answer(code int, reason metav1.StatusReason, o any) (*kube.Response, error) {
 	if code >= 300 {
@@ -233,7 +244,7 @@ func TestController(t *testing.T) {
 		})
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
-		go func() { done <- operationset.New(a, a.stores).Run(ctx) }()
+		go func() { done <- controller.NewManager(a, a).Run(ctx, operationset.Controller()) }()
 		defer func() {
 			cancel()
 			if err := <-done; err != nil {

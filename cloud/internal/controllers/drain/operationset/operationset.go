@@ -6,8 +6,8 @@
 // node whose annotation has a result for the template, and on more nodes than the set's bounds
 // allow. Its only memory are those objects, so any replica can take over at any moment.
 //
-// Plan computes the changes from a State, without requests or time of its own. A Controller is run
-// by one goroutine, under a Lease; its requests end with the Lease.
+// Plan computes the changes from a State, without requests or time of its own. The controller is a
+// level loop of package controller, which calls it from one goroutine at a time.
 package operationset
 
 import (
