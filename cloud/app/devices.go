@@ -13,7 +13,7 @@ import (
 	"golang.org/x/net/netutil"
 	"golang.org/x/sync/errgroup"
 
-	"github.com/skerry-io/skerry/cloud/internal/access/alpn"
+	"github.com/skerry-io/skerry/cloud/internal/access/clienthello"
 	"github.com/skerry-io/skerry/common/httpserver"
 	"github.com/skerry-io/skerry/common/pki"
 )
@@ -24,7 +24,7 @@ const strangersAtOnce = 64
 
 // devicePort is the one port by which devices come.
 type devicePort struct {
-	mux                     *alpn.Mux
+	mux                     *clienthello.Mux
 	links, joins, strangers net.Listener
 	port                    int // by which devices find it
 }
@@ -37,8 +37,8 @@ func listenForDevices(at string, port int) (*devicePort, error) {
 	if own, ok := l.Addr().(*net.TCPAddr); ok && port == 0 {
 		port = own.Port
 	}
-	m := alpn.New(l)
-	return &devicePort{mux: m, links: m.Route(alpn.Link), joins: m.Route(alpn.Join), strangers: m.Route(""), port: port}, nil
+	m := clienthello.New(l)
+	return &devicePort{mux: m, links: m.Route(clienthello.Link), joins: m.Route(clienthello.Join), strangers: m.Route(""), port: port}, nil
 }
 
 // addresses are where devices find the port, by each of the hosts.

@@ -31,6 +31,7 @@ var ladder = [][]string{
 	},
 	{
 		"edge/internal/kernel",
+		"cloud/internal/access/clienthello",
 		"cloud/internal/core/balance", "cloud/internal/core/cloudhub", "cloud/internal/core/fence", "cloud/internal/core/history",
 		"cloud/install",
 		"edge/internal/core/artefact", "edge/internal/core/store",
@@ -38,7 +39,7 @@ var ladder = [][]string{
 	{"cloud/internal/core/fleet", "cloud/internal/controllers/controller"},
 	{
 		"cloud/internal/controllers/reports",
-		"cloud/internal/access/alpn", "cloud/internal/access/apiservice", "cloud/internal/access/artefacts", "cloud/internal/access/subresources", "cloud/internal/access/tunnel", "cloud/internal/access/usage",
+		"cloud/internal/access/apiservice", "cloud/internal/access/artefacts", "cloud/internal/access/subresources", "cloud/internal/access/tunnel", "cloud/internal/access/usage",
 		"cloud/internal/core/publish", "cloud/internal/core/relay",
 		"cloud/internal/trust/join",
 		"edge/internal/core/agent", "edge/internal/core/metamanager",

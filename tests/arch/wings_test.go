@@ -101,7 +101,7 @@ func TestWings_Complaints(t *testing.T) {
 		"downwards":       {"edge/internal/site/names", []string{"edge/internal/core/agent", "edge/internal/kernel/lan"}, 0},
 		"upwards":         {"edge/internal/core/agent", []string{"edge/internal/site/names"}, 1},
 		"to a peer":       {"cloud/internal/access/tunnel", []string{"cloud/internal/trust/join"}, 1},
-		"within the wing": {"cloud/internal/access/tunnel", []string{"cloud/internal/access/alpn"}, 0},
+		"within the wing": {"cloud/internal/access/tunnel", []string{"cloud/internal/access/clienthello"}, 0},
 		"no wing":         {"edge/internal/tools/x", nil, 1},
 		"no room":         {"edge/internal/core", nil, 1},
 		"elsewhere":       {"common/link", []string{"edge/internal/core/agent"}, 0},

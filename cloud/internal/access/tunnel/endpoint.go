@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
+	"github.com/skerry-io/skerry/cloud/internal/access/clienthello"
 	"github.com/skerry-io/skerry/common/tunnel"
 )
 
@@ -70,14 +71,14 @@ func (t *Tunnel) leadByName(ctx context.Context, near net.Conn) {
 	if err := near.SetDeadline(time.Now().Add(headTimeout)); err != nil {
 		return
 	}
-	hello, read, err := readHello(near)
+	hello, read, err := clienthello.Read(near)
 	if err != nil {
 		log.V(2).Info("Closed a connection without a TLS ClientHello", "err", err)
 		t.metrics.refuse(byName, "hello")
 		return
 	}
-	log = log.WithValues("name", hello.name)
-	node := types.NodeName(strings.ToLower(strings.TrimSuffix(hello.name, ".")))
+	log = log.WithValues("name", hello.ServerName)
+	node := types.NodeName(strings.ToLower(strings.TrimSuffix(hello.ServerName, ".")))
 	if edge, _, err := t.config.Nodes.kubelet(node); err != nil || !edge {
 		log.V(2).Info("Refused a connection: its server name is no edge node")
 		t.metrics.refuse(byName, "unknown")

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/skerry-io/skerry/cloud/internal/access/clienthello"
 	"github.com/skerry-io/skerry/common/tunnel"
 )
 
@@ -74,17 +75,12 @@ func (w *watched) observe(b []byte) {
 
 // learn reads the hello, which may come in pieces. w.mu is held.
 func (w *watched) learn(b []byte) {
-	w.first = append(w.first, b[:min(len(b), maxHello-len(w.first))]...)
-	h, _, err := readHello(bytes.NewReader(w.first))
-	if err != nil && len(w.first) < maxHello && incomplete(w.first) {
+	w.first = append(w.first, b[:min(len(b), clienthello.Max-len(w.first))]...)
+	h, _, err := clienthello.Read(bytes.NewReader(w.first))
+	if err != nil && len(w.first) < clienthello.Max && clienthello.Incomplete(w.first) {
 		return
 	}
-	w.first, w.known, w.pools = nil, true, err == nil && h.pools
-}
-
-// incomplete reports whether more of a TLS record of the handshake (type 22) is to come.
-func incomplete(b []byte) bool {
-	return len(b) == 0 || b[0] == 22 && (len(b) < 5 || len(b) < 5+int(b[3])<<8+int(b[4]))
+	w.first, w.known, w.pools = nil, true, err == nil && h.OffersHTTP2()
 }
 
 // look ends the stream if the edge has been silent since the last write.

@@ -1,16 +1,16 @@
-// Package alpn lets several TLS servers share one port: each connection goes to the one whose
-// protocol its client offers by ALPN (RFC 7301).
+// Package clienthello reads the first message of TLS clients, and lets several TLS servers share
+// one port by it: each connection goes to the server whose protocol its client offers by ALPN (RFC
+// 7301).
 //
-// It owns the wait for the client's hello, which it reads without taking it from the socket: the
+// It owns the wait for the ClientHello, which a Mux reads without taking it from the socket: the
 // server that gets the connection does its own handshake, with its own bounds, as if the port were
 // its own. It refuses clients that send no hello, or send it too slowly, and never answers itself.
 // A Mux may be used by many goroutines.
-package alpn
+package clienthello
 
 import (
 	"bytes"
 	"context"
-	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -42,8 +42,6 @@ const (
 	// queued bounds the connections that a server has been given and has not taken; one more is
 	// closed, and its client tries again.
 	queued = 64
-	// maxHello bounds a hello, in bytes: one record (RFC 8446, 5.1).
-	maxHello = 5 + 16<<10
 )
 
 // Mux is one port.
@@ -115,7 +113,7 @@ func (m *Mux) Run(ctx context.Context) error {
 // lead hands one connection on.
 func (m *Mux) lead(ctx context.Context, conn net.Conn) {
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
-	offered, err := hello(conn)
+	offered, err := peek(conn)
 	if !stop() || err != nil {
 		klog.FromContext(ctx).V(4).Info("Closed a connection without a TLS ClientHello", "remote", conn.RemoteAddr().String(), "err", err)
 		_ = conn.Close()
@@ -139,8 +137,8 @@ func (m *Mux) choose(offered []string) (rest *route) {
 	return rest
 }
 
-// hello reads the client's data, and leaves it in the socket. It returns the offered protocols.
-func hello(conn net.Conn) ([]string, error) {
+// peek reads a ClientHello and leaves it in the socket. It returns the protocols that are offered.
+func peek(conn net.Conn) ([]string, error) {
 	socket, ok := conn.(syscall.Conn)
 	if !ok {
 		return nil, fmt.Errorf("a %T is no socket", conn)
@@ -155,7 +153,7 @@ func hello(conn net.Conn) ([]string, error) {
 	var offered []string
 	var failed error
 	seen := 0
-	b := make([]byte, maxHello)
+	b := make([]byte, Max)
 	err = raw.Read(func(fd uintptr) bool {
 		n, _, err := unix.Recvfrom(int(fd), b, unix.MSG_PEEK)
 		switch {
@@ -171,10 +169,12 @@ func hello(conn net.Conn) ([]string, error) {
 			return false // woken without new data: the rest is on its way
 		}
 		seen = n
-		if incomplete(b[:n]) {
+		if Incomplete(b[:n]) {
 			return false
 		}
-		offered, failed = parse(b[:n])
+		var h Hello
+		h, _, failed = Read(bytes.NewReader(b[:n]))
+		offered = h.Protocols
 		return true
 	})
 	if err := errors.Join(err, failed); err != nil {
@@ -182,35 +182,6 @@ func hello(conn net.Conn) ([]string, error) {
 	}
 	return offered, conn.SetReadDeadline(time.Time{})
 }
-
-// incomplete reports whether more of a TLS record of the handshake (type 22) is to come.
-func incomplete(b []byte) bool {
-	return b[0] == 22 && (len(b) < 5 || len(b) < 5+int(b[3])<<8+int(b[4]))
-}
-
-var errSeen = errors.New("seen")
-
-// parse reads the hello by beginning a handshake that goes no further.
-func parse(record []byte) (offered []string, err error) {
-	seen := false
-	err = tls.Server(readOnly{Reader: bytes.NewReader(record)}, &tls.Config{GetConfigForClient: func(i *tls.ClientHelloInfo) (*tls.Config, error) {
-		offered, seen = i.SupportedProtos, true
-		return nil, errSeen
-	}}).Handshake() //nolint:noctx // it ends with its input
-	if seen {
-		return offered, nil
-	}
-	return nil, err
-}
-
-// readOnly is a connection that can only be read. The handshake needs no more of it.
-type readOnly struct {
-	net.Conn // nil
-	io.Reader
-}
-
-func (s readOnly) Read(b []byte) (int, error)  { return s.Reader.Read(b) }
-func (s readOnly) Write(b []byte) (int, error) { return len(b), nil }
 
 // route is a net.Listener.
 type route struct {

@@ -1,4 +1,4 @@
-package alpn_test
+package clienthello_test
 
 import (
 	"context"
@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/skerry-io/skerry/cloud/internal/access/alpn"
+	"github.com/skerry-io/skerry/cloud/internal/access/clienthello"
 	"github.com/skerry-io/skerry/common/link"
 	"github.com/skerry-io/skerry/common/link/linktest"
 	"github.com/skerry-io/skerry/common/link/wslink"
@@ -25,13 +25,13 @@ func port(t *testing.T, names ...string) (address string, site linktest.Site) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := alpn.New(l)
+	m := clienthello.New(l)
 	ctx, cancel := context.WithCancel(context.Background())
 	var all sync.WaitGroup
 	var servers []net.Listener
 	for _, name := range names {
 		config := &tls.Config{Certificates: []tls.Certificate{site.Cloud}, NextProtos: []string{"http/1.1"}}
-		if name == alpn.Link {
+		if name == clienthello.Link {
 			config = site.ServerTLS()
 			config.NextProtos = []string{"http/1.1"}
 		}
@@ -80,15 +80,15 @@ func answer(t *testing.T, conn net.Conn) (string, error) {
 }
 
 func TestMux_ByOffer(t *testing.T) {
-	at, site := port(t, alpn.Link, alpn.Join, "")
+	at, site := port(t, clienthello.Link, clienthello.Join, "")
 	for name, test := range map[string]struct {
 		offered []string
 		cert    bool
 		want    string // "": no answer
 	}{
-		"a device with its certificate": {[]string{alpn.Link, "http/1.1"}, true, "I am skerry-link"},
-		"a device without one":          {[]string{alpn.Link, "http/1.1"}, false, ""},
-		"a device that joins":           {[]string{alpn.Join, "http/1.1"}, false, "I am skerry-join"},
+		"a device with its certificate": {[]string{clienthello.Link, "http/1.1"}, true, "I am skerry-link"},
+		"a device without one":          {[]string{clienthello.Link, "http/1.1"}, false, ""},
+		"a device that joins":           {[]string{clienthello.Join, "http/1.1"}, false, "I am skerry-join"},
 		"a browser":                     {[]string{"h2", "http/1.1"}, false, "I am "},
 		"who offers nothing":            {nil, false, "I am "},
 	} {
@@ -125,12 +125,12 @@ func (p pieces) Write(b []byte) (int, error) {
 }
 
 func TestMux_HelloInPieces(t *testing.T) {
-	at, site := port(t, alpn.Join, "")
+	at, site := port(t, clienthello.Join, "")
 	raw, err := net.Dial("tcp", at)
 	if err != nil {
 		t.Fatal(err)
 	}
-	conn := tls.Client(pieces{raw}, &tls.Config{RootCAs: site.Authority.Pool(), NextProtos: []string{alpn.Join, "http/1.1"}, ServerName: "127.0.0.1"})
+	conn := tls.Client(pieces{raw}, &tls.Config{RootCAs: site.Authority.Pool(), NextProtos: []string{clienthello.Join, "http/1.1"}, ServerName: "127.0.0.1"})
 	if got, err := answer(t, conn); got != "I am skerry-join" {
 		t.Errorf("got %q, %v", got, err)
 	}
@@ -138,7 +138,7 @@ func TestMux_HelloInPieces(t *testing.T) {
 
 // Connections without TLS are closed, and silent clients keep no other client out.
 func TestMux_NoHello(t *testing.T) {
-	at, site := port(t, alpn.Join, "")
+	at, site := port(t, clienthello.Join, "")
 	for _, said := range []string{"GET / HTTP/1.1\r\n\r\n", "\x16\x03\x01\x00\x02ab", "\x00", "SSH-2.0-x\r\n"} {
 		conn, err := net.Dial("tcp", at)
 		if err != nil {
@@ -170,7 +170,7 @@ func TestMux_NoHello(t *testing.T) {
 	for _, c := range silent {
 		c.Close()
 	}
-	conn, err := tls.Dial("tcp", at, &tls.Config{RootCAs: site.Authority.Pool(), NextProtos: []string{alpn.Join, "http/1.1"}, ServerName: "127.0.0.1"})
+	conn, err := tls.Dial("tcp", at, &tls.Config{RootCAs: site.Authority.Pool(), NextProtos: []string{clienthello.Join, "http/1.1"}, ServerName: "127.0.0.1"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -191,8 +191,8 @@ func TestMux_CarriesLinks(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := alpn.New(l)
-	config := wslink.ListenConfig{Link: link.Default().OfCloud(), TLS: site.ServerTLS(), Table: topic.NewTable(), Socket: m.Route(alpn.Link)}
+	m := clienthello.New(l)
+	config := wslink.ListenConfig{Link: link.Default().OfCloud(), TLS: site.ServerTLS(), Table: topic.NewTable(), Socket: m.Route(clienthello.Link)}
 	links, err := wslink.Listen(t.Context(), "", config)
 	if err != nil {
 		t.Fatal(err)
