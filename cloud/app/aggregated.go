@@ -12,15 +12,15 @@ import (
 	"github.com/skerry-io/skerry/common/pki"
 )
 
-// aggregated is the server side of an API that kube-apiserver's aggregator calls: its listener,
-// which is closed when it has been served, a certificate, and the clients allowed.
-type aggregated struct {
+// aggregatedServer is the server side of an API that kube-apiserver's aggregator calls: its
+// listener, which is closed when it has been served, a certificate, and the clients allowed.
+type aggregatedServer struct {
 	listener net.Listener
 	serving  *join.Serving
 	proxy    *join.FrontProxy
 }
 
-func newAggregated(client kubernetes.Interface, ca *join.CA, host string, l net.Listener) (*aggregated, error) {
+func newAggregated(client kubernetes.Interface, ca *join.CA, host string, l net.Listener) (*aggregatedServer, error) {
 	serving, err := ca.Serving([]string{host})
 	if err != nil {
 		return nil, err
@@ -29,11 +29,11 @@ func newAggregated(client kubernetes.Interface, ca *join.CA, host string, l net.
 	if err != nil {
 		return nil, err
 	}
-	return &aggregated{l, serving, proxy}, nil
+	return &aggregatedServer{l, serving, proxy}, nil
 }
 
 // serve serves the aggregator.
-func (a *aggregated) serve(ctx context.Context, serve func(context.Context, net.Listener) error) error {
+func (a *aggregatedServer) serve(ctx context.Context, serve func(context.Context, net.Listener) error) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return a.proxy.Run(ctx) })
 	g.Go(func() error {

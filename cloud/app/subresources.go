@@ -10,8 +10,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 
-	"github.com/skerry-io/skerry/cloud/internal/access/apiservice"
-	"github.com/skerry-io/skerry/cloud/internal/access/subresources"
+	"github.com/skerry-io/skerry/cloud/internal/access/aggregated"
+	"github.com/skerry-io/skerry/cloud/internal/access/aggregated/subresources"
 	"github.com/skerry-io/skerry/cloud/internal/access/tunnel"
 	"github.com/skerry-io/skerry/cloud/internal/trust/join"
 	"github.com/skerry-io/skerry/common/pki"
@@ -23,14 +23,14 @@ const subresourcesHost = "cloudcore-subresources." + join.Namespace + ".svc"
 
 // subresourcesServer is subresources.skerry.io, its listener and its dependencies.
 type subresourcesServer struct {
-	*aggregated
+	*aggregatedServer
 	server *subresources.Server
 }
 
 // newSubresources makes the server; it closes the listener when it has been served.
 func newSubresources(client kubernetes.Interface, ca *join.CA, to *tunnel.Tunnel, l net.Listener) (_ *subresourcesServer, err error) {
 	s := &subresourcesServer{}
-	if s.aggregated, err = newAggregated(client, ca, subresourcesHost, l); err != nil {
+	if s.aggregatedServer, err = newAggregated(client, ca, subresourcesHost, l); err != nil {
 		return nil, err
 	}
 	s.server = subresources.New(subresources.Config{
@@ -48,7 +48,7 @@ func newSubresources(client kubernetes.Interface, ca *join.CA, to *tunnel.Tunnel
 }
 
 func (s *subresourcesServer) serve(ctx context.Context) error {
-	return s.aggregated.serve(ctx, s.server.Serve)
+	return s.aggregatedServer.serve(ctx, s.server.Serve)
 }
 
 // bundleEvery is how often the APIServices are checked: the manifests may be applied again, or with
@@ -61,5 +61,5 @@ func keepBundles(ctx context.Context, client kubernetes.Interface, ca *join.CA) 
 		subresources.Version + "." + subresources.Group: "cloudcore-subresources",
 		"v1beta1.metrics.k8s.io":                        "cloudcore-usage",
 	}
-	return apiservice.New(client.Discovery().RESTClient(), join.Namespace, services, pki.EncodeCertificates(ca.Trusted...)).Run(ctx, bundleEvery)
+	return aggregated.NewBundles(client.Discovery().RESTClient(), join.Namespace, services, pki.EncodeCertificates(ca.Trusted...)).Run(ctx, bundleEvery)
 }

@@ -17,7 +17,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
-	"github.com/skerry-io/skerry/cloud/internal/access/usage"
+	"github.com/skerry-io/skerry/cloud/internal/access/aggregated/usage"
 	"github.com/skerry-io/skerry/cloud/internal/trust/join"
 )
 
@@ -33,7 +33,7 @@ const (
 
 // usageServer is metrics.k8s.io, its listener and its dependencies.
 type usageServer struct {
-	*aggregated
+	*aggregatedServer
 	usage   *usage.Usage
 	release func()
 }
@@ -43,7 +43,7 @@ func (a *App) newUsage() error {
 	client := a.client.Kubernetes()
 	s := &usageServer{}
 	var err error
-	if s.aggregated, err = newAggregated(client, a.ca, usageHost, a.ports.usage); err != nil {
+	if s.aggregatedServer, err = newAggregated(client, a.ca, usageHost, a.ports.usage); err != nil {
 		return err
 	}
 	roots, err := clusterRoots(a.client.Config())
@@ -91,7 +91,7 @@ func clusterRoots(cfg *rest.Config) (*x509.CertPool, error) {
 }
 
 func (s *usageServer) serve(ctx context.Context) error {
-	return s.aggregated.serve(ctx, func(ctx context.Context, l net.Listener) error { return s.usage.Serve(ctx, l, s.proxy.Allowed) })
+	return s.aggregatedServer.serve(ctx, func(ctx context.Context, l net.Listener) error { return s.usage.Serve(ctx, l, s.proxy.Allowed) })
 }
 
 // accountToken is a token that is renewed before it expires.

@@ -26,7 +26,7 @@ var cyclic = map[string]int{
 
 	"cloud/internal/access/tunnel": 3,
 
-	"cloud/internal/access/usage": 1,
+	"cloud/internal/access/aggregated/usage": 1,
 
 	"common/link": 2,
 

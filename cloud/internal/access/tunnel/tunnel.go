@@ -6,8 +6,8 @@
 // one that holds the link. It is a wire, not a right: TLS, authentication and authorisation stay
 // between kube-apiserver and the kubelet. It refuses every client that is neither kube-apiserver
 // nor another replica, and leads to no port of an edge node but its kubelet's. Any other node
-// is dialled directly. To cloud/internal/access/subresources, in this process, it also gives
-// connections that are the device's own. A Tunnel may be used by many goroutines at once.
+// is dialled directly. To cloud/internal/access/aggregated/subresources, in this process, it also
+// gives connections that are the device's own. A Tunnel may be used by many goroutines at once.
 package tunnel
 
 import (

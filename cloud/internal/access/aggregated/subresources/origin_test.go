@@ -25,10 +25,10 @@ func TestClaims_15_WebPageOpensNoStream(t *testing.T) {
 		return true, &authorizationv1.SubjectAccessReview{Status: authorizationv1.SubjectAccessReviewStatus{Allowed: true}}, nil
 	})
 	s := New(Config{Client: client, User: func(*http.Request) (user.Info, bool) { return &user.DefaultInfo{Name: "admin"}, true }})
-	server := httptest.NewServer(s.guard(s.routes(t.Context())))
+	server := httptest.NewServer(s.api(t.Context()))
 	defer server.Close()
 	ask := func(method, sub string, header http.Header) (int, string) {
-		r, err := http.NewRequestWithContext(context.Background(), method, server.URL+root+"/namespaces/default/pods/p/"+sub+"?command=id&ports=80", nil)
+		r, err := http.NewRequestWithContext(context.Background(), method, server.URL+"/apis/"+Group+"/"+Version+"/namespaces/default/pods/p/"+sub+"?command=id&ports=80", nil)
 		if err != nil {
 			t.Fatal(err)
 		}

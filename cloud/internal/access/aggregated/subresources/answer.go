@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apiserver/pkg/authentication/user"
 
+	"github.com/skerry-io/skerry/cloud/internal/access/aggregated"
 	"github.com/skerry-io/skerry/common/podstream"
 )
 
@@ -90,5 +91,5 @@ func (refusals) Error(w http.ResponseWriter, _ *http.Request, err error) {
 	if _, ok := errors.AsType[*apierrors.StatusError](err); !ok {
 		err = apierrors.NewServiceUnavailable(err.Error())
 	}
-	fail(w, err)
+	aggregated.Fail(w, err)
 }

@@ -1,10 +1,4 @@
-// Package apiservice keeps spec.caBundle of cloudcore's own APIServices: kube-apiserver's
-// aggregator verifies cloudcore by it.
-//
-// It owns that one field. It refuses to touch an APIService that leads anywhere but to cloudcore's
-// own Service, such as that of a metrics-server, and creates no object. An admission policy in
-// manifests/cloudcore holds cloudcore to the same. Bundles are used by one goroutine.
-package apiservice
+package aggregated
 
 import (
 	"bytes"
@@ -20,9 +14,9 @@ import (
 	"k8s.io/klog/v2"
 )
 
-const path = "/apis/apiregistration.k8s.io/v1/apiservices/"
+const apiServices = "/apis/apiregistration.k8s.io/v1/apiservices/"
 
-// Bundles keeps the field.
+// Bundles keeps spec.caBundle of cloudcore's own APIServices: by it the aggregator knows cloudcore.
 type Bundles struct {
 	// Set by New, never changed.
 	client    rest.Interface
@@ -31,9 +25,9 @@ type Bundles struct {
 	ca        []byte
 }
 
-// New returns Bundles. services are names of APIServices, each with the Service
+// NewBundles returns Bundles. services are names of APIServices, each with the Service
 // in the namespace that it must lead to; ca is PEM.
-func New(client rest.Interface, namespace string, services map[string]string, ca []byte) *Bundles {
+func NewBundles(client rest.Interface, namespace string, services map[string]string, ca []byte) *Bundles {
 	return &Bundles{client, namespace, services, ca}
 }
 
@@ -42,16 +36,16 @@ const retry = 10 * time.Second
 
 // Run checks the APIServices now and then until ctx ends.
 func (b *Bundles) Run(ctx context.Context, every time.Duration) error {
-	said := ""
+	last := ""
 	for {
 		wait, now := every, ""
 		if err := b.Sync(ctx); err != nil && ctx.Err() == nil {
 			wait, now = retry, err.Error()
-			if now != said { // not each time: where the rights are missing this is how it stays
+			if now != last { // not each time: where the rights are missing this is how it stays
 				klog.FromContext(ctx).Error(err, "Failed to update the APIService CA bundles, retrying")
 			}
 		}
-		said = now
+		last = now
 		select {
 		case <-ctx.Done():
 			return nil
@@ -86,7 +80,7 @@ type service struct {
 }
 
 func (b *Bundles) one(ctx context.Context, name, leadsTo string) error {
-	raw, err := b.client.Get().AbsPath(path+name).SetHeader("Accept", "application/json").DoRaw(ctx)
+	raw, err := b.client.Get().AbsPath(apiServices+name).SetHeader("Accept", "application/json").DoRaw(ctx)
 	if err != nil {
 		return err
 	}
@@ -103,7 +97,7 @@ func (b *Bundles) one(ctx context.Context, name, leadsTo string) error {
 	if err != nil {
 		return err
 	}
-	if _, err := b.client.Patch(types.MergePatchType).AbsPath(path+name).SetHeader("Accept", "application/json").Body(patch).DoRaw(ctx); err != nil {
+	if _, err := b.client.Patch(types.MergePatchType).AbsPath(apiServices+name).SetHeader("Accept", "application/json").Body(patch).DoRaw(ctx); err != nil {
 		return fmt.Errorf("setting caBundle: %w", err)
 	}
 	klog.FromContext(ctx).Info("Updated the APIService CA bundle", "apiService", name)

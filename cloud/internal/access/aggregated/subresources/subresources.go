@@ -16,6 +16,7 @@ import (
 	"net"
 	"net/http"
 
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/client-go/kubernetes"
@@ -26,8 +27,6 @@ const (
 	Group   = "subresources.skerry.io"
 	Version = "v1alpha1"
 )
-
-const root = "/apis/" + Group + "/" + Version
 
 // Config configures a Server. Every zero bound means its default.
 type Config struct {
@@ -48,18 +47,19 @@ type Config struct {
 
 // Server answers for the subresources.
 type Server struct {
-	// Set by New, never changed.
-	config Config
-	slots  chan struct{} // one for each request
+	config Config // never changed
 }
 
 // New returns a Server.
 func New(config Config) *Server {
 	config.MaxRequests = cmp.Or(config.MaxRequests, 512)
-	return &Server{config: config, slots: make(chan struct{}, config.MaxRequests)}
+	return &Server{config: config}
 }
 
 type userKey struct{}
+
+// resource is that of errors: the pods, as users know them.
+var resource = schema.GroupResource{Resource: "pods"}
 
 // verbs are kube-apiserver's names of a method where the resource has a name.
 var verbs = map[string]string{http.MethodGet: "get", http.MethodPost: "create"}

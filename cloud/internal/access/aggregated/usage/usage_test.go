@@ -25,7 +25,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	metrics "k8s.io/metrics/pkg/apis/metrics/v1beta1"
 
-	"github.com/skerry-io/skerry/cloud/internal/access/usage"
+	"github.com/skerry-io/skerry/cloud/internal/access/aggregated/usage"
 	"github.com/skerry-io/skerry/cloud/internal/core/kube"
 	"github.com/skerry-io/skerry/cloud/internal/trust/join"
 	"github.com/skerry-io/skerry/common/pki"
