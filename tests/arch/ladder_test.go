@@ -49,7 +49,7 @@ var ladder = [][]string{
 	},
 	{
 		"cloud/internal/access/applogs", "cloud/internal/access/console", "cloud/internal/access/nodemetrics",
-		"cloud/internal/controllers/app", "cloud/internal/controllers/clusterinfo", "cloud/internal/controllers/drain", "cloud/internal/controllers/kubevip", "cloud/internal/controllers/marks", "cloud/internal/controllers/drain/operationset", "cloud/internal/controllers/rollout", "cloud/internal/controllers/route", "cloud/internal/controllers/site", "cloud/internal/controllers/vip",
+		"cloud/internal/controllers/app", "cloud/internal/controllers/clusterinfo", "cloud/internal/controllers/drain", "cloud/internal/controllers/marks", "cloud/internal/controllers/drain/operationset", "cloud/internal/controllers/rollout", "cloud/internal/controllers/route", "cloud/internal/controllers/site", "cloud/internal/controllers/vip",
 		"cloud/internal/trust/check",
 		"edge/internal/core/edgeapi",
 		"edge/internal/agents/probation",

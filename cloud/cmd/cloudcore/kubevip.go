@@ -9,7 +9,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
 
-	"github.com/skerry-io/skerry/cloud/internal/controllers/kubevip"
+	"github.com/skerry-io/skerry/cloud/install/kubevip"
 	"github.com/skerry-io/skerry/common/cli"
 )
 

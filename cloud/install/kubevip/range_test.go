@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/skerry-io/skerry/cloud/internal/controllers/kubevip"
+	"github.com/skerry-io/skerry/cloud/install/kubevip"
 )
 
 func TestOptions_Ranges(t *testing.T) {
