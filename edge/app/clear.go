@@ -10,10 +10,10 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/skerry-io/skerry/edge/internal/core/agent"
-	"github.com/skerry-io/skerry/edge/internal/kernel/hostaddress"
 	"github.com/skerry-io/skerry/edge/internal/kernel/keepalived"
 	"github.com/skerry-io/skerry/edge/internal/kernel/kubeproxy"
 	"github.com/skerry-io/skerry/edge/internal/kernel/masquerade"
+	"github.com/skerry-io/skerry/edge/internal/kernel/netif"
 	"github.com/skerry-io/skerry/edge/internal/kernel/netroute"
 	"github.com/skerry-io/skerry/edge/internal/kernel/redirect"
 	"github.com/skerry-io/skerry/edge/internal/kernel/wireguard"
@@ -33,7 +33,7 @@ func (l *Lock) ClearKernel(ctx context.Context) error {
 		clearVIPs(ctx, cfg),
 		l.clearServices(ctx),
 		redirect.New().Apply(nil),
-		hostaddress.Keep(), // no addresses
+		netif.KeepLoopback(), // no addresses
 		clearMarks(ctx),
 		clearRoutes(ctx, uint8(cfg.Modules.Route.Protocol)),
 		clearPodNetwork(ctx),

@@ -14,8 +14,8 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/core/agent"
 	"github.com/skerry-io/skerry/edge/internal/core/store"
 	"github.com/skerry-io/skerry/edge/internal/kernel/balance"
-	"github.com/skerry-io/skerry/edge/internal/kernel/hostaddress"
 	"github.com/skerry-io/skerry/edge/internal/kernel/iptables"
+	"github.com/skerry-io/skerry/edge/internal/kernel/netif"
 	"github.com/skerry-io/skerry/edge/internal/kernel/netroute"
 	"github.com/skerry-io/skerry/edge/internal/kernel/redirect"
 	edgeconfig "github.com/skerry-io/skerry/edge/internal/setup/config"
@@ -83,7 +83,7 @@ func TestClearKernel(t *testing.T) {
 				Address: netip.MustParseAddr("192.0.2.100"), Interface: "eth0",
 				Ports: []balance.Port{{Protocol: balance.TCP, Number: 80, Backends: []netip.AddrPort{netip.MustParseAddrPort("10.88.0.5:8080")}}},
 			}}),
-			hostaddress.Keep(netip.MustParseAddr("169.254.20.53")),
+			netif.KeepLoopback(netip.MustParseAddr("169.254.20.53")),
 			redirect.New().Apply([]redirect.Rule{{From: netip.MustParseAddrPort("10.96.0.1:443"), To: netip.MustParseAddrPort("169.254.20.20:10550")}}),
 		)
 	})

@@ -9,7 +9,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/core/agent"
 	"github.com/skerry-io/skerry/edge/internal/core/edgeapi"
 	"github.com/skerry-io/skerry/edge/internal/kernel/mangle"
-	"github.com/skerry-io/skerry/edge/internal/kernel/netport"
+	"github.com/skerry-io/skerry/edge/internal/kernel/netif"
 	"github.com/skerry-io/skerry/edge/internal/optional/marks"
 	"github.com/skerry-io/skerry/edge/internal/optional/passthrough"
 	edgeconfig "github.com/skerry-io/skerry/edge/internal/setup/config"
@@ -27,7 +27,7 @@ func clearMarks(ctx context.Context) error { return marks.Clear(ctx, mangle.New(
 func (a *App) newPassthrough() *agent.Module {
 	return passthrough.New(passthrough.Config{
 		NodeName: a.node, API: a.api.ClientConfig(edgeapi.Identity{}), Events: a.recorder(string(passthrough.Name)), Memory: agent.NewMemory(a.store, string(passthrough.Name)),
-		Ports: netport.Up, Allowed: a.config.Modules.Passthrough.Ports,
+		Ports: netif.Up, Allowed: a.config.Modules.Passthrough.Ports,
 		Guard: func(port string, nodes []netip.Addr, way netip.Addr) (string, error) {
 			ways := []netip.Addr{}
 			for _, server := range a.servers() {
@@ -38,7 +38,7 @@ func (a *App) newPassthrough() *agent.Module {
 			if way.IsValid() {
 				ways = append(ways, way)
 			}
-			return netport.Depends(port, ways, nodes)
+			return netif.Depends(port, ways, nodes)
 		},
 	})
 }

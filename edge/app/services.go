@@ -20,7 +20,6 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/core/linkstate"
 	"github.com/skerry-io/skerry/edge/internal/core/object"
 	"github.com/skerry-io/skerry/edge/internal/kernel/conntrack"
-	"github.com/skerry-io/skerry/edge/internal/kernel/hostaddress"
 	"github.com/skerry-io/skerry/edge/internal/kernel/kubeproxy"
 	"github.com/skerry-io/skerry/edge/internal/kernel/lan"
 	"github.com/skerry-io/skerry/edge/internal/kernel/masquerade"
@@ -117,7 +116,7 @@ func (a *App) newNames(view *serviceview.View) (*names.Module, error) {
 	}
 	config := names.Config{
 		Listen: listen, Domain: c.Domain, View: view, Sockets: names.FromEnvironment(),
-		Address: func() error { return hostaddress.Keep(listen.Addr()) }, Admits: a.api.PodSources(),
+		Address: func() error { return netif.KeepLoopback(listen.Addr()) }, Admits: a.api.PodSources(),
 	}
 	read := func(all []string) (out []netip.AddrPort) {
 		for _, text := range all {

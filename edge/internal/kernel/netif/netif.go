@@ -1,6 +1,8 @@
-// Package netif reads the network interfaces of the device.
+// Package netif reads the network interfaces of the device, switches those on that applications are
+// given (Up), and gives the loopback interface addresses of the device's own (KeepLoopback).
 //
-// It only reads, and has no state. Its functions may be called from any goroutine; they see the
+// It owns the addresses with its label on the loopback interface, and refuses to touch others. An
+// interface that is on stays on. Its functions may be called from any goroutine; they see the
 // network namespace of the calling thread.
 package netif
 

@@ -46,7 +46,7 @@ const (
 	requestTimeout = 20 * time.Second
 )
 
-// Ports switches a port on: netport.Up.
+// Ports switches a port on: netif.Up.
 type Ports func(name string) error
 
 // Guard returns the user of a port that no pod may take; "" without one. nodes are the

@@ -1,9 +1,4 @@
-// Package hostaddress adds addresses to this device's loopback interface, for servers that only the
-// device and its pods use.
-//
-// It owns the addresses with its label, and refuses to touch others: an existing one is used
-// unchanged. It is stateless; any goroutine may call it.
-package hostaddress
+package netif
 
 import (
 	"errors"
@@ -17,12 +12,13 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/kernel/dump"
 )
 
-// label marks our addresses, distinct from those of package redirect (ip-address(8)).
-const label = "lo:skerry-n"
+// loopbackLabel marks our addresses: not those of package redirect (ip-address(8)).
+const loopbackLabel = "lo:skerry-n"
 
-// Keep makes the device have the addresses, and takes those from it that an earlier run gave it and
-// that are not among them.
-func Keep(want ...netip.Addr) error {
+// KeepLoopback gives the loopback interface addresses for services to which only the device and its
+// pods connect, and removes those of an earlier run that are not among them. An address that is
+// there already stays as it is.
+func KeepLoopback(want ...netip.Addr) error {
 	lo, err := netlink.LinkByName("lo")
 	if err != nil {
 		return fmt.Errorf("finding the loopback interface: %w", err)
@@ -43,7 +39,7 @@ func Keep(want ...netip.Addr) error {
 		case !ok:
 		case missing[ip]:
 			delete(missing, ip)
-		case a.Label == label:
+		case a.Label == loopbackLabel:
 			if err := netlink.AddrDel(lo, &a); err != nil {
 				return fmt.Errorf("removing %s: %w", ip, err)
 			}
@@ -52,7 +48,7 @@ func Keep(want ...netip.Addr) error {
 	for ip := range missing {
 		a := &netlink.Addr{IPNet: &net.IPNet{IP: ip.AsSlice(), Mask: net.CIDRMask(ip.BitLen(), ip.BitLen())}, Scope: int(netlink.SCOPE_HOST)}
 		if ip.Is4() {
-			a.Label = label
+			a.Label = loopbackLabel
 		}
 		if err := netlink.AddrAdd(lo, a); err != nil && !errors.Is(err, syscall.EEXIST) {
 			return fmt.Errorf("adding %s: %w", ip, err)

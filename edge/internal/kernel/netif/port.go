@@ -1,8 +1,4 @@
-// Package netport switches the device's network ports on for applications that are given one.
-//
-// It has no state: a port that is on stays on. It refuses the loopback interface. Up may be called
-// from any goroutine, and sees the network namespace of the calling thread.
-package netport
+package netif
 
 import (
 	"errors"

@@ -1,4 +1,4 @@
-package netport_test
+package netif_test
 
 import (
 	"net/netip"
@@ -7,7 +7,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
-	"github.com/skerry-io/skerry/edge/internal/kernel/netport"
+	"github.com/skerry-io/skerry/edge/internal/kernel/netif"
 	"github.com/skerry-io/skerry/tests/netns/wire"
 )
 
@@ -36,7 +36,7 @@ func TestClaims_05_PortThatTheDeviceNeeds(t *testing.T) {
 	ways, own := []netip.Addr{netip.MustParseAddr("203.0.113.10")}, []netip.Addr{netip.MustParseAddr("192.168.7.2"), netip.MustParseAddr("192.168.9.2")}
 	device.Must(t, func() error {
 		for port, want := range map[string]string{"wan0": "default route", "lan0": "an address of this node", "cloud0": "cloudcore", "cam0": "", "missing0": "", "slave0": "part of br0"} {
-			why, err := netport.Depends(port, ways, own)
+			why, err := netif.Depends(port, ways, own)
 			if err != nil || want == "" && why != "" || !strings.Contains(why, want) {
 				t.Errorf("%s: %q, %v; want %q", port, why, err, want)
 			}
