@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"os"
 	"syscall"
+
+	"github.com/skerry-io/skerry/edge/internal/core/store/boltfile"
 )
 
 var (
@@ -15,9 +17,9 @@ var (
 	ErrKey = errors.New("the store's key does not fit")
 	// ErrSchema is returned by Open for a store that a newer edgecore has written.
 	ErrSchema = errors.New("the store was written by a newer edgecore")
-	// ErrDamaged is returned by every method once the file has turned out to be damaged while in
-	// use. The next Open sets it aside.
-	ErrDamaged = errors.New("the store is damaged")
+	// ErrDamaged is returned by everything once the file has turned out to be damaged while in use.
+	// The next Open sets it aside.
+	ErrDamaged = boltfile.ErrDamaged
 	// ErrFull is returned by a write that found no room. Later ones may find it again.
 	ErrFull = errors.New("no room left on the store's disk")
 	// ErrClosed is returned after Close.
@@ -25,16 +27,7 @@ var (
 )
 
 // DamageError describes the damage of the file. errors.Is finds ErrDamaged in it.
-type DamageError struct{ Reason string }
-
-func (e *DamageError) Error() string { return "the store is damaged: " + e.Reason }
-
-func (e *DamageError) Is(target error) bool { return target == ErrDamaged }
-
-// readError is an I/O error of the disk, which may pass: it does not mean that the file is damaged.
-type readError struct{ error }
-
-func (e *readError) Unwrap() error { return e.error }
+type DamageError = boltfile.DamageError
 
 func noRoom(err error) error {
 	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {

@@ -1,6 +1,10 @@
 package store
 
-import "io"
+import (
+	"io"
+
+	"github.com/skerry-io/skerry/edge/internal/core/store/boltfile"
+)
 
 // For fuzzing: the parsers of data on the disk.
 var (
@@ -11,15 +15,11 @@ var (
 // WalkPages walks as bbolt would, or reads all readable pages.
 func WalkPages(file io.ReaderAt, size int64, tolerant bool) error {
 	if !tolerant {
-		return walkPages(file, size, strict{})
+		return boltfile.Walk(file, size, strict{})
 	}
-	metas, _ := readMetas(file, size)
-	for _, meta := range metas {
-		w, err := newWalker(file, size, meta, newTree())
-		if err == nil {
-			err = w.bucket(meta.root, nil)
-		}
-		if err != nil {
+	trees, _ := boltfile.Trees(file, size)
+	for _, tree := range trees {
+		if err := tree.Walk(newTree()); err != nil {
 			return err
 		}
 	}

@@ -96,35 +96,6 @@ func lock(ctx context.Context, store string, flags int, wait time.Duration) (*os
 	return f, nil
 }
 
-// A read error that lasts for readPatience is damage: the file is then set aside, where it can be
-// read again once the disk can.
-const (
-	readPatience = 30 * time.Second
-	readPause    = time.Second
-)
-
-// verifyPatiently waits for a disk that can't be read to pass. The error is a *DamageError where it
-// does not.
-func verifyPatiently(ctx context.Context, verify func() error) error {
-	end := time.Now().Add(readPatience)
-	for {
-		err := verify()
-		failed := (*readError)(nil)
-		if !errors.As(err, &failed) {
-			return err
-		}
-		klog.FromContext(ctx).Error(err, "Failed to read the store, retrying", "until", end)
-		if !time.Now().Before(end) {
-			return &DamageError{Reason: fmt.Sprintf("%v, for %s", err, readPatience)}
-		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("reading the store: %w", err)
-		case <-time.After(readPause):
-		}
-	}
-}
-
 // Absent is the entry of Lost for a store file that was missing or empty.
 const Absent = "everything: the file was missing or empty, though a store was there before"
 

@@ -11,6 +11,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/skerry-io/skerry/edge/internal/core/store/boltfile"
 )
 
 // broken is a file of which a part can't be read.
@@ -58,7 +60,7 @@ func TestClaims_19_ReadErrorThatPassesIsNoDamage(t *testing.T) {
 						if time.Since(begin) < fails {
 							file = broken{f, part[0], part[1]}
 						}
-						return walkPages(file, info.Size(), strict{})
+						return boltfile.Walk(file, info.Size(), strict{})
 					})
 				}
 				if err := walk(readPatience / 2); err != nil {
@@ -67,7 +69,7 @@ func TestClaims_19_ReadErrorThatPassesIsNoDamage(t *testing.T) {
 				if err := walk(time.Hour); !errors.Is(err, ErrDamaged) || time.Since(begin) < readPatience {
 					t.Errorf("one that lasts, after %s: %v", time.Since(begin), err)
 				}
-				if err := walkPages(f, 2*page, strict{}); !errors.Is(err, ErrDamaged) {
+				if err := boltfile.Walk(f, 2*page, strict{}); !errors.Is(err, ErrDamaged) {
 					t.Errorf("a file that is cut off: %v", err)
 				}
 			})

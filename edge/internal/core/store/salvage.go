@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/skerry-io/skerry/edge/internal/core/object"
+	"github.com/skerry-io/skerry/edge/internal/core/store/boltfile"
 	"github.com/skerry-io/skerry/edge/internal/core/store/storepb"
 )
 
@@ -51,8 +52,9 @@ func (t *tree) bucket(path [][]byte) *foundBucket {
 	return b
 }
 
-// record, enter and damaged are the visitor of a walk that keeps all records.
-func (t *tree) record(path [][]byte, key, value []byte) error {
+// Record implements boltfile.Visitor, as Enter and Damaged do: it keeps a record that passes its
+// checksum.
+func (t *tree) Record(path [][]byte, key, value []byte) error {
 	if _, _, err := unframe(path, key, value); err != nil {
 		return err
 	}
@@ -60,9 +62,11 @@ func (t *tree) record(path [][]byte, key, value []byte) error {
 	return nil
 }
 
-func (t *tree) enter(path [][]byte) { t.bucket(path).entered = true }
+// Enter notes that a bucket was found.
+func (t *tree) Enter(path [][]byte) { t.bucket(path).entered = true }
 
-func (t *tree) damaged(path [][]byte, _ error) error {
+// Damaged counts damage; the walk continues.
+func (t *tree) Damaged(path [][]byte, _ error) error {
 	t.bucket(path).bad++
 	t.whole = false
 	return nil
@@ -123,14 +127,10 @@ type rawRecord struct {
 func readTrees(path string) (trees []*tree) {
 	// Unreadable data is missing in the trees, which record that.
 	_ = withFile(path, func(f io.ReaderAt, size int64) error {
-		metas, _ := readMetas(f, size) // readable meta pages are used
-		for _, meta := range metas {
+		found, _ := boltfile.Trees(f, size) // readable meta pages are used
+		for _, tree := range found {
 			t := newTree()
-			w, err := newWalker(f, size, meta, t)
-			if err == nil {
-				err = w.bucket(meta.root, nil)
-			}
-			if err == nil && len(trees) < 2 {
+			if err := tree.Walk(t); err == nil && len(trees) < 2 {
 				trees = append(trees, t)
 			}
 		}

@@ -1,4 +1,13 @@
-package store
+// Package boltfile reads a file of bbolt's page by page, with plain reads, as bbolt trusts what it
+// maps: a wrong page number ends in a panic in one of its goroutines or a fault that can't be
+// recovered.
+//
+// It owns the layout of bbolt's file format 2: page header {id u64, flags u16, count u16, overflow
+// u32}; two meta pages, the valid one with the higher transaction wins; a tree of branch and leaf
+// pages for each bucket; a list of free pages. See go.etcd.io/bbolt/internal/common (page.go,
+// meta.go, bucket.go). It refuses every file that bbolt would not read safely, and changes none.
+// The meaning of records is the Visitor's. A Tree is walked by one goroutine at a time.
+package boltfile
 
 import (
 	"bytes"
@@ -8,16 +17,9 @@ import (
 	"fmt"
 	"hash/fnv"
 	"io"
-	"os"
 	"slices"
 )
 
-// bbolt maps its file and believes it: a wrong page number ends in a panic in one of its goroutines
-// or a fault that can't be recovered. So before bbolt sees a file, this walks through it, page by
-// page, with plain reads. The layout is that of bbolt's file format 2: page header {id u64, flags
-// u16, count u16, overflow u32}; two meta pages, the valid one with the higher transaction wins; a
-// tree of branch and leaf pages for each bucket; a list of free pages. See
-// go.etcd.io/bbolt/internal/common (page.go, meta.go, bucket.go).
 const (
 	pageHeader     = 16
 	elementSize    = 16
@@ -34,29 +36,88 @@ const (
 	maxBucketDepth = 8
 )
 
-// visitor gets the records of a walk. A path is of buckets; the empty one is of the file's root.
-type visitor interface {
-	// record is called for every record; its error is damage like any other.
-	record(path [][]byte, key, value []byte) error
-	// enter is called for every bucket, before its records.
-	enter(path [][]byte)
-	// damaged is called for each error in a bucket, its records included. The walk continues with
-	// the rest, or ends with the error that damaged returns.
-	damaged(path [][]byte, err error) error
+// ErrDamaged is found by errors.Is in every DamageError.
+var ErrDamaged = errors.New("the store is damaged")
+
+// DamageError describes the damage of a file.
+type DamageError struct{ Reason string }
+
+func (e *DamageError) Error() string { return ErrDamaged.Error() + ": " + e.Reason }
+
+// Is implements errors.Is for ErrDamaged.
+func (e *DamageError) Is(target error) bool { return target == ErrDamaged }
+
+// ReadError is an I/O error of the disk, which may pass: it does not mean that the file is damaged.
+type ReadError struct{ err error }
+
+func (e *ReadError) Error() string { return e.err.Error() }
+
+func (e *ReadError) Unwrap() error { return e.err }
+
+// Visitor gets the records of a walk. A path is of buckets; the empty one is of the file's root.
+type Visitor interface {
+	// Record is called for every record; its error is damage like any other.
+	Record(path [][]byte, key, value []byte) error
+	// Enter is called for every bucket, before its records.
+	Enter(path [][]byte)
+	// Damaged is called for each error in a bucket, its records included. The walk continues with
+	// the rest, or ends with the error that Damaged returns.
+	Damaged(path [][]byte, err error) error
 }
 
-// strict is a visitor that ends a walk at the first thing that is wrong.
-type strict struct{}
+// Tree is the content of a file as of one of its meta pages.
+type Tree struct {
+	file io.ReaderAt
+	size int64
+	meta boltMeta
+}
 
-func (strict) record(path [][]byte, key, value []byte) error { return checkFrame(path, key, value) }
+// Trees returns the trees of the valid meta pages, the newest first. bbolt writes them in turn, so
+// that the second is the file as it was one transaction before, whose pages are all still there.
+// The error is of the disk.
+func Trees(file io.ReaderAt, size int64) ([]Tree, error) {
+	metas, err := readMetas(file, size)
+	trees := make([]Tree, len(metas))
+	for i, m := range metas {
+		trees[i] = Tree{file, size, m}
+	}
+	return trees, err
+}
 
-func (strict) enter([][]byte) {}
+// Walk visits all buckets of a tree.
+func (t Tree) Walk(v Visitor) error {
+	_, err := t.walk(v)
+	return err
+}
 
-func (strict) damaged(_ [][]byte, err error) error { return err }
+func (t Tree) walk(v Visitor) (*walker, error) {
+	w := &walker{Visitor: v, file: t.file, size: t.size, pageSize: t.meta.pageSize, high: t.meta.high, seen: map[uint64]struct{}{}}
+	if w.high < 3 || w.high > uint64(w.size/w.pageSize) {
+		return nil, &DamageError{Reason: fmt.Sprintf("it says that it has %d pages, it has %d", w.high, w.size/w.pageSize)}
+	}
+	return w, w.bucket(t.meta.root, nil)
+}
 
-// walker traverses the tree of one of a file's meta pages.
+// Walk visits all buckets of a file as bbolt would: by the newest valid meta page, with the list of
+// free pages.
+func Walk(file io.ReaderAt, size int64, v Visitor) error {
+	trees, err := Trees(file, size)
+	if len(trees) == 0 && err != nil {
+		return &ReadError{fmt.Errorf("its meta pages can't be read: %w", err)}
+	}
+	if len(trees) == 0 {
+		return &DamageError{Reason: "neither of its meta pages is valid"}
+	}
+	w, err := trees[0].walk(v)
+	if err != nil {
+		return err
+	}
+	return w.freelist(trees[0].meta.freelist)
+}
+
+// walker is one walk through a tree.
 type walker struct {
-	visitor
+	Visitor
 	file     io.ReaderAt
 	size     int64
 	pageSize int64
@@ -70,68 +131,8 @@ type boltMeta struct {
 	txid                 uint64
 }
 
-// verify returns a *DamageError for a file that is not a whole store, nil for one that is, that is
-// missing or that is empty.
-func verify(path string) error {
-	err := withFile(path, func(f io.ReaderAt, size int64) error { return walkPages(f, size, strict{}) })
-	if errors.Is(err, os.ErrNotExist) {
-		return nil
-	}
-	return err
-}
-
-// withFile calls do with a file that exists and is not empty.
-func withFile(path string, do func(file io.ReaderAt, size int64) error) error {
-	f, err := os.Open(path)
-	if err != nil {
-		return fmt.Errorf("opening the store: %w", err)
-	}
-	defer f.Close()
-	info, err := f.Stat()
-	if err != nil {
-		return fmt.Errorf("looking at the store: %w", err)
-	}
-	if info.IsDir() {
-		return fmt.Errorf("%s is a directory, and the store is a file: move the directory away", path)
-	}
-	if info.Size() == 0 {
-		return nil
-	}
-	return do(f, info.Size())
-}
-
-// walkPages walks the file as bbolt would use it: by the newest valid meta page, with the
-// list of free pages.
-func walkPages(file io.ReaderAt, size int64, v visitor) error {
-	metas, err := readMetas(file, size)
-	if len(metas) == 0 && err != nil {
-		return &readError{fmt.Errorf("its meta pages can't be read: %w", err)}
-	}
-	if len(metas) == 0 {
-		return &DamageError{Reason: "neither of its meta pages is valid"}
-	}
-	w, err := newWalker(file, size, metas[0], v)
-	if err != nil {
-		return err
-	}
-	if err := w.bucket(metas[0].root, nil); err != nil {
-		return err
-	}
-	return w.freelist(metas[0].freelist)
-}
-
-func newWalker(file io.ReaderAt, size int64, meta boltMeta, v visitor) (*walker, error) {
-	w := &walker{visitor: v, file: file, size: size, pageSize: meta.pageSize, high: meta.high, seen: map[uint64]struct{}{}}
-	if w.high < 3 || w.high > uint64(size/w.pageSize) {
-		return nil, &DamageError{Reason: fmt.Sprintf("it says that it has %d pages, it has %d", w.high, size/w.pageSize)}
-	}
-	return w, nil
-}
-
-// readMetas finds the valid meta pages, the newest first. bbolt writes them in turn, so that the
-// second points to the tree of one transaction before, whose pages are all intact. The second one's
-// offset depends on the page size, which only a meta page has: all are tried. The error is of the
-// disk.
+// readMetas finds the valid meta pages, the newest first. The second one's place depends on the
+// page size, which only a meta page tells: all are tried. The error is of the disk.
 func readMetas(file io.ReaderAt, size int64) (metas []boltMeta, err error) {
 	try := func(offset int64) {
 		b := make([]byte, pageHeader+metaSize)
@@ -169,9 +170,9 @@ func parseMeta(b []byte) (boltMeta, bool) {
 // bucket walks the tree that begins at a page.
 func (w *walker) bucket(root uint64, path [][]byte) error {
 	if len(path) > maxBucketDepth {
-		return w.damaged(path, &DamageError{Reason: "buckets are nested too deep"})
+		return w.Damaged(path, &DamageError{Reason: "buckets are nested too deep"})
 	}
-	w.enter(path)
+	w.Enter(path)
 	var last []byte
 	return w.tree(root, 0, path, &last, keys{})
 }
@@ -187,11 +188,11 @@ func (k keys) hold(key []byte) bool {
 
 func (w *walker) tree(id uint64, depth int, path [][]byte, last *[]byte, within keys) error {
 	if depth > maxTreeDepth {
-		return w.damaged(path, &DamageError{Reason: "a tree is too deep"})
+		return w.Damaged(path, &DamageError{Reason: "a tree is too deep"})
 	}
 	page, err := w.page(id)
 	if err != nil {
-		return w.damaged(path, err)
+		return w.Damaged(path, err)
 	}
 	return w.content(id, page, depth, path, last, within)
 }
@@ -200,15 +201,15 @@ func (w *walker) content(id uint64, page []byte, depth int, path [][]byte, last 
 	e := binary.NativeEndian
 	flags, count := e.Uint16(page[8:]), int(e.Uint16(page[10:]))
 	if flags != flagBranch && flags != flagLeaf {
-		return w.damaged(path, &DamageError{Reason: fmt.Sprintf("page %d is of type %#x where a tree should go on", id, flags)})
+		return w.Damaged(path, &DamageError{Reason: fmt.Sprintf("page %d is of type %#x where a tree should go on", id, flags)})
 	}
 	if pageHeader+count*elementSize > len(page) || (flags == flagBranch && count == 0) {
-		return w.damaged(path, &DamageError{Reason: fmt.Sprintf("page %d has %d elements, more or less than it can have", id, count)})
+		return w.Damaged(path, &DamageError{Reason: fmt.Sprintf("page %d has %d elements, more or less than it can have", id, count)})
 	}
 	// bbolt packs the elements' data behind the last element, in their order and without gaps: that
 	// reveals a wrong number of elements.
 	if end, ok := packed(page, flags, count); !ok {
-		if err := w.damaged(path, &DamageError{Reason: fmt.Sprintf("page %d: what its element %d leads to is not in its place", id, end)}); err != nil {
+		if err := w.Damaged(path, &DamageError{Reason: fmt.Sprintf("page %d: what its element %d leads to is not in its place", id, end)}); err != nil {
 			return err
 		}
 	}
@@ -222,7 +223,7 @@ func (w *walker) content(id uint64, page []byte, depth int, path [][]byte, last 
 		}
 		below, err := branchKeys(id, page, i, count, within)
 		if err != nil {
-			if err := w.damaged(path, err); err != nil {
+			if err := w.Damaged(path, err); err != nil {
 				return err
 			}
 			below = keys{} // the pages below may be whole
@@ -286,28 +287,28 @@ func (w *walker) leaf(id uint64, page []byte, at int, path [][]byte, last *[]byt
 	key, ok := slice(page, at, pos, ksize)
 	value, ok2 := slice(page, at, pos+ksize, vsize)
 	if !ok || !ok2 || len(key) == 0 || pos+ksize < pos {
-		return w.damaged(path, &DamageError{Reason: fmt.Sprintf("page %d: a record leads out of it", id)})
+		return w.Damaged(path, &DamageError{Reason: fmt.Sprintf("page %d: a record leads out of it", id)})
 	}
 	if *last != nil && bytes.Compare(key, *last) <= 0 {
-		if err := w.damaged(path, &DamageError{Reason: fmt.Sprintf("page %d: keys are out of order", id)}); err != nil {
+		if err := w.Damaged(path, &DamageError{Reason: fmt.Sprintf("page %d: keys are out of order", id)}); err != nil {
 			return err
 		}
 	}
 	if !within.hold(key) {
-		if err := w.damaged(path, &DamageError{Reason: fmt.Sprintf("page %d: a key is in another's place", id)}); err != nil {
+		if err := w.Damaged(path, &DamageError{Reason: fmt.Sprintf("page %d: a key is in another's place", id)}); err != nil {
 			return err
 		}
 	}
 	*last = key
 	if flags&leafIsBucket == 0 {
-		if err := w.record(path, key, value); err != nil {
-			return w.damaged(path, &DamageError{Reason: fmt.Sprintf("page %d: %v", id, err)})
+		if err := w.Record(path, key, value); err != nil {
+			return w.Damaged(path, &DamageError{Reason: fmt.Sprintf("page %d: %v", id, err)})
 		}
 		return nil
 	}
 	inner := append(append([][]byte{}, path...), bytes.Clone(key))
 	if len(value) < bucketHeader {
-		return w.damaged(inner, &DamageError{Reason: fmt.Sprintf("page %d: a bucket is cut off", id)})
+		return w.Damaged(inner, &DamageError{Reason: fmt.Sprintf("page %d: a bucket is cut off", id)})
 	}
 	root := e.Uint64(value)
 	if root != 0 {
@@ -315,9 +316,9 @@ func (w *walker) leaf(id uint64, page []byte, at int, path [][]byte, last *[]byt
 	}
 	inline := value[bucketHeader:]
 	if len(inline) < pageHeader || len(inner) > maxBucketDepth || e.Uint16(inline[8:]) != flagLeaf {
-		return w.damaged(inner, &DamageError{Reason: fmt.Sprintf("page %d: a small bucket is cut off", id)})
+		return w.Damaged(inner, &DamageError{Reason: fmt.Sprintf("page %d: a small bucket is cut off", id)})
 	}
-	w.enter(inner)
+	w.Enter(inner)
 	var innerLast []byte
 	return w.content(id, inline, 0, inner, &innerLast, keys{})
 }
@@ -366,7 +367,7 @@ func unread(id uint64, err error) error {
 	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
 		return &DamageError{Reason: fmt.Sprintf("page %d can't be read: %v", id, err)}
 	}
-	return &readError{fmt.Errorf("page %d can't be read: %w", id, err)}
+	return &ReadError{fmt.Errorf("page %d can't be read: %w", id, err)}
 }
 
 // freelist checks that no page is both free and in use: bbolt would write over it.
