@@ -58,7 +58,7 @@ func All() []Switch {
 			Edits: []Edit{
 				{"cloud/internal/core/relay/fence.go", "\terr := fence.Check(ctx, s.relay.client, s.link)\n", "\tvar err error\n\tif !off(\"fence\") {\n\t\terr = fence.Check(ctx, s.relay.client, s.link)\n\t}\n"},
 				{"cloud/internal/core/relay/fence.go", "withPreconditions(w.GetBody(), w.GetUid(), version)", "withPreconditions(w.GetBody(), w.GetUid(), map[bool]string{false: version}[off(\"fence\")])"},
-				{"cloud/internal/core/relay/event.go", "withPreconditions(patch, \"\", version)", "withPreconditions(patch, \"\", map[bool]string{false: version}[off(\"fence\")])"},
+				{"cloud/internal/core/relay/event.go", "w.patch(version)", "w.patch(map[bool]string{false: version}[off(\"fence\")])"},
 			},
 		},
 		{

@@ -2,12 +2,16 @@ package relay
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
+	"reflect"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -68,7 +72,7 @@ func (s *session) postEvent(ctx context.Context, w *eventWrite) (*kube.Response,
 // that happened more often. An event that is gone is made again. An event of a version that this
 // session knows was looked at before.
 func (s *session) patchEvent(ctx context.Context, w *eventWrite) outcome {
-	patch, err := w.patch()
+	patch, err := w.patch("")
 	if err != nil {
 		return refused(err)
 	}
@@ -78,7 +82,7 @@ func (s *session) patchEvent(ctx context.Context, w *eventWrite) outcome {
 		done:     func(read []byte) bool { return has(read, patch) },
 		obsolete: func(read []byte) bool { return occurrences(read) > occurrences(patch) },
 		write: func(ctx context.Context, version string) (*kube.Response, error) {
-			body, err := withPreconditions(patch, "", version)
+			body, err := w.patch(version)
 			if err != nil {
 				return nil, err
 			}
@@ -147,4 +151,180 @@ func (s *session) forged(e *event) string {
 		return fmt.Sprintf("a node reports events of itself and of its pods, not of %s %s", about.Kind, about.Name)
 	}
 	return ""
+}
+
+// eventWrite is one write of an Event, parsed once: the message that it came in is not read again.
+type eventWrite struct {
+	*event
+	resource   schema.GroupVersionResource
+	key        string // of the write's queue
+	path       string // of the Event
+	collection string // that it is created in
+	create     bool
+	// fields and metadata are those of the Event, as JSON. Where it came as protobuf, patch makes
+	// fields.
+	fields, metadata map[string]json.RawMessage
+}
+
+// parseEvent reads a write of the topic EventWrite. Its errors are Statuses.
+func parseEvent(m *topicpb.Write) (*eventWrite, error) {
+	resource := resourceOf(m)
+	core := resource == schema.GroupVersionResource{Version: "v1", Resource: "events"}
+	known := core || resource == schema.GroupVersionResource{Group: "events.k8s.io", Version: "v1", Resource: "events"}
+	if verb := m.GetVerb(); !known || m.GetSubresource() != "" || verb != topicpb.Verb_CREATE && verb != topicpb.Verb_PATCH {
+		return nil, badWrite(m, "events are made and patched")
+	}
+	w, err := parseEventBody(m.GetBody(), core)
+	if err != nil {
+		return nil, err
+	}
+	if w.Metadata.Name != m.GetName() || w.Metadata.Namespace != m.GetNamespace() || m.GetName() == "" {
+		return nil, apierrors.NewBadRequest("the event's name isn't that of the write")
+	}
+	if w.collection, err = pathTo(resource, m.GetNamespace(), "", ""); err != nil {
+		return nil, err
+	}
+	if w.path, err = pathTo(resource, m.GetNamespace(), m.GetName(), ""); err != nil {
+		return nil, err
+	}
+	w.resource, w.key, w.create = resource, key(m), m.GetVerb() == topicpb.Verb_CREATE
+	return w, nil
+}
+
+func parseEventBody(body []byte, core bool) (w *eventWrite, err error) {
+	w = &eventWrite{}
+	if w.event, err = readEvent(body, core); err != nil || w.whole != nil {
+		return w, err
+	}
+	if w.fields, err = fieldsOf(body, "event"); err != nil {
+		return nil, err
+	}
+	w.metadata, err = fieldsOf(w.fields["metadata"], "event's metadata")
+	return w, err
+}
+
+// forbidden refuses the write.
+func (w *eventWrite) forbidden(format string, args ...any) error {
+	return apierrors.NewForbidden(w.resource.GroupResource(), w.Metadata.Name, fmt.Errorf(format, args...))
+}
+
+// patch is the part of the event that may change, as a merge patch that is laid on top of a version
+// of the event alone; "": of any.
+func (w *eventWrite) patch(version string) ([]byte, error) {
+	if w.fields == nil {
+		body, err := json.Marshal(w.whole)
+		if err == nil {
+			err = json.Unmarshal(body, &w.fields)
+		}
+		if err != nil {
+			return nil, apierrors.NewBadRequest("the event can't be written as JSON: " + err.Error())
+		}
+	}
+	patch := map[string]any{}
+	for _, field := range []string{"count", "lastTimestamp", "message", "note", "series", "deprecatedCount", "deprecatedLastTimestamp"} {
+		if v, ok := w.fields[field]; ok {
+			patch[field] = v
+		}
+	}
+	if version != "" {
+		patch["metadata"] = map[string]string{"resourceVersion": version}
+	}
+	return json.Marshal(patch)
+}
+
+// fresh is the event without the fields that only kube-apiserver may set, and its content type.
+func (w *eventWrite) fresh() ([]byte, string, error) {
+	if w.whole != nil {
+		made := *w.whole
+		made.UID, made.ResourceVersion, made.CreationTimestamp, made.ManagedFields, made.Generation = "", "", metav1.Time{}, nil, 0
+		body, err := kube.ToProtobuf(corev1.SchemeGroupVersion.WithKind("Event"), &made)
+		if err != nil {
+			return nil, "", apierrors.NewBadRequest("the event can't be encoded: " + err.Error())
+		}
+		return body, kube.Protobuf, nil
+	}
+	fields, metadata := maps.Clone(w.fields), maps.Clone(w.metadata)
+	for _, field := range []string{"uid", "resourceVersion", "creationTimestamp", "managedFields", "generation", "selfLink"} {
+		delete(metadata, field)
+	}
+	var err error
+	if fields["metadata"], err = json.Marshal(metadata); err != nil {
+		return nil, "", err
+	}
+	body, err := json.Marshal(fields)
+	return body, "application/json", err
+}
+
+// event has the fields of an Event that relay reads, of the core group or of events.k8s.io.
+type event struct {
+	Metadata struct {
+		Name      string `json:"name"`
+		Namespace string `json:"namespace"`
+	} `json:"metadata"`
+	InvolvedObject corev1.ObjectReference `json:"involvedObject"`
+	Regarding      corev1.ObjectReference `json:"regarding"`
+	Source         corev1.EventSource     `json:"source"`
+	Deprecated     corev1.EventSource     `json:"deprecatedSource"`
+
+	whole *corev1.Event // where it came as protobuf
+}
+
+// readEvent reads a body: Kubernetes protobuf of an event of the core group, as edges send it, or
+// JSON.
+func readEvent(body []byte, core bool) (*event, error) {
+	e := &event{}
+	if !kube.IsProtobuf(body) {
+		if err := json.Unmarshal(body, e); err != nil {
+			return nil, apierrors.NewBadRequest("the event is no JSON object: " + err.Error())
+		}
+		return e, nil
+	}
+	e.whole = &corev1.Event{}
+	if !core {
+		return nil, apierrors.NewBadRequest("only events of the core group are taken as protobuf")
+	}
+	if err := kube.FromProtobuf(body, corev1.SchemeGroupVersion.WithKind("Event"), e.whole); err != nil {
+		return nil, apierrors.NewBadRequest("the event can't be read: " + err.Error())
+	}
+	e.Metadata.Name, e.Metadata.Namespace = e.whole.Name, e.whole.Namespace
+	e.InvolvedObject, e.Source = e.whole.InvolvedObject, e.whole.Source
+	return e, nil
+}
+
+// about is the object that the event reports on.
+func (e *event) about() corev1.ObjectReference {
+	if e.Regarding.Kind != "" {
+		return e.Regarding
+	}
+	return e.InvolvedObject
+}
+
+// has reports whether an event has all that a merge patch of it sets. Both are JSON.
+func has(event, patch []byte) bool {
+	var have, want map[string]any
+	if json.Unmarshal(event, &have) != nil || json.Unmarshal(patch, &want) != nil {
+		return false
+	}
+	for field, value := range want {
+		if !reflect.DeepEqual(have[field], value) {
+			return false
+		}
+	}
+	return true
+}
+
+// occurrences returns the count of an event, or of a merge patch of one; -1 if it is invalid. After
+// the loss of a part of its store a device sends lower counts than before.
+func occurrences(event []byte) int32 {
+	var e struct {
+		Count           int32 `json:"count"`
+		DeprecatedCount int32 `json:"deprecatedCount"`
+		Series          struct {
+			Count int32 `json:"count"`
+		} `json:"series"`
+	}
+	if json.Unmarshal(event, &e) != nil {
+		return -1
+	}
+	return max(e.Count, e.DeprecatedCount, e.Series.Count)
 }

@@ -8,19 +8,16 @@ import (
 // Parsers of an edge's bytes, for the fuzz targets.
 var (
 	WithPreconditions = withPreconditions
-	EventPatch        = eventPatch
-	FreshEvent        = freshEvent
 	VersionOf         = versionOf
 )
 
 // EventBodies returns the bodies made from that of an event.
 func EventBodies(body []byte) (fresh, patch []byte, err error) {
-	e, err := readEvent(body, true)
+	w, err := parseEventBody(body, true)
 	if err != nil {
 		return nil, nil, err
 	}
-	w := &eventWrite{event: e, body: body}
-	if patch, err = w.patch(); err != nil {
+	if patch, err = w.patch("7"); err != nil {
 		return nil, nil, err
 	}
 	fresh, _, err = w.fresh()
