@@ -361,7 +361,7 @@ func TestTraps_28_RefusalsAboutGoneObjectsAreQuiet(t *testing.T) {
 				<-e.ended
 				var about []string
 				for _, line := range logged.all {
-					if strings.Contains(line, "refused") {
+					if strings.Contains(line, "rejected write") {
 						about = append(about, line)
 					}
 				}
