@@ -9,8 +9,8 @@ import (
 	"testing"
 )
 
-// controllers is the wing whose packages are written with the frame in controllerKit, and with
-// none of controllerParts, which the frame owns (docs/dev/controller.md).
+// controllers is the wing whose packages use the frame in controllerKit, and must not import
+// controllerParts, which the frame owns (docs/dev/controller.md).
 const (
 	controllers   = "cloud/internal/controllers"
 	controllerKit = controllers + "/controller"

@@ -325,7 +325,7 @@ func rights(err error) error {
 	return fmt.Errorf("%w\nThe ClusterRole skerry:viewer has all that this command needs: kubectl create clusterrolebinding NAME --clusterrole=skerry:viewer --user=USER", err)
 }
 
-// unreached adds what to do where kube-apiserver did not answer.
+// unreached adds a remedy where kube-apiserver did not answer.
 func unreached(err error) error {
 	op, failed := errors.AsType[*net.OpError](err)
 	if !(failed && op.Op == "dial") && !utilnet.IsConnectionReset(err) && !utilnet.IsTimeout(err) && !utilnet.IsProbableEOF(err) {

@@ -201,7 +201,7 @@ func TestStatus_EndsWithOne(t *testing.T) {
 	}
 }
 
-// After the table status -w prints a row for each device whose state changes, and none for a
+// After the table status -w prints a row for each device whose state changes, and no row for a
 // renewal.
 func TestStatus_Watch(t *testing.T) {
 	a := newAPIServer(t, 3)
@@ -255,7 +255,7 @@ func TestStatus_Watch(t *testing.T) {
 	}
 }
 
-// A kube-apiserver that does not answer is named, with what to do.
+// A kube-apiserver that does not answer is named, with a remedy.
 func TestStatus_WithoutKubeAPIServer(t *testing.T) {
 	a := newAPIServer(t, 1)
 	a.Close()

@@ -47,7 +47,7 @@ func Incomplete(b []byte) bool {
 	return len(b) == 0 || b[0] == 22 && (len(b) < 5 || len(b) < 5+int(b[3])<<8+int(b[4]))
 }
 
-// silent is a connection that discards what is written to it. The handshake needs no more of it.
+// silent is a connection that discards its writes. The handshake needs no more of it.
 type silent struct {
 	net.Conn // nil
 	from     io.Reader

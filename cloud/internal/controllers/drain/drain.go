@@ -1,8 +1,8 @@
-// Package drain is the cloud's side of NodeOperations: what a node says of one becomes its status.
+// Package drain is the cloud's side of NodeOperations: a node's report of one becomes its status.
 //
-// It owns nothing. It refuses what a node says of another node's operation, and what makes no
-// sense. It decides nothing either: when a device may reboot is for the device to say, with or
-// without a cloud. Its functions may be called from any goroutine.
+// It is stateless. It refuses a report of another node's operation, and an invalid one. It makes no
+// decisions either: the device decides when it may reboot, with or without a cloud. Its functions
+// may be called from any goroutine.
 package drain
 
 import (
@@ -44,7 +44,7 @@ func merge(o *v1alpha1.NodeOperation, reports map[string][]byte) (refused map[st
 			continue
 		}
 		s.PhaseNumber = int32(s.Phase.Number())
-		s.RequestedBy = o.Annotations[v1alpha1.RequestedByAnnotation] // as kube-apiserver's admission wrote it, and not as the device says
+		s.RequestedBy = o.Annotations[v1alpha1.RequestedByAnnotation] // as kube-apiserver's admission wrote it, and not as the device reports it
 		o.Status = s
 	}
 	return refused

@@ -109,7 +109,7 @@ func TestTraps_15_OperationForAnUnknownNodeSaysSo(t *testing.T) {
 	says("early", "")
 	says("fine", "")
 
-	// A device whose Node has gone goes on with what it has taken up.
+	// A device whose Node has gone continues the operations that it has taken up.
 	taken := []byte(`{"status":{"phase":"Requested","phaseNumber":3,"attempts":0,"requestedAt":"2026-11-22T00:00:00Z",` +
 		`"conditions":[{"type":"Done","status":"False","reason":"Waiting","message":"m","lastTransitionTime":"2026-11-22T00:00:00Z"}]}}`)
 	if _, err := operations.Patch(ctx, "taken", types.MergePatchType, taken, metav1.PatchOptions{}, "status"); err != nil {

@@ -79,7 +79,7 @@ func Table(nodes []Node, now time.Time) *metav1.Table {
 // maxRemedies bounds the lines below a table; -o json has the action of each problem.
 const maxRemedies = 8
 
-// Remedies are what to do about the problems of devices, a line for each kind of problem: the kind,
+// Remedies lists the remedies of the devices' problems, a line for each kind of problem: the kind,
 // the devices that have it, and the action of the first. The commonest kind is first.
 func Remedies(nodes []Node) []string {
 	type kind struct {

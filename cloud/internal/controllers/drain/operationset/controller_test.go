@@ -223,8 +223,8 @@ func (a *apiserver) devices() {
 	}
 }
 
-// The controller carries a set out to its end, with a bounded number of requests a device, makes
-// none while there is no reason to, and leaves no object when the set is gone.
+// The controller carries a set out to its end, with a bounded number of requests a device, makes no
+// request without a reason, and leaves no object when the set is gone.
 func TestController(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const nodes = 20

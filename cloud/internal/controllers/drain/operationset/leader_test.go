@@ -10,8 +10,8 @@ import (
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
 
-// Scenario 19: the leader dies at its writes, before and behind them, in each wave; no device has
-// an operation twice, and none is left out.
+// Scenario 19: the leader dies at its writes, before and after them, in each wave; no device has an
+// operation twice, and no device is left out.
 func TestFleet_19_LeaderIsKilledInEachWave(t *testing.T) {
 	const nodes = 9
 	s := newSystem(t, all(nodes)...)

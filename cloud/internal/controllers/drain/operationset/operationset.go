@@ -56,8 +56,8 @@ func (s *Set) origin(wave int) v1alpha1.OperationSetOrigin {
 	}
 }
 
-// OperationName is the name of the NodeOperation of a node. It has the state of the set in it, so
-// that a replica that was paused makes none twice.
+// OperationName is the name of the NodeOperation of a node. It contains the state of the set, so
+// that a replica that was paused can't make a second one.
 func OperationName(o v1alpha1.OperationSetOrigin, node string) string {
 	sum := sha256.Sum256(fmt.Appendf(nil, "%s/%s/%d/%s", o.UID, o.Template, o.Retry, node))
 	const longest = 253 - 1 - 10
@@ -134,7 +134,8 @@ func (n *Node) result(set types.UID) *v1alpha1.OperationSetResult {
 	return nil
 }
 
-// ended is the node's result of the set as it is now; nil: it has none, or is to try again.
+// ended is the node's result of the set as it is now; nil: no result yet, or it is to be tried
+// again.
 func (n *Node) ended(s *Set) *v1alpha1.OperationSetResult {
 	r := n.result(s.UID)
 	if r == nil || r.Template != s.Template || r.Result != v1alpha1.ResultDone && r.Retry < s.Spec.Retry {
@@ -249,7 +250,7 @@ type Status struct {
 	Status v1alpha1.NodeOperationSetStatus
 }
 
-// Changes are what Plan wants to have changed. All of it may be repeated, and in any order.
+// Changes are the writes of a Plan. All of them may be repeated, and in any order.
 type Changes struct {
 	Create []Create
 	Delete []*Operation // at the version that was seen

@@ -34,7 +34,7 @@ const (
 	reasonUnread    = "InvalidAnnotation"
 )
 
-// claim is what one set has alone.
+// claim is the right to operations of one kind on a node, which one set has alone.
 type claim struct {
 	node string
 	kind v1alpha1.OperationType
@@ -54,7 +54,7 @@ type planner struct {
 	free    int             // of MaxOperationsAtOnce
 }
 
-// Plan computes the changes that bring the objects of s to what the sets want.
+// Plan computes the changes that bring the objects of s to the sets' desired state.
 func Plan(s State) *Changes {
 	p := &planner{
 		State: s, sets: map[types.UID]*Set{}, byNode: map[string][]*Operation{}, nodes: map[string]*Node{}, pools: map[string][]string{},
@@ -166,7 +166,7 @@ func rank(set types.UID, node string) uint64 {
 	return binary.BigEndian.Uint64(sum[:])
 }
 
-// withdraw takes back what waits on a node that is no longer the set's.
+// withdraw cancels the waiting operations of a node that is no longer the set's.
 func (p *planner) withdraw(s *Set, n *Node) {
 	for _, o := range p.byNode[n.Name] {
 		if o.of(s.UID) && o.Stage != Running {
@@ -431,7 +431,7 @@ func (p *planner) expire(v *view) {
 	}
 }
 
-// sweep removes what sets that are gone have left.
+// sweep deletes the operations and results of deleted sets.
 func (p *planner) sweep() {
 	for _, o := range p.Operations {
 		if o.Origin == nil {

@@ -165,7 +165,7 @@ func (w *world) steps() {
 
 func (w *world) after(d time.Duration) { w.now = w.now.Add(d) }
 
-// of is the operation of a node; nil: there is none that has not ended.
+// of is the operation of a node that has not ended; nil without one.
 func (w *world) of(node string) *v1alpha1.NodeOperation {
 	for _, o := range w.operations {
 		if o.Spec.NodeName == node && o.Status.CompletedAt == nil {
@@ -213,7 +213,7 @@ func (w *world) running() (names []string) {
 	return names
 }
 
-// finish ends all operations with success and plans, until none is left.
+// finish ends all running operations with success, until there are no more.
 func (w *world) finish() {
 	w.t.Helper()
 	for range 1000 {

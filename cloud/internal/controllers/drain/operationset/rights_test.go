@@ -20,8 +20,8 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster"
 )
 
-// Rights: a set needs those of its operations; a node writes no results; cloudcore changes nothing
-// else of Nodes and no operations of others; the requester is known.
+// Rights: a set needs those of its operations; a node can't write results; cloudcore changes no
+// other field of Nodes and no operations of others; the requester is known.
 func TestFleet_16_SetNeedsTheRightsOfItsOperations(t *testing.T) {
 	s := newSystem(t, "edge1")
 	role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "sets"}, Rules: []rbacv1.PolicyRule{

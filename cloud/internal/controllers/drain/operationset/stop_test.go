@@ -13,8 +13,8 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster"
 )
 
-// Scenario 20: a pause takes back what waits and lets run what runs; abort cancels that; a deletion
-// leaves nothing on any Node.
+// Scenario 20: a pause cancels waiting operations and lets running ones finish; abort cancels
+// those; a deletion leaves no trace on any Node.
 func TestFleet_20_PauseAbortAndDelete(t *testing.T) {
 	s := newSystem(t, all(3)...)
 	s.behave(func(o *v1alpha1.NodeOperation) string {

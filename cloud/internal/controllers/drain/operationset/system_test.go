@@ -166,8 +166,8 @@ func pause(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// devices report of their operations, as the administrator: what a device's report becomes is
-// another test's.
+// devices report of their operations, as the administrator: a device's real report is the subject
+// of another test.
 func (s *system) devices(ctx context.Context) {
 	for pause(ctx, 100*time.Millisecond) {
 		list, err := s.operations.List(ctx, metav1.ListOptions{})

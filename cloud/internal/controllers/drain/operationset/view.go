@@ -22,7 +22,7 @@ type member struct {
 	node   *Node
 	rank   uint64 // the order of nodes, another one for each set
 	wave   int
-	op     *Operation // the set's, as it is now; nil: there is none
+	op     *Operation // the set's, as it is now; nil: absent
 	busy   bool       // an operation for an earlier state of the set still runs
 	result *v1alpha1.OperationSetResult
 	// begun: the node had an operation for the template; of wave was, then.
@@ -56,7 +56,7 @@ type view struct {
 	members   []*member // by rank
 	waves     int
 	wave      int    // the current one, from 0
-	holds     string // the reason that the next wave does not begin; "": there is none, or it has begun
+	holds     string // the reason that the next wave does not begin; "": it may begin, or it has begun
 	complete  bool   // the last wave is over
 	stall     string // the reason that no more operations begin; "": they do
 	conflicts []string
@@ -78,7 +78,7 @@ func (v *view) soak(wave int) time.Duration {
 }
 
 // assign divides the members by waves. A wave of a percentage keeps its members while others come
-// and go, and takes linked ones first: a canary that is offline tests nothing.
+// and go, and takes linked ones first: an offline canary is no test.
 func (v *view) assign() error {
 	waves := v.set.Spec.Waves
 	rest := slices.Clone(v.members)
