@@ -163,7 +163,7 @@ func TestTable(t *testing.T) {
 
 // Below the table each kind of problem has one line, whatever the number of devices that have it.
 func TestRemedies(t *testing.T) {
-	facts := fleet.Facts{Nodes: []*corev1.Node{node("pressed", "True", "DiskPressure")}, Leases: []*coordinationv1.Lease{lease("pressed", 5*time.Second, time.Hour, nil)}}
+	facts := fleet.Facts{Nodes: []*corev1.Node{node("a-pressed", "True", "DiskPressure")}, Leases: []*coordinationv1.Lease{lease("a-pressed", 5*time.Second, time.Hour, nil)}}
 	for i := range 500 {
 		name := fmt.Sprintf("e-%03d", i)
 		facts.Nodes = append(facts.Nodes, node(name, "Unknown"))
@@ -171,7 +171,7 @@ func TestRemedies(t *testing.T) {
 	}
 	want := []string{
 		"-> LinkDown (e-000 and 499 more): on the device: edgecore status, then edgecore check",
-		"-> DiskPressure (pressed): free disk space on the device; `kubectl skerry node pressed` shows what the kubelet evicted",
+		"-> DiskPressure (a-pressed): free disk space on the device; `kubectl skerry node a-pressed` shows what the kubelet evicted",
 	}
 	if diff := cmp.Diff(want, fleet.Remedies(fleet.Of(facts, fleet.DefaultLimits(), now))); diff != "" {
 		t.Errorf("remedies (-want +got):\n%s", diff)

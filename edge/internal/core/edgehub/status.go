@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -122,10 +123,16 @@ func problem(p *pace, server string, err error) string {
 	return fmt.Sprintf("the cloud refuses this node: %s (%s; join again if the certificate is wrong)", end.Reason, retry)
 }
 
-// unresolved reports whether a dial failed since the host name does not exist.
+// unresolved reports whether a dial failed since the host name does not exist, or no name server
+// listens at the address that resolv.conf has: neither ends by waiting.
 func unresolved(err error) bool {
 	dns, ok := errors.AsType[*net.DNSError](err)
-	return ok && dns.IsNotFound || strings.Contains(err.Error(), ": no such host")
+	return ok && dns.IsNotFound || strings.Contains(err.Error(), ": no such host") ||
+		slices.ContainsFunc(strings.Split(err.Error(), "; "), func(text string) bool { // of each transport
+			_, lookup, _ := strings.Cut(text, "lookup ")
+			_, answer, _ := strings.Cut(lookup, ":53: ")
+			return strings.Contains(answer, "connection refused")
+		})
 }
 
 // distrust returns the setting to correct if the handshake failed because of the certificates;
