@@ -3,6 +3,9 @@
 // delay as described in https://systemd.io/INHIBITOR_LOCKS, org.freedesktop.login1(5) and
 // logind.conf(5).
 //
+// Real is systemd's own logind on such a bus, where the machine has it. Its systemd is a fake,
+// which begins the job of a reboot and leaves the device as it is.
+//
 // It owns the daemon, all locks, and the shutdown from its announcement until the locks are
 // released; the rest is the caller's. It refuses locks while a shutdown is under way, and a second
 // shutdown. A Login1 may be used from any goroutine.
@@ -51,9 +54,8 @@ type Options struct {
 
 // Login1 is a logind that serves.
 type Login1 struct {
+	bus
 	options    Options
-	daemon     *exec.Cmd
-	conn       *dbus.Conn
 	properties *prop.Properties
 
 	mu    sync.Mutex
@@ -84,33 +86,59 @@ func Start(o Options) (l *Login1, err error) {
 	if o.Log == nil {
 		o.Log = func(string) {}
 	}
-	if err := os.MkdirAll(filepath.Dir(o.Socket), 0o755); err != nil {
-		return nil, fmt.Errorf("making the folder of the bus: %w", err)
-	}
-	file := o.Socket + ".conf"
-	if err := os.WriteFile(file, []byte(strings.Replace(configuration, "SOCKET", o.Socket, 1)), 0o600); err != nil {
-		return nil, fmt.Errorf("writing the configuration of the bus: %w", err)
-	}
-	l = &Login1{options: o, daemon: exec.Command("dbus-daemon", "--config-file="+file, "--nofork", "--nopidfile", "--print-address=1")}
-	out, err := l.daemon.StdoutPipe()
-	if err != nil {
-		return nil, err
-	}
-	if err := l.daemon.Start(); err != nil {
-		return nil, fmt.Errorf("starting dbus-daemon: %w", err)
-	}
+	l = &Login1{options: o}
 	defer func() {
 		if err != nil {
 			l.Close()
 		}
 	}()
-	if _, err := bufio.NewReader(out).ReadString('\n'); err != nil { // once it listens
-		return nil, fmt.Errorf("waiting for dbus-daemon: %w", err)
-	}
-	if l.conn, err = dbus.Connect(l.Bus()); err != nil {
-		return nil, fmt.Errorf("connecting to the bus: %w", err)
+	if l.bus, err = startBus(o.Socket); err != nil {
+		return nil, err
 	}
 	return l, l.serve()
+}
+
+// bus is a dbus-daemon, and a connection to it.
+type bus struct {
+	daemon *exec.Cmd
+	conn   *dbus.Conn
+}
+
+// startBus starts one that listens at socket. It returns with an error what is to be closed too.
+func startBus(socket string) (b bus, err error) {
+	if err := os.MkdirAll(filepath.Dir(socket), 0o755); err != nil {
+		return b, fmt.Errorf("making the folder of the bus: %w", err)
+	}
+	file := socket + ".conf"
+	if err := os.WriteFile(file, []byte(strings.Replace(configuration, "SOCKET", socket, 1)), 0o600); err != nil {
+		return b, fmt.Errorf("writing the configuration of the bus: %w", err)
+	}
+	daemon := exec.Command("dbus-daemon", "--config-file="+file, "--nofork", "--nopidfile", "--print-address=1")
+	out, err := daemon.StdoutPipe()
+	if err != nil {
+		return b, err
+	}
+	if err := daemon.Start(); err != nil {
+		return b, fmt.Errorf("starting dbus-daemon: %w", err)
+	}
+	b.daemon = daemon
+	if _, err := bufio.NewReader(out).ReadString('\n'); err != nil { // once it listens
+		return b, fmt.Errorf("waiting for dbus-daemon: %w", err)
+	}
+	if b.conn, err = dbus.Connect("unix:path=" + socket); err != nil {
+		return b, fmt.Errorf("connecting to the bus: %w", err)
+	}
+	return b, nil
+}
+
+func (b bus) close() {
+	if b.conn != nil {
+		_ = b.conn.Close()
+	}
+	if b.daemon != nil {
+		_ = b.daemon.Process.Kill()
+		_ = b.daemon.Wait()
+	}
 }
 
 func (l *Login1) serve() (err error) {
@@ -143,13 +171,7 @@ func (l *Login1) serve() (err error) {
 func (l *Login1) Bus() string { return "unix:path=" + l.options.Socket }
 
 // Close ends the bus.
-func (l *Login1) Close() {
-	if l.conn != nil {
-		_ = l.conn.Close()
-	}
-	_ = l.daemon.Process.Kill()
-	_ = l.daemon.Wait()
-}
+func (l *Login1) Close() { l.close() }
 
 // configure reads the drop-ins: of those that set InhibitDelayMaxSec the last one counts.
 func (l *Login1) configure() {

@@ -129,10 +129,10 @@ func TestTraps_04_LastHolderKeepsItsAddress(t *testing.T) {
 	poll.True(t, "the other holds it", func() bool { return o.has(theVIP) && !h.has(theVIP) })
 }
 
-// A plain `reboot`, the power button, an update: the shutdown waits, by a lock at systemd-logind,
-// until the other node has the address; if the shutdown is cancelled, the node takes part again.
-// The last holder keeps its address, and delays no shutdown. The bus is a real dbus-daemon; logind
-// on it is played by the test.
+// A plain `reboot`, the power button, an update: the shutdown waits, by a lock at
+// systemd-logind, until the other node has the address; given up, the node takes part again. The
+// last holder keeps its address, and delays nothing. The bus is a real dbus-daemon; logind is
+// systemd's where the machine has it (logindtest).
 func TestTraps_21_ShutdownHandsOver(t *testing.T) {
 	s := newSystem(t, 2)
 	h, o := s.nodes[0], s.nodes[1]

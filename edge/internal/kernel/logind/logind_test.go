@@ -56,8 +56,14 @@ func waitAsked(t *testing.T, l *logindtest.Logind, n int) {
 
 // The lock is held until Prepare has ended, is taken again after a cancelled shutdown, and is
 // released in time if Prepare does not end.
-func TestRun(t *testing.T) {
-	l := logindtest.New(t, 20*time.Second)
+func TestRun(t *testing.T) { shutdowns(t, logindtest.New) }
+
+// The fake of tests behaves as systemd's does.
+func TestRun_Fake(t *testing.T) { shutdowns(t, logindtest.NewFake) }
+
+func shutdowns(t *testing.T, start func(testing.TB, time.Duration) *logindtest.Logind) {
+	t.Helper()
+	l := start(t, 20*time.Second)
 	calls, goOn := run(t, l.Bus)
 	waitAsked(t, l, 1)
 	if diff := cmp.Diff([]string{"shutdown / edgecore / hands over / delay"}, l.Asked()); diff != "" {

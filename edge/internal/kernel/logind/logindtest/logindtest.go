@@ -1,5 +1,5 @@
-// Package logindtest gives a test a systemd-logind of its own (common/login1test): no systemd
-// runs where tests run.
+// Package logindtest gives a test a systemd-logind of its own (common/login1test): systemd's, with
+// a fake of systemd itself, where the machine has one and the test is root; else a fake.
 //
 // It owns the bus and all locks; both go with the test. A Logind may be used from any goroutine.
 package logindtest
@@ -22,11 +22,34 @@ type Logind struct {
 	Conf string
 
 	t testing.TB
-	l *login1test.Login1
+	l login1
+}
+
+// login1 is a logind, which a test may have reboot.
+type login1 interface {
+	Bus() string
+	Asked() []string
+	Announce(down bool) error
+	Released(ctx context.Context) (held []string)
+	Close()
 }
 
 // New starts a bus with a logind on it that waits delay for locks.
 func New(t testing.TB, delay time.Duration) *Logind {
+	t.Helper()
+	if login1test.HasReal() {
+		return start(t, delay, func(o login1test.Options) (login1, error) { return login1test.StartReal(o) })
+	}
+	return NewFake(t, delay)
+}
+
+// NewFake is New with the fake on any machine.
+func NewFake(t testing.TB, delay time.Duration) *Logind {
+	t.Helper()
+	return start(t, delay, func(o login1test.Options) (login1, error) { return login1test.Start(o) })
+}
+
+func start(t testing.TB, delay time.Duration, do func(login1test.Options) (login1, error)) *Logind {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "bus") // a socket's path is short: t.TempDir may not be
 	if err != nil {
@@ -34,7 +57,7 @@ func New(t testing.TB, delay time.Duration) *Logind {
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	conf := filepath.Join(dir, "logind.conf.d")
-	l, err := login1test.Start(login1test.Options{Socket: filepath.Join(dir, "s"), Delay: delay, Conf: conf})
+	l, err := do(login1test.Options{Socket: filepath.Join(dir, "s"), Delay: delay, Conf: conf})
 	if err != nil {
 		t.Fatal(err)
 	}
