@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"strconv"
 	"time"
 
@@ -29,6 +31,9 @@ type DiskStatus struct {
 	Free    uint64 `json:"freeBytes"`
 	Problem string `json:"problem,omitempty"` // why state can't be stored
 }
+
+// storeFile is the name of the store's file in the data directory.
+const storeFile = "store.db"
 
 // Disk is the disk of the data directory.
 type Disk struct {
@@ -71,15 +76,33 @@ func (d Disk) Status() DiskStatus {
 		return s
 	}
 	s.Free = free(&fs)
-	if fs.Flags&unix.ST_RDONLY != 0 { // as the kernel leaves a file system of which it met an error, too
-		s.Problem = fmt.Sprintf("the disk of %s is read-only: writers are refused, updates of the cloud are not stored, and edgecore can't start again: "+
-			"look for errors of the disk (dmesg), then mount -o remount,rw", d.path)
+	const readOnly = "the disk of %s is read-only: writers are refused, updates of the cloud are not stored, and edgecore can't start again: look for errors of the disk (dmesg), then "
+	if fs.Flags&unix.ST_RDONLY != 0 {
+		s.Problem = fmt.Sprintf(readOnly+"mount -o remount,rw", d.path)
+		return s
+	}
+	if err := writable(filepath.Join(d.path, storeFile)); err != nil {
+		s.Problem = fmt.Sprintf(readOnly+"reboot, or unmount it and run fsck: %v", d.path, err)
 		return s
 	}
 	if s.Free < leastFree || d.full() {
 		s.Problem = fmt.Sprintf("the disk of %s is full: %d KiB are free", d.path, s.Free>>10)
 	}
 	return s
+}
+
+// writable opens a file for writing, without a write. It returns the refusal of a file system that
+// met an error, which statfs(2) does not show on every kernel: ext4 of Linux 6.18 has no ST_RDONLY
+// then.
+func writable(file string) error {
+	f, err := os.OpenFile(file, os.O_RDWR, 0)
+	switch {
+	case err == nil:
+		return f.Close()
+	case errors.Is(err, unix.EROFS), errors.Is(err, unix.EIO), errors.Is(err, unix.EUCLEAN), errors.Is(err, unix.ESHUTDOWN):
+		return err
+	}
+	return nil // it is not there, or something else is, which the store reports
 }
 
 // Ready is a check of /readyz; its error is the reason why state can't be stored.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -16,7 +17,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	if !smalldisk.Child(map[string]func(string) error{"idle": idle, "read-only": readOnly}) {
+	if !smalldisk.Child(map[string]func(string) error{"idle": idle, "read-only": readOnly, "aborted": aborted}) {
 		os.Exit(m.Run())
 	}
 }
@@ -64,6 +65,49 @@ func readOnly(dir string) error {
 		return err
 	}
 	if s := d.Status(); !strings.Contains(s.Problem, "read-only") || !strings.Contains(s.Problem, "remount,rw") {
+		return fmt.Errorf("problem %q", s.Problem)
+	}
+	return nil
+}
+
+// A file system that the kernel has ended after an error is one as well, though its files are open
+// for writing and statfs(2) may not show it.
+func TestClaims_39_AbortedFileSystemIsNamed(t *testing.T) {
+	if _, err := exec.LookPath("mkfs.ext4"); err != nil {
+		t.Skip(err)
+	}
+	smalldisk.Run(t, "aborted")
+}
+
+func aborted(dir string) error {
+	image, err := os.CreateTemp("", "aborted") // 2 MiB have no room for a journal
+	if err != nil {
+		return err
+	}
+	defer os.Remove(image.Name())
+	disk := filepath.Join(dir, "disk")
+	if err := errors.Join(image.Truncate(16<<20), image.Close(), os.Mkdir(disk, 0o700)); err != nil {
+		return err
+	}
+	for _, args := range [][]string{{"mkfs.ext4", "-q", "-F", image.Name()}, {"mount", "-o", "loop,errors=remount-ro", image.Name(), disk}} {
+		if out, err := exec.Command(args[0], args[1:]...).CombinedOutput(); err != nil {
+			return fmt.Errorf("%v: %w: %s", args, err, out)
+		}
+	}
+	defer func() { _ = unix.Unmount(disk, unix.MNT_DETACH) }()
+	s, err := store.Open(context.Background(), store.Config{Path: filepath.Join(disk, storeFile)})
+	if err != nil {
+		return err
+	}
+	defer s.Close()
+	d := NewDisk(disk, s)
+	if s := d.Status(); s.Problem != "" {
+		return fmt.Errorf("a writable disk: %s", s.Problem)
+	}
+	if out, err := exec.Command("mount", "-o", "remount,abort", disk).CombinedOutput(); err != nil {
+		return fmt.Errorf("%w: %s", err, out)
+	}
+	if s := d.Status(); !strings.Contains(s.Problem, "read-only") {
 		return fmt.Errorf("problem %q", s.Problem)
 	}
 	return nil
