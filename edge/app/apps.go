@@ -3,10 +3,14 @@ package app
 import (
 	"context"
 	"errors"
+	"fmt"
+	"net"
+	"net/netip"
 	"path/filepath"
 
 	"k8s.io/client-go/rest"
 
+	"github.com/skerry-io/skerry/common/claim"
 	"github.com/skerry-io/skerry/edge/internal/core/agent"
 	"github.com/skerry-io/skerry/edge/internal/core/metamanager"
 	"github.com/skerry-io/skerry/edge/internal/core/store"
@@ -31,6 +35,25 @@ func newApps(c edgeconfig.Apps, node, dataDir string, client *rest.Config, m *me
 	return edgeapp.New(edgeapp.Config{
 		NodeName: node, API: client, Reporter: m, Memory: agent.NewMemory(s, string(edgeapp.Name)), Alive: m.KubeletAlive,
 		Rules:   edgeapp.Rules{HaltingAfter: c.HaltingAfter.Duration, SilentAfter: c.SilentAfter.Duration},
-		Fetcher: content.New(filepath.Join(dataDir, contentDir), images),
+		Fetcher: content.New(filepath.Join(dataDir, contentDir), images, notThisDevice),
 	})
+}
+
+// notThisDevice refuses the addresses of this device, and those that have their meaning on each
+// host alone: who may write an EdgeApp in one namespace does not reach servers that listen for the
+// device itself.
+func notThisDevice(a netip.Addr) error {
+	if g, touched := claim.Standard().TouchedBy(a); touched {
+		return fmt.Errorf("%s is refused: it is in %s", a, g.Why)
+	}
+	own, err := net.InterfaceAddrs()
+	if err != nil {
+		return fmt.Errorf("listing this device's addresses: %w", err)
+	}
+	for _, o := range own {
+		if p, err := netip.ParsePrefix(o.String()); err == nil && p.Addr().Unmap() == a.WithZone("").Unmap() {
+			return fmt.Errorf("%s is refused: it is an address of this device", a)
+		}
+	}
+	return nil
 }

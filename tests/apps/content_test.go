@@ -17,9 +17,11 @@ import (
 	"testing"
 
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
+	"github.com/skerry-io/skerry/tests/cluster/lab"
+	"github.com/skerry-io/skerry/tests/cluster/trial"
 )
 
-// origin serves a disk image and a container image (OCI distribution,
+// origin serves a disk image, and a container image (OCI distribution,
 // https://github.com/opencontainers/distribution-spec) on each node's own loopback interface, where
 // containerd uses HTTP, and records each node's requests.
 type origin struct {
@@ -133,18 +135,30 @@ func TestCluster_17_DiskImagesOnTheDesignatedNodeAlone(t *testing.T) {
 	s := newSystem(t)
 	ns := s.Namespace()
 	o := newOrigin(t, ns)
-	for _, n := range options().Nodes() {
-		h, err := s.Trial.Host(n.Name)
+	serve := func(host, address string, handler http.Handler) {
+		t.Helper()
+		h, err := s.Trial.Host(host)
 		s.Check(err)
 		var l net.Listener
-		s.Check(h.Do(func() (err error) { l, err = net.Listen("tcp", originAddress); return err }))
-		server := &http.Server{Handler: o.handler(n.Name)}
+		s.Check(h.Do(func() (err error) { l, err = net.Listen("tcp", address); return err }))
+		server := &http.Server{Handler: handler}
 		ended := make(chan error, 1)
 		go func() { ended <- server.Serve(l) }()
 		t.Cleanup(func() { _ = server.Close(); <-ended })
 	}
+	nodes := map[string]string{} // by the address on the LAN
+	for i, n := range options().Nodes() {
+		serve(n.Name, originAddress, o.handler(n.Name))
+		nodes[lab.LAN(i+1).Addr().String()] = n.Name
+	}
+	// edgecore asks no server of the device itself.
+	disks := net.JoinHostPort(lab.Client().Addr().String(), "5099")
+	serve(trial.Client, disks, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		from, _, _ := net.SplitHostPort(r.RemoteAddr)
+		o.handler(nodes[from]).ServeHTTP(w, r)
+	}))
 	s.create(ns, appYAML("filled", "edge2", fmt.Sprintf("  content:\n  - {name: image, type: ContainerImage, source: %q}\n  - {name: disk, type: DiskImage, source: %q, sha256: %s}",
-		originAddress+"/content:"+ns, "http://"+originAddress+"/disk", digest(o.disk))))
+		originAddress+"/content:"+ns, "http://"+disks+"/disk", digest(o.disk))))
 	s.waitOn(ns, "filled", "edge2")
 	app := s.waitApp(ns, "filled", "to have its content on three nodes", func(a *v1alpha1.EdgeApp) bool {
 		ready := 0

@@ -4,7 +4,8 @@
 // It owns the folder of disk images, in which each file is named by its SHA-256, and exists only
 // once it is complete and verified. It refuses a file of another digest, one that is longer than
 // MaxBytes, and one that the disk has no space for, also if the server sends no Content-Length: the
-// free space stays above the kubelet's eviction thresholds. A partial download is continued.
+// free space stays above the kubelet's eviction thresholds. It dials no address that its guard
+// refuses: the author of an EdgeApp chooses the source. A partial download is continued.
 // Content is removed by Prune alone. A Store may be used by many goroutines; two must not fetch the
 // same file at once.
 package content
@@ -16,10 +17,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -64,11 +68,42 @@ type Store struct {
 var errNoRoom = errors.New("the disk has no room")
 
 // New makes a Store in a folder, which it makes on first use. images opens the container runtime;
-// it is called for each container image.
-func New(dir string, images func(context.Context) (Images, error)) *Store {
-	return &Store{dir: dir, images: images, disk: statfs, client: &http.Client{Transport: &http.Transport{
-		Proxy: http.ProxyFromEnvironment, ResponseHeaderTimeout: stalled, DisableKeepAlives: true, DisableCompression: true,
-	}}}
+// it is called for each container image. guard refuses addresses that a source leads to, also by a
+// redirect; nil: none.
+func New(dir string, images func(context.Context) (Images, error), guard func(netip.Addr) error) *Store {
+	return &Store{dir: dir, images: images, disk: statfs, client: &http.Client{Transport: newTransport(guard)}}
+}
+
+// transport leads each request, of a redirect too, to the proxy that the device's environment names
+// for it, or by way of the guard to the address itself.
+type transport struct{ direct, proxied *http.Transport }
+
+func newTransport(guard func(netip.Addr) error) *transport {
+	make1 := func() *http.Transport {
+		return &http.Transport{ResponseHeaderTimeout: stalled, DisableKeepAlives: true, DisableCompression: true}
+	}
+	t := &transport{make1(), make1()}
+	t.proxied.Proxy = http.ProxyFromEnvironment
+	dialer := &net.Dialer{Timeout: stalled}
+	if guard != nil {
+		dialer.Control = func(_, address string, _ syscall.RawConn) error {
+			to, err := netip.ParseAddrPort(address)
+			if err != nil {
+				return err
+			}
+			return guard(to.Addr())
+		}
+	}
+	t.direct.DialContext = dialer.DialContext
+	return t
+}
+
+// RoundTrip implements http.RoundTripper.
+func (t *transport) RoundTrip(r *http.Request) (*http.Response, error) {
+	if proxy, err := http.ProxyFromEnvironment(r); err != nil || proxy != nil {
+		return t.proxied.RoundTrip(r)
+	}
+	return t.direct.RoundTrip(r)
 }
 
 // Path is where a disk image is once it was fetched.

@@ -5,8 +5,11 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
+	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
 	"os"
 	"strings"
 	"sync/atomic"
@@ -41,7 +44,7 @@ func TestDownload(t *testing.T) {
 	}))
 	defer server.Close()
 	dir := t.TempDir()
-	s := content.New(dir, nil)
+	s := content.New(dir, nil, nil)
 	disk := v1alpha1.AppContent{Name: "disk", Type: v1alpha1.ContentDiskImage, Source: server.URL + "/disk", SHA256: digest}
 
 	breaks.Store(1)
@@ -85,5 +88,35 @@ func TestDownload(t *testing.T) {
 	disk.SHA256 = strings.Repeat("1", 64)
 	if err := s.Fetch(ended, disk); err == nil {
 		t.Error("it goes on after its end")
+	}
+}
+
+// A source leads to no address that the guard refuses, neither by itself nor by a redirect: of a
+// refused server not even the digest of its answer is reported.
+func TestClaims_13_SourceLeadsToNoRefusedAddress(t *testing.T) {
+	asked := 0
+	inner := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { asked++ }))
+	defer inner.Close()
+	l, err := net.Listen("tcp", "127.0.0.2:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	outer := &httptest.Server{Listener: l, Config: &http.Server{Handler: http.RedirectHandler(inner.URL, http.StatusFound), ReadHeaderTimeout: time.Minute}}
+	outer.Start()
+	defer outer.Close()
+	s := content.New(t.TempDir(), nil, func(a netip.Addr) error {
+		if a == netip.MustParseAddr("127.0.0.1") {
+			return errors.New("refused")
+		}
+		return nil
+	})
+	for _, source := range []string{inner.URL, outer.URL} {
+		err := s.Fetch(t.Context(), v1alpha1.AppContent{Type: v1alpha1.ContentDiskImage, Source: source, SHA256: strings.Repeat("0", 64)})
+		if err == nil || !strings.Contains(err.Error(), "refused") || strings.Contains(err.Error(), "SHA-256") {
+			t.Errorf("%s: %v", source, err)
+		}
+	}
+	if asked > 0 {
+		t.Errorf("the refused server was asked %d times", asked)
 	}
 }

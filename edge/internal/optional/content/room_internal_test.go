@@ -30,7 +30,7 @@ func TestClaims_13_DownloadIsBoundedWhileItIsCopied(t *testing.T) {
 		}
 	}))
 	defer server.Close()
-	s := New(t.TempDir(), nil)
+	s := New(t.TempDir(), nil, nil)
 	const size, before = int64(1 << 30), int64(300 << 20)
 	s.disk = func(dir string) (free, total int64, err error) {
 		files, err := filepath.Glob(filepath.Join(dir, "*"))
@@ -60,7 +60,7 @@ func TestClaims_13_DownloadIsBoundedWhileItIsCopied(t *testing.T) {
 }
 
 func TestClaims_13_WhatNoApplicationNamesIsRemoved(t *testing.T) {
-	s := New(filepath.Join(t.TempDir(), "content"), nil)
+	s := New(filepath.Join(t.TempDir(), "content"), nil, nil)
 	if _, err := s.Prune(nil); err != nil {
 		t.Errorf("nothing was ever fetched: %v", err)
 	}
