@@ -12,7 +12,9 @@ import (
 // (NF_IP_PRI_NAT_DST, -100), and of two such chains the kernel asks the one first that was
 // registered last (nf_hook_entries_grow): a kube-proxy that starts after us would redirect pods
 // elsewhere, and no order among iptables' own rules helps. So the same redirection is also in a
-// table of nftables one priority earlier. If that matches, later chains are not evaluated.
+// table of nftables one priority earlier. If that matches, later chains are not evaluated: packets
+// for the device's own server are left as they are, which a pod's hostPort would else redirect (the
+// portmap plugin matches each address of the device).
 const (
 	earlyTable    = "skerry-api"
 	earlyPriority = "-101"
@@ -57,6 +59,9 @@ func earlyText(want []Rule) string {
 		fmt.Fprintf(&b, "\tchain %s {\n\t\ttype nat hook %[1]s priority %s; policy accept;\n", hook, earlyPriority)
 		for _, r := range want {
 			fmt.Fprintf(&b, "\t\tip daddr %s tcp dport %d dnat to %s\n", r.From.Addr(), r.From.Port(), r.To)
+		}
+		for _, a := range servers(want) {
+			fmt.Fprintf(&b, "\t\tip daddr %s dnat to %[1]s\n", a)
 		}
 		b.WriteString("\t}\n")
 	}

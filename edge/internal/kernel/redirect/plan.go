@@ -141,8 +141,23 @@ func planChain(want []Rule, have state) []change {
 		lines = append(lines, "-A "+chain+" "+strings.Join(rule, " "))
 		fill = append(fill, change{op: appendRule, chain: chain, rule: rule})
 	}
+	for _, a := range servers(want) { // a pod's hostPort takes no port of them
+		rule := []string{"-d", netip.PrefixFrom(a, 32).String(), "-j", "ACCEPT"}
+		lines = append(lines, "-A "+chain+" "+strings.Join(rule, " "))
+		fill = append(fill, change{op: appendRule, chain: chain, rule: rule})
+	}
 	if slices.Equal(lines, have.chain) {
 		return nil
 	}
 	return fill
+}
+
+// servers are the addresses of this device that rules lead to, each once.
+func servers(want []Rule) (all []netip.Addr) {
+	for _, r := range want {
+		if !slices.Contains(all, r.To.Addr()) {
+			all = append(all, r.To.Addr())
+		}
+	}
+	return all
 }

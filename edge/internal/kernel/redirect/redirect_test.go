@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -43,6 +44,76 @@ func rules(t *testing.T, h *wire.Host) []string {
 	return out
 }
 
+// serve answers connections on a host with "edge" until the test ends.
+func serve(t *testing.T, h *wire.Host, address string) {
+	t.Helper()
+	var l net.Listener
+	h.Must(t, func() (err error) { l, err = net.Listen("tcp", address); return err })
+	t.Cleanup(func() { _ = l.Close() })
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			_, _ = c.Write([]byte("edge"))
+			_ = c.Close()
+		}
+	}()
+}
+
+// answers reports whether that is who answers at an address.
+func answers(address string) error {
+	c, err := net.DialTimeout("tcp", address, 5*time.Second)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	b := make([]byte, 4)
+	if _, err := c.Read(b); err != nil || string(b) != "edge" {
+		return errors.New("answered by another: " + string(b))
+	}
+	return nil
+}
+
+// A pod has the port of the device's server as its hostPort, by rules as the portmap plugin makes
+// them with iptables and with nftables: connections to the server are still the server's.
+func TestClaims_06_HostPortLeavesTheServer(t *testing.T) {
+	for by, rules := range map[string][]string{
+		"iptables": {
+			"iptables -t nat -A PREROUTING -m addrtype --dst-type LOCAL -p tcp --dport 10550 -j DNAT --to-destination 10.88.0.2:8080",
+			"iptables -t nat -A OUTPUT -m addrtype --dst-type LOCAL -p tcp --dport 10550 -j DNAT --to-destination 10.88.0.2:8080",
+		},
+		"nftables": {
+			"nft add table ip cni_hostport; nft add chain ip cni_hostport prerouting '{ type nat hook prerouting priority -100; }'; nft add chain ip cni_hostport output '{ type nat hook output priority -100; }'",
+			"nft add rule ip cni_hostport prerouting fib daddr type local tcp dport 10550 dnat to 10.88.0.2:8080; nft add rule ip cni_hostport output fib daddr type local tcp dport 10550 dnat to 10.88.0.2:8080",
+		},
+	} {
+		t.Run(by, func(t *testing.T) {
+			device, pod := wire.NewHost(t), wire.NewHost(t)
+			wire.Cable(t, device, "cni0", pod, "eth0")
+			device.Address(t, "cni0", "10.88.0.1/24")
+			pod.Address(t, "eth0", "10.88.0.2/24")
+			pod.Route(t, "0.0.0.0/0", "10.88.0.1")
+			for _, line := range rules {
+				device.Must(t, func() error {
+					if out, err := exec.Command("sh", "-c", line).CombinedOutput(); err != nil {
+						return errors.New(string(out))
+					}
+					return nil
+				})
+			}
+			device.Must(t, func() error {
+				return redirect.New().Apply([]redirect.Rule{rule("10.96.0.1:443", "169.254.20.20:10550")})
+			})
+			serve(t, device, "169.254.20.20:10550")
+			for _, h := range []*wire.Host{device, pod} {
+				h.Must(t, func() error { return answers("169.254.20.20:10550") })
+			}
+		})
+	}
+}
+
 func TestDriver(t *testing.T) {
 	device, pod := wire.NewHost(t), wire.NewHost(t)
 	wire.Cable(t, device, "cni0", pod, "eth0")
@@ -68,6 +139,7 @@ func TestDriver(t *testing.T) {
 		"-N SKERRY-API",
 		"-A PREROUTING -j SKERRY-API", others, "-A OUTPUT -j SKERRY-API",
 		"-A SKERRY-API -d 10.96.0.1/32 -p tcp -m tcp --dport 443 -j DNAT --to-destination 169.254.20.20:10550",
+		"-A SKERRY-API -d 169.254.20.20/32 -j ACCEPT",
 		"169.254.20.20/32",
 	}
 	for range 2 { // the second time there are no changes left
@@ -78,31 +150,8 @@ func TestDriver(t *testing.T) {
 	}
 
 	// A connection of a pod, and of the device itself.
-	var l net.Listener
-	device.Must(t, func() (err error) { l, err = net.Listen("tcp", "169.254.20.20:10550"); return err })
-	defer l.Close()
-	go func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			_, _ = c.Write([]byte("edge"))
-			_ = c.Close()
-		}
-	}()
-	ask := func() error {
-		c, err := net.Dial("tcp", "10.96.0.1:443")
-		if err != nil {
-			return err
-		}
-		defer c.Close()
-		b := make([]byte, 4)
-		if _, err := c.Read(b); err != nil || string(b) != "edge" {
-			return errors.New("answered by another: " + string(b))
-		}
-		return nil
-	}
+	serve(t, device, "169.254.20.20:10550")
+	ask := func() error { return answers("10.96.0.1:443") }
 	pod.Must(t, ask)
 	device.Route(t, "0.0.0.0/0", "10.88.0.2") // the device needs a route to somewhere
 	device.Must(t, ask)
@@ -143,6 +192,7 @@ func TestDriver(t *testing.T) {
 		"-A PREROUTING -j SKERRY-API", "-A PREROUTING -j ACCEPT", others, "-A OUTPUT -j SKERRY-API",
 		"-A SKERRY-API -d 10.97.0.1/32 -p tcp -m tcp --dport 443 -j DNAT --to-destination 169.254.20.21:10550",
 		"-A SKERRY-API -d 10.96.0.1/32 -p tcp -m tcp --dport 443 -j DNAT --to-destination 169.254.20.21:10550",
+		"-A SKERRY-API -d 169.254.20.21/32 -j ACCEPT",
 		"169.254.20.21/32",
 	}
 	if diff := cmp.Diff(want, rules(t, device)); diff != "" {
