@@ -49,11 +49,12 @@ func (p *planner) describe(c claim, v *v1alpha1.VirtualIP) {
 		v.Spec.AdvertisementInterval = *d
 	}
 	v.Spec.PreferredNode = preferred
+	before := v.Spec.Nodes
 	v.Spec.Nodes = rank(v.Name, c.pool.nodes, preferred)
 	if len(v.Spec.Nodes) == 0 {
 		v.Spec.Nodes = nil
 	}
-	introduce(v)
+	introduce(v, before)
 	v.Labels = map[string]string{v1alpha1.VIPPoolLabel: pool.Name}
 	for _, n := range c.pool.nodes {
 		v.Labels[v1alpha1.VIPNodeLabel(n)] = ""
@@ -78,19 +79,45 @@ func (p *planner) apart(v *v1alpha1.VirtualIP) bool {
 }
 
 // introduce sends each node of an address the reports of the others: where their advertisements
-// come from, and whether they could take the address.
-func introduce(v *v1alpha1.VirtualIP) {
+// come from, and whether they could take the address. The last address of a node stays until it
+// reports another one: without that of one node all would send by multicast. No node takes the
+// address of another one, or the virtual IP itself.
+func introduce(v *v1alpha1.VirtualIP, before []v1alpha1.VirtualIPNode) {
+	known, claimed := map[string]v1alpha1.VirtualIPNode{}, map[string]int{}
+	for _, n := range before {
+		known[n.Name] = n
+	}
+	reported := make([]string, len(v.Spec.Nodes)) // addresses that a host of a LAN may have
 	for i := range v.Spec.Nodes {
 		n := &v.Spec.Nodes[i]
+		n.Address, n.HardwareAddress = known[n.Name].Address, known[n.Name].HardwareAddress
 		for _, r := range v.Status.Nodes {
 			if r.Name != n.Name {
 				continue
 			}
 			n.Ready = r.State == v1alpha1.VIPHolder || r.State == v1alpha1.VIPBackup
-			n.HardwareAddress = r.HardwareAddress
-			if p, err := netip.ParsePrefix(r.Address); err == nil {
-				n.Address = p.Addr().String()
+			n.HardwareAddress = cmp.Or(r.HardwareAddress, n.HardwareAddress)
+			if p, err := netip.ParsePrefix(r.Address); err == nil && p.Addr().String() != v.Spec.Address {
+				if a, err := parseAddr(p.Addr().String()); err == nil {
+					reported[i] = a.String()
+				}
 			}
 		}
+		claimed[cmp.Or(reported[i], n.Address)]++
 	}
+	for i := range v.Spec.Nodes {
+		if n := &v.Spec.Nodes[i]; reported[i] != "" && (claimed[reported[i]] == 1 || n.Address == "" && !held(known, reported[i])) {
+			n.Address = reported[i]
+		}
+	}
+}
+
+// held reports whether a node has had an address before.
+func held(known map[string]v1alpha1.VirtualIPNode, address string) bool {
+	for _, n := range known {
+		if n.Address == address {
+			return true
+		}
+	}
+	return false
 }

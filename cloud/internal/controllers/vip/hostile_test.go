@@ -222,6 +222,44 @@ func TestTraps_06_TwoHoldersUseUnicast(t *testing.T) {
 	}
 }
 
+// A node takes neither the address of another one nor the virtual IP as the source of its
+// advertisements, and has its own until it reports another one. Two nodes may exchange theirs.
+func TestClaims_04_NodeTakesNoOthersAddress(t *testing.T) {
+	w := newWorld(t)
+	w.pool("p", "", "10.0.0.10")
+	for i, n := range []string{"a", "b", "c"} {
+		w.node(n, "p", fmt.Sprintf("10.0.0.%d", i+1))
+	}
+	w.service("web")
+	w.settle()
+	says := func(name, address string) v1alpha1.VirtualIPNodeStatus {
+		return v1alpha1.VirtualIPNodeStatus{Name: name, State: v1alpha1.VIPBackup, Programmed: true, Address: address, HardwareAddress: "02:00:00:00:00:01"}
+	}
+	for _, step := range []struct {
+		reports []v1alpha1.VirtualIPNodeStatus
+		want    string
+	}{
+		{[]v1alpha1.VirtualIPNodeStatus{says("a", "10.0.0.1/24"), says("b", "10.0.0.2/24"), says("c", "10.0.0.3/24")}, "a 10.0.0.1 b 10.0.0.2 c 10.0.0.3"},
+		{[]v1alpha1.VirtualIPNodeStatus{says("a", "10.0.0.2/24")}, "a 10.0.0.1 b 10.0.0.2 c 10.0.0.3"},
+		{[]v1alpha1.VirtualIPNodeStatus{says("a", "10.0.0.10/24")}, "a 10.0.0.1 b 10.0.0.2 c 10.0.0.3"},
+		{[]v1alpha1.VirtualIPNodeStatus{says("a", "224.0.0.18/32")}, "a 10.0.0.1 b 10.0.0.2 c 10.0.0.3"},
+		{[]v1alpha1.VirtualIPNodeStatus{says("a", "")}, "a 10.0.0.1 b 10.0.0.2 c 10.0.0.3"},
+		{[]v1alpha1.VirtualIPNodeStatus{says("a", "10.0.0.4/24")}, "a 10.0.0.4 b 10.0.0.2 c 10.0.0.3"},
+		{[]v1alpha1.VirtualIPNodeStatus{says("a", "10.0.0.2/24"), says("b", "10.0.0.4/24")}, "a 10.0.0.2 b 10.0.0.4 c 10.0.0.3"},
+	} {
+		w.reports("10.0.0.10", step.reports...)
+		w.settle()
+		var got []string
+		for _, n := range w.vip("10.0.0.10").Spec.Nodes {
+			got = append(got, n.Name+" "+n.Address)
+		}
+		slices.Sort(got)
+		if s := strings.Join(got, " "); s != step.want {
+			t.Errorf("after %+v: %s, want %s", step.reports, s, step.want)
+		}
+	}
+}
+
 // More addresses than numbers: those of the same pods share an election.
 func TestTraps_07_SharedElectionsBeyond255Addresses(t *testing.T) {
 	w := newWorld(t)

@@ -111,7 +111,8 @@ func instances(roles []Role) []keepalived.Instance {
 }
 
 // unicast returns the peers for a node's advertisements: the other nodes of the pool. Until all
-// have reported their addresses, all use multicast.
+// have reported their addresses, all use multicast. A node that reports the address of another one
+// is no further peer.
 func unicast(node string, v *v1alpha1.VirtualIP, own netip.Addr) keepalived.Unicast {
 	if !v.Spec.Unicast {
 		return keepalived.Unicast{}
@@ -122,7 +123,7 @@ func unicast(node string, v *v1alpha1.VirtualIP, own netip.Addr) keepalived.Unic
 		if err != nil || a.Is4() != own.Is4() {
 			return keepalived.Unicast{}
 		}
-		if n.Name != node {
+		if n.Name != node && a != own && !slices.Contains(u.Peers, a) {
 			u.Peers = append(u.Peers, a)
 		}
 	}
