@@ -63,6 +63,10 @@ func (e *Superseded) Error() string {
 // an epoch of 2^64-1 would lock the device out, since no later session could exceed it.
 const mostAhead = 1 << 42
 
+// mostEpoch is the highest epoch that sessions reach, by two million jumps of mostAhead. The device
+// itself may write a higher one into its Lease, at kube-apiserver: that is no session's.
+const mostEpoch = 1 << 63
+
 // TooFar is the error for an epoch that is too high for later sessions to exceed.
 type TooFar struct{ Epoch, Most uint64 }
 
@@ -74,7 +78,7 @@ func (e *TooFar) Error() string {
 // annotations; nil annotations if there is no Lease.
 func Plausible(annotations map[string]string, ours uint64, now time.Time) error {
 	last, err := strconv.ParseUint(annotations[EpochAnnotation], 10, 64)
-	if err != nil {
+	if err != nil || last > mostEpoch && ours <= mostEpoch {
 		last = 0
 	}
 	most := max(last, uint64(max(now.UnixMilli(), 0)))
@@ -100,6 +104,8 @@ type Session interface {
 func Compare(annotations map[string]string, ours uint64) error {
 	epoch, err := strconv.ParseUint(annotations[EpochAnnotation], 10, 64)
 	switch {
+	case epoch > mostEpoch && ours <= mostEpoch:
+		return ErrNotHeld
 	case err != nil || epoch < ours:
 		return ErrNotHeld
 	case epoch > ours:

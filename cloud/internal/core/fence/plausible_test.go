@@ -1,6 +1,7 @@
 package fence_test
 
 import (
+	"errors"
 	"math"
 	"strconv"
 	"testing"
@@ -53,5 +54,24 @@ func TestClaims_09_NoEpochLocksANameOut(t *testing.T) {
 		if err := fence.Plausible(have, taken+1, now); err != nil {
 			t.Fatalf("locked out: %v", err)
 		}
+	}
+}
+
+// A device, or who has its certificate, writes a number into its Lease that no session can exceed:
+// the next session takes the Lease all the same, and is fenced by later ones.
+func TestClaims_09_NumberOfNoSessionIsIgnored(t *testing.T) {
+	ours := uint64(time.Date(2026, 11, 27, 12, 0, 0, 0, time.UTC).UnixMilli())
+	for _, written := range []uint64{math.MaxUint64, math.MaxUint64 - 1, 1<<63 + 1} {
+		lease := map[string]string{fence.EpochAnnotation: strconv.FormatUint(written, 10)}
+		if err := fence.Compare(lease, ours); !errors.Is(err, fence.ErrNotHeld) {
+			t.Errorf("%d: %v", written, err)
+		}
+		if err := fence.Plausible(lease, ours, time.UnixMilli(int64(ours))); err != nil {
+			t.Errorf("%d: %v", written, err)
+		}
+	}
+	newer := map[string]string{fence.EpochAnnotation: strconv.FormatUint(ours+1, 10)}
+	if err := fence.Compare(newer, ours); err == nil || errors.Is(err, fence.ErrNotHeld) {
+		t.Errorf("a newer session: %v", err)
 	}
 }

@@ -298,8 +298,13 @@ func (j *judge) free(ctx context.Context, id string, node types.NodeName, uid ty
 	}
 }
 
-// skew is how far the clocks of cloudcore's replicas may be apart.
-const skew = time.Minute
+const (
+	// skew is how far the clocks of cloudcore's replicas may be apart.
+	skew = time.Minute
+	// longestLease bounds a Lease after its last renewal. A node that reaches kube-apiserver itself
+	// writes the duration of its own, up to 68 years.
+	longestLease = 10 * time.Minute
+)
 
 // live returns a refusal if the node's Lease is valid: another device must not take its name. A
 // Lease with a renewal in the future was written by a cloudcore with a wrong clock, and is no
@@ -312,7 +317,7 @@ func live(ctx context.Context, client kubernetes.Interface, node types.NodeName,
 	if err != nil {
 		return fmt.Errorf("looking for the Lease of the node %s: %w", node, err)
 	}
-	end := lease.Spec.RenewTime.Add(time.Duration(*lease.Spec.LeaseDurationSeconds) * time.Second)
+	end := lease.Spec.RenewTime.Add(min(time.Duration(*lease.Spec.LeaseDurationSeconds)*time.Second, longestLease))
 	if !now.Before(end) || lease.Spec.RenewTime.After(now.Add(skew)) {
 		return nil
 	}

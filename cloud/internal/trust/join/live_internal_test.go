@@ -2,6 +2,7 @@ package join
 
 import (
 	"errors"
+	"math"
 	"strings"
 	"testing"
 	"time"
@@ -39,5 +40,20 @@ func TestClaims_40_LeaseOfTheFutureIsNoSignOfLife(t *testing.T) {
 				t.Errorf("%v, live: %v", err, tc.live)
 			}
 		})
+	}
+}
+
+// Neither is one whose duration the device itself has set to decades: its name is free minutes
+// after the last renewal.
+func TestClaims_40_LeaseOfDecadesEnds(t *testing.T) {
+	now := time.Now()
+	for ago, alive := range map[time.Duration]bool{time.Minute: true, 11 * time.Minute: false} {
+		at, seconds := metav1.NewMicroTime(now.Add(-ago)), int32(math.MaxInt32)
+		client := fake.NewClientset(&coordinationv1.Lease{
+			ObjectMeta: metav1.ObjectMeta{Namespace: corev1.NamespaceNodeLease, Name: "edge1"}, Spec: coordinationv1.LeaseSpec{RenewTime: &at, LeaseDurationSeconds: &seconds},
+		})
+		if err := live(t.Context(), client, "edge1", now); (err != nil) != alive {
+			t.Errorf("%v after its renewal: %v", ago, err)
+		}
 	}
 }
