@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
@@ -20,6 +21,47 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/ca"
 	"github.com/skerry-io/skerry/tests/cluster/trial"
 )
+
+// TestClaims_07_DeletedNodeStartsNoSecondCopy: the Node of a device that is cut off is deleted, and
+// with it, by Kubernetes, the pod of a singleton. No second copy starts before the device is back.
+func TestClaims_07_DeletedNodeStartsNoSecondCopy(t *testing.T) {
+	s := newSystem(t)
+	ns := s.Namespace()
+	s.create(ns, appYAML("single", "edge1", "  singleton: true"))
+	before := s.waitOn(ns, "single", "edge1")
+	s.Cut("edge1")
+	s.WaitReady("edge1", false)
+	s.Check(s.Client.CoreV1().Nodes().Delete(t.Context(), "edge1", metav1.DeleteOptions{}))
+	// As Kubernetes' garbage collector of pods, which a test would wait 40 s for.
+	now := int64(0)
+	s.Check(s.Client.CoreV1().Pods(ns).Delete(t.Context(), before.Name, metav1.DeleteOptions{GracePeriodSeconds: &now}))
+	s.waitApp(ns, "single", "to say that a removed copy may run", func(a *v1alpha1.EdgeApp) bool {
+		c := is(a, v1alpha1.AppAwaitingFencing)
+		return c != nil && c.Reason == "NodeDeleted"
+	})
+	s.lasts("one copy, on the island, though its Node is gone", 10*time.Second, func() error {
+		for _, p := range s.pods(ns, "single") {
+			if p.Spec.NodeName != "" {
+				return fmt.Errorf("a second copy %s is on %s", p.Name, p.Spec.NodeName)
+			}
+		}
+		if got := s.copies(before); !slices.Equal(got, []string{"edge1"}) {
+			return fmt.Errorf("the container runs on %v", got)
+		}
+		return nil
+	})
+	s.Heal("edge1")
+	s.WaitFor("edge1 to register again", func(ctx context.Context) error {
+		_, err := s.Client.CoreV1().Nodes().Get(ctx, "edge1", metav1.GetOptions{})
+		return err
+	})
+	s.WaitReady("edge1", true)
+	app := s.waitApp(ns, "single", "to run", func(a *v1alpha1.EdgeApp) bool { return a.Status.Phase == v1alpha1.PhaseRunning })
+	pods := s.pods(ns, "single")
+	if got := s.copies(append(pods, before)...); !slices.Equal(got, []string{app.Status.ActiveNode}) {
+		t.Errorf("copies run on %v, the active node is %s", got, app.Status.ActiveNode)
+	}
+}
 
 // as asks the status server of edge1 from edge3, with a certificate of the cluster's CA.
 func (s *system) as(ctx context.Context, certificate tls.Certificate) (int, error) {

@@ -175,14 +175,17 @@ func newDevice(t *testing.T) *deviceOf {
 	return d
 }
 
-// configure leads the device to a cloudcore.
-func (d *deviceOf) configure(t *testing.T, websocket string) {
+// configure leads the device to a cloudcore, by the servers that its join found or by others.
+func (d *deviceOf) configure(t *testing.T, websocket string, servers ...string) {
 	t.Helper()
 	_, port, err := net.SplitHostPort(websocket)
 	if err != nil {
 		t.Fatal(err)
 	}
 	text := strings.ReplaceAll(fmt.Sprintf(deviceAtWork, d.dir, port), d.dir+"/edge.sock", filepath.Join(filepath.Dir(d.socket), "edge.sock"))
+	if len(servers) > 0 {
+		text = strings.Replace(text, "edgeHub: {", "edgeHub: {servers: ["+strings.Join(servers, ", ")+"], ", 1)
+	}
 	if err := os.WriteFile(d.config, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}

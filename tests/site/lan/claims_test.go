@@ -245,6 +245,27 @@ func TestClaims_06_HostOfTheLANLearnsNoNames(t *testing.T) {
 	}
 }
 
+// A pod takes ports of its device by hostPort, those of the name server and of the pods' API among
+// them: names are still answered by the device, and its API shows its own certificate.
+func TestClaims_06_HostPortTakesNoServerOfTheDevice(t *testing.T) {
+	s := newSystem(t)
+	s.pod("thief", "edge2", func(p *corev1.Pod) {
+		p.Labels = nil
+		p.Spec.Containers[0].Ports = []corev1.ContainerPort{
+			{ContainerPort: 8080, HostPort: 53, Protocol: corev1.ProtocolUDP}, {ContainerPort: 8080, HostPort: 53}, {ContainerPort: 8080, HostPort: 10550},
+		}
+	})
+	for _, network := range []string{"udp", "tcp"} {
+		if m, err := s.ask(t.Context(), "edge2", network, "kubernetes.default.svc.cluster.local."); err != nil || len(m.Answer) == 0 {
+			t.Errorf("by %s: %v, %v", network, m, err)
+		}
+	}
+	out, err := s.shell(t.Context(), "edge2", "curl -sk -o /dev/null -w %{http_code} https://169.254.20.20:10550/version")
+	if err != nil || out == "" || out == "000" || out == "404" {
+		t.Errorf("the API for pods: %q, %v", out, err)
+	}
+}
+
 // ask asks the name server of a host's own device.
 func (s *system) ask(ctx context.Context, host, network, name string) (*dns.Msg, error) {
 	h, err := s.Trial.Host(host)
@@ -461,6 +482,9 @@ func TestClaims_29_EachRequestIsRefusedAtOnce(t *testing.T) {
 		return nil
 	}
 	s.WaitFor("the rules to be there", refused)
+	for _, family := range []string{"ip", "ip6"} {
+		s.waitOut("edge1", "nft list chain "+family+" kube-proxy reject-chain", "tcp reset", true)
+	}
 	var clients sync.WaitGroup
 	failed := make(chan error, 100)
 	for range cap(failed) {
