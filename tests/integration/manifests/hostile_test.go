@@ -328,6 +328,64 @@ func TestHostile_12_NodeCannotLabelItselfIntoAPool(t *testing.T) {
 	judge(t, attempts)
 }
 
+// TestClaims_08_PoolByHostNameIsNotJoined: a NodePool chooses a device by kubernetes.io/hostname,
+// which NodeRestriction lets each node set. Another device does not call itself so, neither later
+// nor when it registers; each may write its own name.
+func TestClaims_08_PoolByHostNameIsNotJoined(t *testing.T) {
+	plane := cluster.Shared(t)
+	plane.Apply(t, "manifests/crds")
+	plane.Apply(t, "manifests/cloudcore")
+	pools := dynamic.NewForConfigOrDie(plane.Admin()).Resource(schema.GroupVersionResource{Group: "skerry.io", Version: "v1alpha1", Resource: "nodepools"})
+	cluster.Eventually(t, "a pool that chooses by the host name", func(ctx context.Context) error {
+		_, err := pools.Create(ctx, &unstructured.Unstructured{Object: map[string]any{
+			"apiVersion": "skerry.io/v1alpha1", "kind": "NodePool", "metadata": map[string]any{"name": "by-host"},
+			"spec": map[string]any{"nodeSelector": map[string]any{"matchLabels": map[string]any{corev1.LabelHostname: "edge-chosen", corev1.LabelArchStable: "amd64"}}},
+		}}, metav1.CreateOptions{})
+		if apierrors.IsAlreadyExists(err) {
+			return nil
+		}
+		return err
+	})
+	t.Cleanup(func() {
+		if err := pools.Delete(context.Background(), "by-host", metav1.DeleteOptions{}); err != nil {
+			t.Error(err)
+		}
+	})
+	register := func(node, host string, options metav1.CreateOptions) func(context.Context) error {
+		return func(ctx context.Context) error {
+			_, err := kubernetes.NewForConfigOrDie(plane.Node(t, node)).CoreV1().Nodes().Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{
+				Name: node, Labels: map[string]string{"skerry.io/edge": "", corev1.LabelHostname: host, corev1.LabelArchStable: "amd64"},
+			}}, options)
+			return err
+		}
+	}
+	dry := metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}}
+	// The policy is in force from some moment after it was applied.
+	cluster.Eventually(t, "a device that registers as another one is refused", func(ctx context.Context) error {
+		if err := register("edge-thief", "edge-chosen", dry)(ctx); !apierrors.IsForbidden(err) {
+			return fmt.Errorf("got %v", err)
+		}
+		return nil
+	})
+	if err := register("edge-thief", "edge-thief", metav1.CreateOptions{})(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	thief := kubernetes.NewForConfigOrDie(plane.Node(t, "edge-thief"))
+	label := func(key, value string, sub ...string) func(context.Context) error {
+		patch := fmt.Appendf(nil, `{"metadata":{"labels":{%q:%q}}}`, key, value)
+		return func(ctx context.Context) error {
+			return ignore(thief.CoreV1().Nodes().Patch(ctx, "edge-thief", types.MergePatchType, patch, metav1.PatchOptions{}, sub...))
+		}
+	}
+	judge(t, []attempt{
+		{"its own name, as it registers", register("edge-chosen", "edge-chosen", dry), true},
+		{"its own name", label(corev1.LabelHostname, "edge-thief"), true},
+		{"another device's name", label(corev1.LabelHostname, "edge-chosen"), false},
+		{"another device's name, by its status", label(corev1.LabelHostname, "edge-chosen", "status"), false},
+		{"another architecture", label(corev1.LabelArchStable, "arm64"), false},
+	})
+}
+
 // TestClaims_03_DeviceRegistersAsAnEdge: a device whose Node has no label skerry.io/edge would be
 // taken for a node of the cloud, whose addresses and ranges are trusted more.
 func TestClaims_03_DeviceRegistersAsAnEdge(t *testing.T) {

@@ -76,6 +76,9 @@ func TestClaims_39_AbortedFileSystemIsNamed(t *testing.T) {
 	if _, err := exec.LookPath("mkfs.ext4"); err != nil {
 		t.Skip(err)
 	}
+	if _, err := os.Stat("/dev/loop-control"); err != nil {
+		t.Skip(err)
+	}
 	smalldisk.Run(t, "aborted")
 }
 
