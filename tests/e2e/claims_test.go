@@ -8,16 +8,20 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/skerry-io/skerry/tests/cluster"
+	"github.com/skerry-io/skerry/tests/cluster/faultproxy"
 )
 
 // TestClaims_17_RestoredClusterHearsEverythingAgain: etcd's data is put back to a copy in which no
@@ -273,14 +277,18 @@ func (s *system) proxy() (address string) {
 	return "127.0.0.1:" + port
 }
 
-// TestClaims_39_ReadOnlyDiskAndStoppedProcess: the data directory of a device becomes read-only:
-// its status names that, and how to mend it, of the edgecore that runs and of one that can't start.
-// One that is stopped by a signal is told from one that does not run.
+// TestClaims_39_ReadOnlyDiskAndStoppedProcess: the kernel meets an error of the file system that a
+// device's data is on, and refuses writes from then on: the status names that, and the remedy, of
+// the edgecore that runs, whose containers continue, and of one that can't start. One that is
+// stopped by a signal is told from one that does not run.
 func TestClaims_39_ReadOnlyDiskAndStoppedProcess(t *testing.T) {
+	if _, err := os.Stat("/dev/loop-control"); err != nil {
+		t.Skip(err)
+	}
 	s := newSystem(t)
-	s.smallDisk("edge1", 16)
+	s.realDisk("edge1")
 	before := s.Containers("edge1")
-	says := func(when string, words ...string) {
+	names := func(when string, words ...string) {
 		t.Helper()
 		s.WaitFor(when, func(context.Context) error {
 			out, _, complaint := s.edgecore("edge1", "status")
@@ -292,19 +300,69 @@ func TestClaims_39_ReadOnlyDiskAndStoppedProcess(t *testing.T) {
 			return nil
 		})
 	}
-	remount := func(how string) { t.Helper(); s.onHost("edge1", "mount", "-o", "remount,"+how, "/run/small") }
 	s.Check(s.Trial.Signal(t.Context(), "edge1", "edgecore", syscall.SIGSTOP))
-	says("a stopped process to be told from none", "does not answer")
+	names("a stopped process to be told from none", "does not answer")
 	s.Check(s.Trial.Signal(t.Context(), "edge1", "edgecore", syscall.SIGCONT))
 	s.waitLinked("edge1")
-	s.Kill("edge1", "edgecore") // what is open for writing can't be made read-only from outside
-	remount("ro")
-	defer s.onHostIn(context.WithoutCancel(t.Context()), "edge1", "mount", "-o", "remount,rw", "/run/small")
-	_ = s.Trial.Start(t.Context(), "edge1", "edgecore") // it can't
-	says("an edgecore that can't start to name the disk", "read-only")
+	s.onHost("edge1", "mount", "-o", "remount,abort", "/run/small") // as after an error: ext4(5)
+	names("an edgecore that runs to name the disk", "PROBLEM", "is read-only", "fsck")
 	s.Check(s.same("edge1", before))
-	remount("rw")
+	s.Kill("edge1", "edgecore")
+	_ = s.Trial.Start(t.Context(), "edge1", "edgecore") // it can't
+	names("an edgecore that can't start to name the disk", "is read-only")
+	s.Check(s.same("edge1", before))
+	if s.running("edge1", "edgecore") { // it tries for 30 s
+		s.Kill("edge1", "edgecore")
+	}
+	s.onHost("edge1", "sh", "-c", "umount "+dataDir+" && umount /run/small && { e2fsck -p /run/small.img >/dev/null || [ $? = 1 ]; } && "+mountRealDisk+" && mount --bind /run/small "+dataDir)
 	s.Start("edge1", "edgecore")
 	s.WaitReady("edge1", true)
 	s.Check(s.same("edge1", before))
+}
+
+// TestClaims_36_SlowAnswersCloseNoWatch: each read at kube-apiserver takes six seconds, for half a
+// minute: no watch of a cloudcore is opened again, and its devices stay Ready.
+func TestClaims_36_SlowAnswersCloseNoWatch(t *testing.T) {
+	s := newSystem(t)
+	proxy := s.faultProxy()
+	edges := []string{"edge1", "edge2"}
+	for _, n := range edges {
+		s.waitLinked(n)
+	}
+	var mu sync.Mutex
+	var opened []string // collections that cloudcore itself follows
+	reads := 0
+	proxy.Set(func(r *http.Request) faultproxy.Fault {
+		mu.Lock()
+		defer mu.Unlock()
+		switch {
+		case r.Method != http.MethodGet:
+		case !faultproxy.Watch(r):
+			reads++
+			return faultproxy.Fault{Delay: 6 * time.Second}
+		case r.Header.Get("Impersonate-User") == "" && r.URL.Query().Get("fieldSelector") == "":
+			opened = append(opened, r.URL.Path)
+		}
+		return faultproxy.Fault{}
+	})
+	s.lasts("devices are Ready", 30*time.Second, func() error {
+		for _, n := range edges {
+			node, err := s.Client.CoreV1().Nodes().Get(t.Context(), n, metav1.GetOptions{})
+			if err != nil {
+				return err
+			}
+			if !slices.ContainsFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool {
+				return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
+			}) {
+				return errors.New(n + " is not")
+			}
+		}
+		return nil
+	})
+	mu.Lock()
+	defer mu.Unlock()
+	// A watch ends by itself after some minutes, and is opened again without a list.
+	if reads < 2 || len(opened) > 3 {
+		t.Errorf("%d reads were slow, and watches were opened again: %v", reads, opened)
+	}
 }

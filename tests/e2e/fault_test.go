@@ -85,9 +85,22 @@ func (s *system) running(host, program string) bool {
 // edgecore is started again, twice; its pods keep running.
 func (s *system) smallDisk(node string, size int) {
 	s.T.Helper()
+	s.disk(node, size, "mount -t tmpfs -o mode=700,size=${size}m small /run/small")
+}
+
+// realDisk puts a device's data on a file system of a block device, as smallDisk does.
+func (s *system) realDisk(node string) {
+	s.T.Helper()
+	s.disk(node, 64, "truncate -s ${size}M /run/small.img && mkfs.ext4 -q -F /run/small.img && "+mountRealDisk+" && rmdir /run/small/lost+found && chmod 700 /run/small")
+}
+
+const mountRealDisk = "mount -o loop,errors=remount-ro /run/small.img /run/small"
+
+func (s *system) disk(node string, room int, mount string) {
+	s.T.Helper()
 	s.Check(s.Trial.Stop(s.T.Context(), node, "edgecore"))
-	s.onHost(node, "sh", "-c", fmt.Sprintf("mkdir -p /run/small && mount -t tmpfs -o mode=700,size=$(($(du -sm %[2]s | cut -f1) + %[1]d))m small /run/small && cp -a %[2]s/. /run/small/ && mount --bind /run/small %[2]s",
-		size, dataDir))
+	s.onHost(node, "sh", "-c", fmt.Sprintf("size=$(($(du -sm %[2]s | cut -f1) + %[1]d)); mkdir -p /run/small && %[3]s && cp -a %[2]s/. /run/small/ && sync -f /run/small && mount --bind /run/small %[2]s",
+		room, dataDir, mount))
 	s.T.Cleanup(func() {
 		ctx := context.Background()
 		if s.running(node, "edgecore") {
@@ -95,7 +108,7 @@ func (s *system) smallDisk(node string, size int) {
 		}
 		var errs strings.Builder
 		code, err := s.Trial.Exec(ctx, node, trial.Streams{Err: &errs}, nil, "sh", "-c", fmt.Sprintf(
-			"rm -f %[1]s/fill && umount %[1]s && rm -rf %[1]s/* && cp -a /run/small/. %[1]s/ && umount /run/small", dataDir))
+			"rm -f %[1]s/fill && umount %[1]s && rm -rf %[1]s/* && cp -a /run/small/. %[1]s/ && umount /run/small && rm -f /run/small.img", dataDir))
 		if err != nil || code != 0 {
 			s.T.Errorf("giving %s its disk back: %v %s", node, err, errs.String())
 		}

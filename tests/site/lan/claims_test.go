@@ -503,6 +503,38 @@ func TestClaims_29_EachRequestIsRefusedAtOnce(t *testing.T) {
 	}
 }
 
+// A device that is cut off gives the addresses of a headless Service in another order each time:
+// the pods of all devices are first in turn, for clients that take the first address.
+func TestClaims_30_EachAddressIsFirst(t *testing.T) {
+	s := newSystem(t)
+	_, pods := s.web()
+	s.service("headless", func(v *corev1.Service) { v.Spec.ClusterIP = corev1.ClusterIPNone })
+	each := func(ctx context.Context) error {
+		first := map[string]int{}
+		for range 60 { // by chance one of three is missing once in 10^10
+			m, err := s.ask(ctx, "edge1", "udp", "headless."+namespace+".svc.cluster.local.")
+			if err != nil {
+				return err
+			}
+			if len(m.Answer) != len(pods) {
+				return fmt.Errorf("%s", m)
+			}
+			if a, ok := m.Answer[0].(*dns.A); ok {
+				first[a.A.String()]++
+			}
+		}
+		for node, p := range pods {
+			if first[p.Status.PodIP] == 0 {
+				return fmt.Errorf("that of %s, %s, is never first: %v", node, p.Status.PodIP, first)
+			}
+		}
+		return nil
+	}
+	s.WaitFor("each pod to be first", each)
+	s.cutAll()
+	s.WaitFor("each pod to be first without a link", each)
+}
+
 // A pod in the network of its device answers the other devices, which reach the Node's address on
 // the uplink by no way of their own.
 func TestClaims_31_HostNetworkPodAnswersNeighbours(t *testing.T) {
