@@ -18,8 +18,6 @@ import (
 const (
 	JoinPath = "/v1/join"
 	JoinPort = 443
-	// OlderJoinPort is where a cloudcore is asked that has no JoinPort: one of before v0.2.
-	OlderJoinPort = 10002
 	// JoinProtocol is the protocol that a device offers by ALPN (RFC 7301) in addition to http/1.1:
 	// cloudcore's one port recognizes by it a client that has no certificate yet.
 	JoinProtocol = "skerry-join"

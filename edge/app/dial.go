@@ -143,28 +143,15 @@ func newDialer(c edgeconfig.EdgeHub, identity *join.Identity) (link.Dialer, erro
 	if err != nil {
 		return nil, err
 	}
-	by := func(wsPort, quicPort int) link.Dialer {
-		overWS, overQUIC := atPort{ws, wsPort}, atPort{quic, quicPort}
-		switch c.Transport {
-		case "websocket":
-			return overWS
-		case "quic":
-			return overQUIC
-		}
-		return link.Auto(overQUIC, overWS)
+	overWS, overQUIC := atPort{ws, c.WebSocket.Port}, atPort{quic, c.QUIC.Port}
+	switch c.Transport {
+	case "websocket":
+		return overWS, nil
+	case "quic":
+		return overQUIC, nil
 	}
-	if c.WebSocket.Port == onePort && c.QUIC.Port == onePort {
-		return link.Either(by(onePort, onePort), by(olderWebSocket, olderQUIC)), nil
-	}
-	return by(c.WebSocket.Port, c.QUIC.Port), nil
+	return link.Auto(overQUIC, overWS), nil
 }
-
-// The ports of cloudcore: the one, and those of before v0.2.
-const (
-	onePort        = 443
-	olderWebSocket = 10000
-	olderQUIC      = 10001
-)
 
 // atPort dials hosts at the port of one transport, whichever port the hub names: a server is one
 // host with a port for each transport.

@@ -149,9 +149,9 @@ func (a attack) links(ctx context.Context, secure func(context.Context, int) (*t
 		if err != nil {
 			return err
 		}
-		c := hostile.Config{Transport: link.WebSocket, Address: net.JoinHostPort(a.Host, "10000"), TLS: config}
+		c := hostile.Config{Transport: link.WebSocket, Address: net.JoinHostPort(a.Host, "443"), TLS: config}
 		if i/len(kinds)%2 == 1 {
-			c.Transport, c.Address = link.QUIC, net.JoinHostPort(a.Host, "10001")
+			c.Transport, c.Address = link.QUIC, net.JoinHostPort(a.Host, "443")
 		}
 		kind, began := kinds[i%len(kinds)], sync.OnceFunc(ready.Done)
 		g.Go(func() error {
@@ -313,7 +313,7 @@ func (a attack) handshakes(ctx context.Context, secure func(context.Context, int
 					case <-ctx.Done():
 						return nil
 					}
-					c, err := d.DialContext(ctx, "tcp", net.JoinHostPort(a.Host, "10000"))
+					c, err := d.DialContext(ctx, "tcp", net.JoinHostPort(a.Host, "443"))
 					if err != nil {
 						done.add("TCP connections refused", 1)
 						continue
@@ -400,7 +400,7 @@ func (a attack) deaf(ctx context.Context, from string, config *tls.Config, done 
 		}
 		some, cancel := context.WithTimeout(ctx, 3*time.Second)
 		done.add("QUIC handshakes", 1)
-		if c, err := d.Dial(some, net.JoinHostPort(a.Host, "10001")); err == nil {
+		if c, err := d.Dial(some, net.JoinHostPort(a.Host, "443")); err == nil {
 			_ = c.Close(link.CloseShutdown, "it heard something")
 		}
 		cancel()

@@ -253,6 +253,7 @@ kind: CloudCore
 kubeconfig: %s
 approver: {kubeconfig: %s}
 advertise: [127.0.0.1]
+devices: {listen: ""}
 hub:
   websocket: {listen: "%s"}
   quic: {listen: ""}%s

@@ -111,7 +111,7 @@ func TestIsland_16_ClockAt1970RunsPodsAndLosesNoEvent(t *testing.T) {
 	own, err := os.ReadFile(s.path("edge1", "/etc/skerry/edgecore.yaml"))
 	s.Check(err)
 	s.Check(os.WriteFile(s.path("edge1", config), append(own, "dataDir: /var/lib/late\n"...), 0o600))
-	out := s.onHost("edge1", w.launcher, w.args("join", "--config", config, "--token", token, "--node-name", "late", lab.Cloud().String()+":10002")...)
+	out := s.onHost("edge1", w.launcher, w.args("join", "--config", config, "--token", token, "--node-name", "late", lab.Cloud().String())...)
 	if _, err := os.Stat(s.path("edge1", "/var/lib/late/identity")); err != nil {
 		t.Errorf("nothing came of the join: %v\n%s", err, out)
 	}

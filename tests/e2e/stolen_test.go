@@ -47,7 +47,7 @@ func (s *system) rejoin(node string, config []byte) (token string) {
 	s.Check(os.WriteFile(s.path(node, file), config, 0o640))
 	token = s.cloudcore("token", "create", "--ttl", "10m")
 	s.Check(os.WriteFile(s.path(node, "/run/join-token"), []byte(token+"\n"), 0o600))
-	s.onHost(node, s.Root+"/bin/edgecore", "join", "--config", file, "--token-file", "/run/join-token", "--node-name", node, lab.Cloud().String()+":10002")
+	s.onHost(node, s.Root+"/bin/edgecore", "join", "--config", file, "--token-file", "/run/join-token", "--node-name", node, lab.Cloud().String())
 	s.onHost(node, "rm", "/run/join-token")
 	s.Start(node, "edgecore")
 	s.WaitFor(node+" to be in the pool", func(ctx context.Context) error {

@@ -46,7 +46,7 @@ type Config struct {
 	// ServerName is the expected name in cloudcore's certificate; Server.
 	ServerName string
 	Transport  link.Transport // websocket or quic: websocket
-	Port       int            // 10000 for websocket, 10001 for quic
+	Port       int            // of cloudcore: 443
 	Roots      *x509.CertPool // by which cloudcore is verified
 	// Identity gives a node its certificate. It is called by several goroutines at once.
 	Identity func(ctx context.Context, node string) (*tls.Certificate, error)
@@ -65,9 +65,7 @@ func (c Config) withDefaults() Config {
 	c.Prefix = cmp.Or(c.Prefix, "hollow-")
 	c.ServerName = cmp.Or(c.ServerName, c.Server)
 	c.Transport = cmp.Or(c.Transport, link.WebSocket)
-	if c.Port == 0 {
-		c.Port = map[link.Transport]int{link.WebSocket: 10000, link.QUIC: 10001}[c.Transport]
-	}
+	c.Port = cmp.Or(c.Port, 443)
 	c.Rate = cmp.Or(c.Rate, 200)
 	c.Keepalive = cmp.Or(c.Keepalive, 10*time.Second)
 	c.StatusEvery = cmp.Or(c.StatusEvery, 5*time.Minute)

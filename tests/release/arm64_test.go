@@ -144,7 +144,7 @@ func (e emulator) links(root string) {
 	}
 	health := cluster.FreeAddress(t, "tcp")
 	write(t, filepath.Join(dir, "cloudcore.yaml"), fmt.Sprintf("apiVersion: config.skerry.io/v1alpha1\nkind: CloudCore\nkubeconfig: %s\napprover: {kubeconfig: %s}\nhealth: {listen: %q}\n"+
-		"tunnel: {listen: \"\"}\nadvertise: [%s]\nhub:\n  websocket: {listen: \"\"}\n  quic: {listen: \"\"}\njoin: {listen: \"\"}\ndevices: {listen: \"%[4]s:443\"}\n",
+		"tunnel: {listen: \"\"}\nadvertise: [%s]\ndevices: {listen: \"%[4]s:443\"}\n",
 		account("cloudcore"), account("cloudcore-approver"), health, host))
 	e.start(dir, "cloudcore", filepath.Join(dir, "cloudcore.yaml"))
 	cluster.WaitReady(t, "cloudcore", health)

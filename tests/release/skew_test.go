@@ -7,7 +7,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
@@ -19,9 +18,9 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/trial"
 )
 
-// before is the last commit whose programs have only the ports 10000 to 10002. It is here for as
-// long as cloudcore listens there.
-const before = "fcad334fdd499557dbb3fc71390d5d3ffc3dcf63"
+// before is the commit that stands for the previous release. Each release sets it to the tag of
+// the one before; until the first, it is the last commit at which every device could be upgraded.
+const before = "8d1478ca"
 
 // older builds programs of that commit in a folder of the tests.
 func older(t *testing.T, root string, names ...string) map[string]string {
@@ -79,27 +78,25 @@ func (s skewed) status(ctx context.Context, node string) (string, error) {
 	return out.String(), err
 }
 
-// linked waits until a device has its link by one of the ports, to a cloudcore of a version.
-func (s skewed) linked(node, version string, ports ...string) {
+// linked waits until a device has a link to a cloudcore of a version.
+func (s skewed) linked(node, version string) {
 	s.T.Helper()
-	s.WaitFor(fmt.Sprintf("%s to be linked to cloudcore %s by port %v", node, version, ports), func(ctx context.Context) error {
+	s.WaitFor(fmt.Sprintf("%s to be linked to cloudcore %s", node, version), func(ctx context.Context) error {
 		out, err := s.status(ctx, node)
 		if err != nil {
 			return err
 		}
-		up := strings.Contains(out, "up for") && strings.Contains(out, ", "+version+")")
-		if !up || !slices.ContainsFunc(ports, func(p string) bool { return strings.Contains(out, ":"+p+" (cloudcore") }) {
+		if !strings.Contains(out, "up for") || !strings.Contains(out, ", "+version+")") {
 			return fmt.Errorf("it says\n%s", out)
 		}
 		return nil
 	})
 }
 
-// TestShip_19_OldEdgeWorksWithANewCloud: devices with the release of before, which has the ports
-// 10000 to 10002 alone, join the cloudcore of today and work with it: pods, logs, their reports
-// after they were cut off, routes. One of them is upgraded: its containers run on, and it comes by
-// port 443. Then cloudcore goes back to the release of before, with its configuration: both devices
-// work with it.
+// TestShip_19_OldEdgeWorksWithANewCloud: devices with the previous release join the cloudcore of
+// today and work with it: pods, logs, reports after a cut, routes. One of them is upgraded and keeps
+// its containers. Then cloudcore goes back to the previous release, with its configuration: both
+// devices work with it.
 func TestShip_19_OldEdgeWorksWithANewCloud(t *testing.T) {
 	root, err := binary.Root()
 	if err != nil {
@@ -126,12 +123,12 @@ func TestShip_19_OldEdgeWorksWithANewCloud(t *testing.T) {
 	s := skewed{suite.Make(t, "skew", o), edgecore}
 
 	is := programVersion(t, today["cloudcore"])
-	s.linked("edge1", is, "10000", "10001")
-	s.linked("edge2", is, "10000", "10001")
+	s.linked("edge1", is)
+	s.linked("edge2", is)
 	s.works("old-edges", "edge1", "edge2")
 
 	s.upgrade("edge1", today["edgecore"])
-	s.linked("edge1", is, "443")
+	s.linked("edge1", is)
 	s.works("one-upgraded", "edge1", "edge2")
 
 	h, err := s.Trial.Host(trial.Cloud)
@@ -142,15 +139,15 @@ func TestShip_19_OldEdgeWorksWithANewCloud(t *testing.T) {
 	s.Check(err)
 	var config map[string]any
 	s.Check(yaml.Unmarshal(raw, &config))
-	delete(config, "devices") // it is of today
+	config["devices"] = map[string]any{"listen": ":443"} // the default of today
 	raw, err = yaml.Marshal(config)
 	s.Check(err)
 	s.Check(os.WriteFile(file, raw, 0o644))
 	replace(t, cloudcore, old["cloudcore"])
 	s.Start(trial.Cloud, "cloudcore")
 	was := programVersion(t, old["cloudcore"])
-	s.linked("edge1", was, "10000", "10001")
-	s.linked("edge2", was, "10000", "10001")
+	s.linked("edge1", was)
+	s.linked("edge2", was)
 	s.works("old-cloud", "edge1", "edge2")
 }
 

@@ -26,7 +26,7 @@ func joinCommand(file *string) *cobra.Command {
 	timeout := join.DefaultTimeout
 	c := &cobra.Command{
 		Use: "join --token-file FILE HOST[:PORT]", Short: "Make this device a node of the cluster behind HOST", Args: cli.Args(cobra.ExactArgs(1)),
-		Long: `Make this device a node of the cluster whose cloudcore is at HOST (port 443 if none is named, or 10002 where a cloudcore of before v0.2 answers there).
+		Long: `Make this device a node of the cluster whose cloudcore is at HOST (port 443 if none is named).
 
 The token comes from 'cloudcore token create'. --token-file reads it from a file, or with - from standard input. --token works too, but every
 user of this machine can see it in the list of processes (ps) while join runs, and it stays in the shell's history. It pins cloudcore's CA: a host that can't show it learns nothing. The device's key is made here and

@@ -247,7 +247,6 @@ func (t *Trial) cloudcoreFile() ([]byte, error) {
 		"usage":      doc{"listen": ":10005"},
 
 		"subresources": doc{"listen": ":10006"},
-		"devices":      doc{"listen": ":443"},
 		"artefacts":    doc{"dir": ArtefactsDir}, // need not be there
 	})
 }

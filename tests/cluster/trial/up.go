@@ -21,11 +21,10 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/tally"
 )
 
-// ports are those that cloudcore offers to edges: the one for all, and the older ones for
-// websocket, QUIC, join. Edges can't dial any other port of the cloud, kube-apiserver's least of
-// all.
+// ports are those that edges can dial: cloudcore's. No other port of the cloud is open to them,
+// kube-apiserver's least of all.
 func ports() []lab.Port {
-	return []lab.Port{{Protocol: "tcp", Number: 443}, {Protocol: "udp", Number: 443}, {Protocol: "tcp", Number: 10000}, {Protocol: "udp", Number: 10001}, {Protocol: "tcp", Number: 10002}}
+	return []lab.Port{{Protocol: "tcp", Number: 443}, {Protocol: "udp", Number: 443}}
 }
 
 // Up brings the trial to the state of the options, from whatever there is: it boots hosts, starts

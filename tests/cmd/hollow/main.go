@@ -51,7 +51,7 @@ administrator's. A controller manager signs some 20 a second. With --ca-cert and
 	f.StringVar(&o.config.Server, "server", "", "host of cloudcore")
 	f.StringVar(&o.config.ServerName, "server-name", "", "name or address that cloudcore advertises, where that is not --server")
 	f.StringVar(&o.transport, "transport", string(link.WebSocket), "websocket or quic")
-	f.IntVar(&o.config.Port, "port", 0, "of cloudcore for that transport; 0: 10000 for websocket, 10001 for quic")
+	f.IntVar(&o.config.Port, "port", 443, "of cloudcore for that transport")
 	f.IntVar(&o.config.Rate, "rate", 200, "nodes that make their first dial in a second")
 	f.StringVar(&o.kubeconfig, "kubeconfig", "", "an administrator's")
 	f.StringVar(&o.caCert, "ca-cert", "", "certificate of the cluster's CA, a PEM file")

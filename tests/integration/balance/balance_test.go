@@ -87,8 +87,8 @@ func start(t *testing.T, program, name string, maxSessions int) *replica {
 	kubeconfig, file, log := filepath.Join(dir, "kubeconfig"), filepath.Join(dir, "cloudcore.yaml"), filepath.Join(dir, "log")
 	plane.AccountKubeconfig(t, "cloudcore", kubeconfig)
 	r := &replica{links: cluster.FreeAddress(t, "tcp"), health: cluster.FreeAddress(t, "tcp")}
-	config := fmt.Sprintf("apiVersion: config.skerry.io/v1alpha1\nkind: CloudCore\nkubeconfig: %s\nhealth: {listen: %q}\ntunnel: {listen: \"\"}\njoin: {listen: \"\"}\n"+
-		"advertise: [127.0.0.1]\nhub:\n  websocket: {listen: %q}\n  quic: {listen: \"\"}\n  maxSessions: %d\nrelay: {leaseRenewal: 5s}\n", kubeconfig, r.health, r.links, maxSessions)
+	config := fmt.Sprintf("apiVersion: config.skerry.io/v1alpha1\nkind: CloudCore\nkubeconfig: %s\nhealth: {listen: %q}\ntunnel: {listen: \"\"}\ndevices: {listen: \"\"}\n"+
+		"advertise: [127.0.0.1]\nhub:\n  websocket: {listen: %q}\n  maxSessions: %d\nrelay: {leaseRenewal: 5s}\n", kubeconfig, r.health, r.links, maxSessions)
 	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
 		t.Fatal(err)
 	}

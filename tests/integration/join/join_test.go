@@ -107,7 +107,7 @@ func newSystemWith(t *testing.T, plane *cluster.ControlPlane, ports string, chan
 	s := &system{plane: plane, cloudcore: programs[0], edgecore: programs[1], hollowedge: programs[2], join: cluster.FreeAddress(t, "tcp"), websocket: cluster.FreeAddress(t, "tcp")}
 	health := cluster.FreeAddress(t, "tcp")
 	if ports == "" {
-		ports = fmt.Sprintf("advertise: [127.0.0.1, localhost]\nhub:\n  websocket: {listen: %q}\n  quic: {listen: \"\"}\njoin: {listen: %q}\n", s.websocket, s.join)
+		ports = fmt.Sprintf("advertise: [127.0.0.1, localhost]\ndevices: {listen: \"\"}\nhub: {websocket: {listen: %q}}\njoin: {listen: %q}\n", s.websocket, s.join)
 	}
 	config := fmt.Sprintf(`apiVersion: config.skerry.io/v1alpha1
 kind: CloudCore

@@ -25,7 +25,7 @@ const (
 	cloudHost = "127.43.18.1" // cloudcore
 	noUDP     = "127.43.18.2" // leads TCP 443 to it, and no UDP
 	proxyHost = "127.43.18.3" // ends TLS
-	olderHost = "127.43.19.1" // a cloudcore of before the one port
+	portsHost = "127.43.19.1" // a cloudcore with a port for each purpose
 )
 
 // linked runs edgecore without its kubelet, and waits until its link is of the transport.
@@ -85,7 +85,7 @@ func forwardTCP(t *testing.T, from, to string) {
 func TestShip_18_OnePortAndUDPBlocked(t *testing.T) {
 	plane := cluster.Shared(t)
 	// 443 alone: there is no other listener, and edgecore.yaml has no ports.
-	s := newSystemWith(t, plane, fmt.Sprintf("advertise: [%s, %s, %s]\nhub:\n  websocket: {listen: \"\"}\n  quic: {listen: \"\"}\njoin: {listen: \"\"}\ndevices: {listen: \"%[1]s:443\"}\n",
+	s := newSystemWith(t, plane, fmt.Sprintf("advertise: [%s, %s, %s]\ndevices: {listen: \"%[1]s:443\"}\n",
 		cloudHost, noUDP, proxyHost))
 	token := s.token(t, "--uses", "5")
 	config := hollow(t, "{enable: true}")
@@ -141,25 +141,20 @@ func TestShip_18_OnePortAndUDPBlocked(t *testing.T) {
 	}
 }
 
-// An edgecore.yaml with the ports of before, and a cloudcore with these ports alone: each is served
-// by the other of today.
-func TestShip_OlderPorts(t *testing.T) {
+// A cloudcore with a port for each transport and one for joins, and without devices.listen: devices
+// join and link there where their configuration names those ports.
+func TestShip_PortsOfTheirOwn(t *testing.T) {
 	plane := cluster.Shared(t)
-	s := newSystemWith(t, plane, fmt.Sprintf("advertise: [%s]\nhub:\n  websocket: {listen: \"%[1]s:10000\"}\n  quic: {listen: \"%[1]s:10001\"}\njoin: {listen: \"%[1]s:10002\"}\n", olderHost))
+	s := newSystemWith(t, plane, fmt.Sprintf("advertise: [%s]\ndevices: {listen: \"\"}\nhub:\n  websocket: {listen: \"%[1]s:10000\"}\n  quic: {listen: \"%[1]s:10001\"}\njoin: {listen: \"%[1]s:10002\"}\n", portsHost))
 	token := s.token(t, "--uses", "5")
 	for transport, ports := range map[string]string{
 		"websocket": "{transport: websocket, websocket: {port: 10000}, quic: {port: 10001}}",
 		"quic":      "{transport: quic, websocket: {port: 10000}, quic: {port: 10001}}",
 	} {
 		config := hollow(t, ports)
-		if _, said, code := s.edge(t, config, token, "older-"+transport, olderHost+":10002"); code != 0 {
-			t.Fatalf("join at the older port: exit code %d, %s", code, said)
+		if _, said, code := s.edge(t, config, token, "ports-"+transport, portsHost+":10002"); code != 0 {
+			t.Fatalf("join at a port of its own: exit code %d, %s", code, said)
 		}
 		s.linked(t, config, transport)
 	}
-	config := hollow(t, "{enable: true}")
-	if _, said, code := s.edge(t, config, token, "newer", olderHost); code != 0 {
-		t.Fatalf("join without a port at an older cloudcore: exit code %d, %s", code, said)
-	}
-	s.linked(t, config, "quic")
 }

@@ -69,7 +69,7 @@ func (s *system) joinAgain(node string) {
 	s.cloudcore("node", "revoke", node)
 	s.Check(os.WriteFile(filepath.Join(h.Root(), file), config, 0o640))
 	s.Check(os.WriteFile(filepath.Join(h.Root(), "/run/join-token"), []byte(s.cloudcore("token", "create", "--ttl", "10m")+"\n"), 0o600))
-	run(fmt.Sprintf("%s join --config %s --token-file /run/join-token --node-name %s %s:10002; code=$?; rm /run/join-token; exit $code", edgecore, file, node, lab.Cloud()))
+	run(fmt.Sprintf("%s join --config %s --token-file /run/join-token --node-name %s %s; code=$?; rm /run/join-token; exit $code", edgecore, file, node, lab.Cloud()))
 	s.Start(node, "edgecore")
 	s.WaitFor(node+" to be in the pool", func(ctx context.Context) error {
 		_, err := s.Run(ctx, "kubectl", "label", "node", node, v1alpha1.NodePoolLabel+"="+trial.Pool, "--overwrite")

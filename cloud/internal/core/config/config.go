@@ -247,9 +247,10 @@ func Default() *Config {
 		TypeMeta:      config.TypeMeta{APIVersion: config.Version, Kind: Kind},
 		Advertise:     []string{},
 		Impersonation: "constrained",
+		Devices:       Devices{Listen: Listen{Listen: ":443"}},
 		Hub: Hub{
-			WebSocket: Listen{Listen: ":10000"}, QUIC: Listen{Listen: ":10001"}, MaxSessions: 10000,
-			Keepalive: metav1.Duration{Duration: 10 * time.Second}, IdleTimeout: metav1.Duration{Duration: 30 * time.Second},
+			MaxSessions: 10000,
+			Keepalive:   metav1.Duration{Duration: 10 * time.Second}, IdleTimeout: metav1.Duration{Duration: 30 * time.Second},
 		},
 		Relay: Relay{LeaseRenewal: metav1.Duration{Duration: 20 * time.Second}, Quotas: RelayQuotas{
 			EventsPerSecond: 100, EventBurst: 1500, StatusesPerSecond: 40, StatusBurst: 1000, StatusBytesPerSecond: 256 << 10, StatusByteBurst: 8 << 20,
@@ -257,7 +258,7 @@ func Default() *Config {
 			CertificateRequestsPerHour: 60, HeavyNodes: 2, BytesInFlight: 8 << 20,
 		}},
 		Publish: Publish{Quotas: PublishQuotas{Interests: 1024, NewInterestsPerSecond: 16, Digests: 256, SelectorBytes: 64 << 10}},
-		Join:    Join{Listen: Listen{Listen: ":10002"}, RenewEnded: metav1.Duration{Duration: 90 * 24 * time.Hour}},
+		Join:    Join{RenewEnded: metav1.Duration{Duration: 90 * 24 * time.Hour}},
 		Tunnel:  Tunnel{Listen: Listen{Listen: ":10004"}, Clients: []string{"kube-apiserver-kubelet-client"}},
 		VIP:     VIP{ReservedVRIDs: []int32{}, Quarantine: metav1.Duration{Duration: 10 * time.Minute}},
 		Logs:    Logs{BatchesPerSecond: 4},
@@ -331,7 +332,7 @@ func (c *Config) Validate() field.ErrorList {
 	errs = append(errs, c.Tunnel.Endpoint.validate(endpoint)...)
 	hub := field.NewPath("hub")
 	if c.Hub.WebSocket.Listen == "" && c.Hub.QUIC.Listen == "" && c.Devices.Listen.Listen == "" {
-		errs = append(errs, field.Required(hub.Child("websocket", "listen"), "one of websocket and quic must listen, or no edge can reach this cloudcore"))
+		errs = append(errs, field.Required(field.NewPath("devices", "listen"), "this, hub.websocket.listen or hub.quic.listen must be set, or no edge can reach this cloudcore"))
 	}
 	errs = append(errs, c.Devices.validate(field.NewPath("devices"))...)
 	if n := c.Devices.Port; n < 0 || n > 65535 {

@@ -20,9 +20,9 @@ func TestReadReportsEveryMistakeWithItsPlace(t *testing.T) {
 		file string
 		want []string
 	}{
-		"no listener": {head + "hub:\n  websocket: {listen: \"\"}\n  quic: {listen: \"\"}\n", []string{
+		"no listener": {head + "devices:\n  listen: \"\"\n", []string{
 			"cloudcore.yaml: advertise: Required value: name at least one host name or address under which edges reach cloudcore",
-			"cloudcore.yaml:4: hub.websocket.listen: Required value: one of websocket and quic must listen, or no edge can reach this cloudcore",
+			"cloudcore.yaml:4: devices.listen: Required value: this, hub.websocket.listen or hub.quic.listen must be set, or no edge can reach this cloudcore",
 		}},
 		"bad values": {head + "advertise: [\"cloud:1\"]\nimpersonation: full\njoin:\n  listen: \"10002\"\nhub:\n  maxSessions: 0\nrelay:\n  leaseRenewal: 40s\n", []string{
 			`cloudcore.yaml:3: advertise[0]: Invalid value: "cloud:1": must be a host name in lower case or an IP address, without a port`,

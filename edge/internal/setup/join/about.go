@@ -15,16 +15,11 @@ import (
 // leaves the device. About is nil if the cloud is too old for the request. Of the options Server,
 // Token and Clock count. The errors are those of Join.
 func Ask(ctx context.Context, o Options) (ca *x509.Certificate, about *pki.About, err error) {
-	bases, host, err := serverURLs(o.Server)
+	base, host, err := serverURL(o.Server)
 	if err != nil {
 		return nil, nil, err
 	}
-	var base string
-	err = each(bases, func(at string) (err error) {
-		base = at
-		ca, err = findCA(ctx, o, base, host)
-		return err
-	})
+	ca, err = findCA(ctx, o, base, host)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -2,7 +2,6 @@ package join
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"crypto"
 	"crypto/tls"
@@ -36,7 +35,7 @@ const (
 // ask finds the CA that the token pins at the server, then asks for the certificate, and again
 // where that may help.
 func ask(ctx context.Context, o Options, key crypto.Signer) (*pki.JoinAnswer, error) {
-	bases, host, err := serverURLs(o.Server)
+	base, host, err := serverURL(o.Server)
 	if err != nil {
 		return nil, err
 	}
@@ -49,12 +48,7 @@ func ask(ctx context.Context, o Options, key crypto.Signer) (*pki.JoinAnswer, er
 		return nil, fmt.Errorf("encoding the join: %w", err)
 	}
 	for pause := retryMin; ; pause = min(2*pause, retryMax) {
-		var answer *pki.JoinAnswer
-		var after time.Duration
-		err = each(bases, func(base string) (err error) {
-			answer, after, err = try(ctx, o, base, host, body)
-			return err
-		})
+		answer, after, err := try(ctx, o, base, host, body)
 		if err == nil {
 			return answer, nil
 		}
@@ -77,35 +71,16 @@ func ask(ctx context.Context, o Options, key crypto.Signer) (*pki.JoinAnswer, er
 	}
 }
 
-// each tries the possible addresses of a server, until it is reached. If all fail the error is that
-// of the first: the others are for a cloudcore of another version.
-func each(bases []string, try func(base string) error) error {
-	var first error
-	for _, base := range bases {
-		err := try(base)
-		if !errors.Is(err, ErrUnreachable) {
-			return err
-		}
-		first = cmp.Or(first, err)
-	}
-	return first
-}
-
-// serverURLs are where a server is asked, one after the other where it can't be reached: a host
-// without a port may be a cloudcore of before v0.2.
-func serverURLs(server string) (bases []string, host string, err error) {
+// serverURL is the address of a server, HOST or HOST:PORT; the port is 443 if none is named.
+func serverURL(server string) (base, host string, err error) {
 	host, port, err := net.SplitHostPort(server)
-	ports := []string{port}
 	if err != nil {
-		host, ports = strings.Trim(server, "[]"), []string{strconv.Itoa(pki.JoinPort), strconv.Itoa(pki.OlderJoinPort)}
+		host, port = strings.Trim(server, "[]"), strconv.Itoa(pki.JoinPort)
 	}
-	for _, port := range ports {
-		if _, err := strconv.ParseUint(port, 10, 16); err != nil || host == "" || strings.ContainsAny(host, "/?#@ ") {
-			return nil, "", fmt.Errorf("%q is no server: it must be HOST or HOST:PORT", server)
-		}
-		bases = append(bases, "https://"+net.JoinHostPort(host, port))
+	if _, err := strconv.ParseUint(port, 10, 16); err != nil || host == "" || strings.ContainsAny(host, "/?#@ ") {
+		return "", "", fmt.Errorf("%q is no server: it must be HOST or HOST:PORT", server)
 	}
-	return bases, host, nil
+	return "https://" + net.JoinHostPort(host, port), host, nil
 }
 
 // protocols are the offered ALPN protocols: the second is the one in use, the first names its

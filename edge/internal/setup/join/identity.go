@@ -405,15 +405,11 @@ func (i *Identity) takeRenewed(answer *pki.JoinAnswer, key crypto.Signer) error 
 }
 
 func (i *Identity) postRenewal(ctx context.Context, server string, body []byte) (*pki.JoinAnswer, error) {
-	bases, host, err := serverURLs(server)
+	base, host, err := serverURL(server)
 	if err != nil {
 		return nil, err
 	}
-	var answer *pki.JoinAnswer
-	err = each(bases, func(base string) (err error) {
-		answer, _, err = post(ctx, Options{Server: server, Clock: i.clock}, i.Roots(), host, base+pki.RenewPath, http.Header{}, body)
-		return err
-	})
+	answer, _, err := post(ctx, Options{Server: server, Clock: i.clock}, i.Roots(), host, base+pki.RenewPath, http.Header{}, body)
 	return answer, err
 }
 
