@@ -47,7 +47,7 @@ func TestShip_21_EdgesOfTwoMinorsAtPlanesOfTwoMinors(t *testing.T) {
 					s.upgrade("edge1", program("edgecore", minor))
 				}
 				s.kubelet("edge1", minor)
-				s.linked("edge1", programVersion(t, program("cloudcore", "1.37")), "443")
+				s.linked("edge1", programVersion(t, program("cloudcore", "1.37")))
 				s.works("edge-"+strings.ReplaceAll(minor, ".", "-"), "edge1")
 			}
 			if plane == "1.36" {
