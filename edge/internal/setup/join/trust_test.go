@@ -32,11 +32,11 @@ func TestTrust_IsRenewed(t *testing.T) {
 		teller   *x509.Certificate
 		ca, want string
 	}{
-		"the teller would not be trusted": {oldServer, string(pki.EncodeCertificates(next.cert)), "would not be trusted itself"},
+		"the teller would not be trusted": {oldServer, string(pki.EncodeCertificates(next.cert)), "would end the trust in the cloud itself"},
 		"no sender":                       {nil, string(both), "has shown no certificate"},
 		"no PEM":                          {oldServer, "x", "reading the authorities"},
 		"none at all":                     {oldServer, "", "reading the authorities"},
-		"a server's certificate":          {oldServer, string(pki.EncodeCertificates(old.cert, oldServer)), "and is none"},
+		"a server's certificate":          {oldServer, string(pki.EncodeCertificates(old.cert, oldServer)), "but is not one"},
 	} {
 		if err := id.Renew(bad.teller, []byte(bad.ca), nil); err == nil || !strings.Contains(err.Error(), bad.want) {
 			t.Errorf("%s: %v", name, err)
