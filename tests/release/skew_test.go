@@ -94,9 +94,9 @@ func (s skewed) linked(node, version string) {
 }
 
 // TestShip_19_OldEdgeWorksWithANewCloud: devices with the previous release join the cloudcore of
-// today and work with it: pods, logs, reports after a cut, routes. One of them is upgraded and keeps
-// its containers. Then cloudcore goes back to the previous release, with its configuration: both
-// devices work with it.
+// today and work with it: pods, logs, reports after a cut, routes. One of them is upgraded and
+// keeps its containers. Then cloudcore goes back to the previous release, with its configuration:
+// both devices work with it.
 func TestShip_19_OldEdgeWorksWithANewCloud(t *testing.T) {
 	root, err := binary.Root()
 	if err != nil {
