@@ -493,10 +493,10 @@ func TestPatch_JSONAsKubeAPIServer(t *testing.T) {
 
 // A patch of a kilobyte that would make gigabytes is refused, and one that copies a little is not.
 func TestHostile_02_PatchThatDoublesIsRefused(t *testing.T) {
-	if _, err := object.Patch(pod(), types.JSONPatchType, doubling(40)); !errors.Is(err, object.ErrBadPatch) || !strings.Contains(err.Error(), "at most") {
+	if _, err := object.Patch(pod(), types.JSONPatchType, doubling(40)); !errors.Is(err, object.ErrBadPatch) || !strings.Contains(err.Error(), "is larger than") {
 		t.Errorf("forty times twice as long: %v", err)
 	}
-	if _, err := object.Patch(pod(), types.JSONPatchType, copying(200_000, 6)); !errors.Is(err, object.ErrBadPatch) || !strings.Contains(err.Error(), "after each copy") {
+	if _, err := object.Patch(pod(), types.JSONPatchType, copying(200_000, 6)); !errors.Is(err, object.ErrBadPatch) || !strings.Contains(err.Error(), "after a copy") {
 		t.Errorf("a large object written out six times: %v", err)
 	}
 	if _, err := object.Patch(pod(), types.JSONPatchType, copying(1000, 90)); err != nil {
