@@ -61,7 +61,7 @@ func TestAlerts(t *testing.T) {
 			if r.Annotations["summary"] == "" || r.Annotations["description"] == "" || !strings.HasSuffix(r.Annotations["runbook_url"], "/docs/runbooks/"+r.Alert+".md") {
 				t.Errorf("%s: annotations %v", r.Alert, r.Annotations)
 			}
-			if page := read("docs", "runbooks", r.Alert+".md"); !strings.HasPrefix(page, "# "+r.Alert+"\n") || !strings.Contains(page, "**Do.**") {
+			if page := read("docs", "runbooks", r.Alert+".md"); !strings.HasPrefix(page, "# "+r.Alert+"\n") || !strings.Contains(page, "**Remedy.**") {
 				t.Errorf("%s: its page is %q", r.Alert, page)
 			}
 			if !strings.Contains(monitoring, "(runbooks/"+r.Alert+".md)") {
