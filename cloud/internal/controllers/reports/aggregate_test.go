@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"slices"
 	"strings"
@@ -49,7 +50,9 @@ func kind() reports.Kind {
 			}
 		}
 		return nil
-	}, func(*thing, func(string) bool) {})
+	}, func(o *thing, exists func(node string) bool) {
+		maps.DeleteFunc(o.Status, func(node string, _ int) bool { return !exists(node) })
+	})
 }
 
 // apiserver has things and Leases. Each request takes a millisecond.
@@ -83,6 +86,12 @@ func (a *apiserver) Do(ctx context.Context, _ kube.Identity, r kube.Request) (*k
 	if strings.Contains(r.Path, "/leases/") {
 		a.reads++
 		return answer(&metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{fence.EpochAnnotation: fmt.Sprint(a.epochs[name])}}})
+	}
+	if name == things.Resource {
+		list := struct {
+			Items []*thing `json:"items"`
+		}{slices.Collect(maps.Values(a.things))}
+		return answer(list)
 	}
 	have := a.things[name]
 	if have == nil {
