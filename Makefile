@@ -124,10 +124,12 @@ release-test: ## what a release must show beyond make test, as root: two builds 
 
 .PHONY: test
 test: deps build build-testrun ## all tests but the longest, as root: unit, cluster, integration, netns, campaign, e2e; in LANES=5 side by side
+	@build/deps.sh machine
 	@SKERRY_BUILT="$(BINARIES)" bin/testrun all
 
 .PHONY: long-test
 long-test: deps build build-testrun ## the tests that make test leaves out, as root: VIP scenarios over IPVS, kept campaigns, kube-vip itself, scenarios in full
+	@build/deps.sh machine
 	@SKERRY_BUILT="$(BINARIES)" bin/testrun long
 
 .PHONY: test-short

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# deps.sh [release|conformance]: installs the programs that a trial cluster and the tests need, with a word also those of `make release-test` or of `make
-# conformance`, and that this machine lacks. It does nothing when all are there.
+# deps.sh [machine|release|conformance]: installs the programs that a trial cluster and the tests need, with a word also those of `make test`, of `make
+# release-test` or of `make conformance`, and that this machine lacks. It does nothing when all are there.
 set -euo pipefail
 export PATH="$PATH:/usr/sbin:/sbin"
 
@@ -24,6 +24,12 @@ prometheus                   promtool                            evaluates the a
 prometheus-alertmanager      prometheus-alertmanager             inhibits alerts, in tests
 iproute2                     ip                                  looking at namespaces and links; tc shapes slow ones
 '
+if [ "${1:-}" = machine ]; then
+	list+='
+mmdebstrap                   mmdebstrap                          makes the file tree of a real machine, a guest of user-mode Linux
+e2fsprogs                    mke2fs                              makes its disk
+'
+fi
 if [ "${1:-}" = release ]; then
 	list+='
 rpm                          rpm                                 installs the packages of a release that are no Debian ones
@@ -73,8 +79,19 @@ fetch_kernel() {
 	rm -rf "$work"
 }
 
+# The file tree of real machines (tests/machine), which takes half a minute on a machine that has no other work.
+machine=
+if [ "${1:-}" = machine ]; then machine=/var/cache/skerry/machine/root; fi
+make_machine() {
+	[ -n "$machine" ] && [ ! -d "$machine" ] && [ "$(id -u)" -eq 0 ] || return 0
+	echo "deps: making the file tree of a real machine"
+	mkdir -p "${machine%/*}"
+	DISK=tests/machine/disk sh tests/machine/disk/make.sh "$machine" || echo "deps: it can't be made: the tests in tests/machine will try again" >&2
+}
+
 if [ ${#missing[@]} -eq 0 ]; then
 	fetch_kernel
+	make_machine
 	exit 0
 fi
 if ! command -v apt-get >/dev/null || ! command -v dpkg >/dev/null; then
@@ -99,4 +116,5 @@ if ! install; then
 	fi
 fi
 fetch_kernel
+make_machine
 echo "deps: done"

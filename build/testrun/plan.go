@@ -44,12 +44,12 @@ const (
 const longer = `^TestTraps_09_VIPsWithIPVS$/^the_others$|^TestOrder_14_ShortCampaigns$/^seed_(2|14)$|^TestServices_14_KubeVIP$|^TestEveryday_21_NoPodIsMissingAfterPressureAndShutdowns$/^long$|^TestHostile_05_QuotasAnswer429WithRetryAfter$/^events_for_a_minute$`
 
 // again is run by all in a short form and by long in full: reboots one after the other, and real
-// minutes. Those tests ask for longVariable and minuteVariable.
-const again = `^TestEveryday_(06|07|08|11|14)_.*$`
+// minutes; and each boot of a real machine. Those tests ask for longVariable and minuteVariable.
+const again = `^TestEveryday_(06|07|08|11|14)_.*$|^TestEveryday_.*_RealMachine.*$`
 
 var (
 	// needsRoot matches packages of tests/ that make namespaces, control planes or kernels.
-	needsRoot = regexp.MustCompile(`^tests/((cluster|integration|hostile|netns|uml|vm|e2e|site|apps|services|incluster|bench|release)(/|$)|campaign$)`)
+	needsRoot = regexp.MustCompile(`^tests/((cluster|integration|hostile|netns|uml|vm|machine|e2e|site|apps|services|incluster|bench|release)(/|$)|campaign$)`)
 	// realParts matches packages of the product whose tests have a control plane, keepalived or the
 	// kernel. Those of one side run one at a time, to not take the time from each other.
 	realParts = regexp.MustCompile(`^(edge/internal/(agents/(vip|route|drain)|kernel/.*)|cloud/internal/(core/(publish|relay)|trust/join|controllers/(route|vip|reports)))$`)
@@ -86,7 +86,7 @@ func plan(what string, packages []string, shards int, lengths lengths) []job {
 	case "short":
 		jobs = []job{unit}
 	case "long":
-		jobs = []job{each("e2e", "e2e"), each("uml", "uml"), each("services", "services"), campaign, each("hostile", "hostile")}
+		jobs = []job{each("e2e", "e2e"), each("uml", "uml"), each("services", "services"), each("machine", "machine"), campaign, each("hostile", "hostile")}
 	default:
 		for n := 1; n <= shards; n++ {
 			part := strconv.Itoa(n) + "/" + strconv.Itoa(shards)
@@ -94,7 +94,7 @@ func plan(what string, packages []string, shards int, lengths lengths) []job {
 			jobs = append(jobs, job{name, []phase{{name: name, packages: below("e2e"), parallel: 1, shard: part}}})
 		}
 		jobs = append(jobs, each("site", "site"), each("apps", "apps"), each("incluster", "incluster"), each("services", "services"), each("hostile", "hostile"),
-			each("integration", "integration"), each("cluster", "cluster"), campaign, realOf("cloud"), realOf("edge"), each("kernels", "uml", "vm", "netns"), unit)
+			each("integration", "integration"), each("cluster", "cluster"), campaign, realOf("cloud"), realOf("edge"), each("machine", "machine"), each("kernels", "uml", "vm", "netns"), unit)
 	}
 	// The longest first, so that the lanes end together.
 	slices.SortStableFunc(jobs, func(a, b job) int { return cmp.Compare(lengths.of(b, shards), lengths.of(a, shards)) })

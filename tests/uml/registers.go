@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"os/exec"
+	"regexp"
 	"runtime"
 	"syscall"
 	"unsafe"
@@ -13,7 +14,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// start starts the guest without a way to the wide vector registers.
+// TooWide reports whether this machine's registers are too wide for user-mode Linux 6.1: a guest
+// must then be started with hide.
+func TooWide() (bool, error) {
+	raw, err := os.ReadFile("/proc/cpuinfo")
+	if err != nil {
+		return false, fmt.Errorf("looking at the processor: %w", err)
+	}
+	return regexp.MustCompile(`(?m)^flags\b.*\bamx_tile\b`).Match(raw), nil
+}
+
+// Start starts a guest on one processor, before others there; with hide it has no way to the wide
+// vector registers.
 //
 // UML 6.1 moves them between its processes by PTRACE_SETREGSET with a buffer of a size that was
 // known when it was built, and the machine's kernel needs the whole of them (xstateregs_set in
@@ -21,19 +33,22 @@ import (
 // regs failed". Where its first question for them fails it moves the registers of 1999 instead, by
 // PTRACE_SETFPREGS. So a filter fails that question. The upper halves of the registers are then
 // lost at every fault of a page: programs in the guest must do without them (noWideRegisters).
-func start(cmd *exec.Cmd) error {
+func Start(cmd *exec.Cmd, hide bool) error {
 	result := make(chan error, 1)
 	go func() {
 		// The filter is this thread's, and inherited by the processes that it starts. It ends with
 		// the goroutine, which never releases it.
 		runtime.LockOSThread()
-		if err := errors.Join(hideWideRegisters(), onOneProcessor()); err != nil {
+		err := onOneProcessor()
+		if hide {
+			err = errors.Join(err, hideWideRegisters())
+		}
+		if err != nil {
 			result <- err
 			return
 		}
 		cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
-		err := cmd.Start()
-		if err == nil {
+		if err = cmd.Start(); err == nil {
 			// With automatic groups a session's processes have their priority among themselves, and
 			// the session one among sessions (sched(7)). A kernel without them has no such file.
 			_ = os.WriteFile(fmt.Sprintf("/proc/%d/autogroup", cmd.Process.Pid), []byte("-15"), 0)

@@ -65,7 +65,7 @@ func Run(t testing.TB, memory int, patience time.Duration, line string) (output 
 	var console bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &console, &console
 	cmd.WaitDelay = 5 * time.Second
-	runErr := start(cmd)
+	runErr := Start(cmd, true)
 	if runErr == nil {
 		runErr = cmd.Wait()
 	}

@@ -1,0 +1,267 @@
+// Package machine makes real machines for trials: Debian with systemd as its first process, logind,
+// D-Bus and containerd, as a guest of user-mode Linux whose cables end at a trial's router. What
+// hosts made of namespaces can't show is shown here: orderly reboots, units, watchdogs, packages.
+//
+// It owns the guest's process and its folder. The disk is made once and shared; a guest writes into
+// a file of its own. It refuses no command of a test, all of which run as root. A Machine is used
+// by one goroutine at a time.
+package machine
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"embed"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/skerry-io/skerry/tests/cluster/host"
+	"github.com/skerry-io/skerry/tests/cluster/lab"
+	"github.com/skerry-io/skerry/tests/uml"
+)
+
+//go:embed disk
+var disk embed.FS
+
+// Cache is where disks are kept for all runs.
+const Cache = "/var/cache/skerry/machine"
+
+// ErrNoDisk is returned where the disk can't be made, most often because Debian's packages are out
+// of reach.
+var ErrNoDisk = errors.New("failed to make the machine's disk")
+
+// Disk makes the disk that guests share, unless the cache has it as this package makes it now. The
+// first time takes half a minute or more: packages of Debian are fetched.
+func Disk(ctx context.Context) (string, error) {
+	sum := sha256.New()
+	dir, err := os.MkdirTemp("", "machine-disk-")
+	if err != nil {
+		return "", fmt.Errorf("making a directory: %w", err)
+	}
+	defer os.RemoveAll(dir)
+	err = fs.WalkDir(disk, "disk", func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		raw, err := disk.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(sum, "%s %d\n%s", path, len(raw), raw)
+		return os.WriteFile(filepath.Join(dir, filepath.Base(path)), raw, 0o755)
+	})
+	if err != nil {
+		return "", fmt.Errorf("unpacking the files of the disk: %w", err)
+	}
+	image := filepath.Join(Cache, fmt.Sprintf("%x.img", sum.Sum(nil)[:8]))
+	if _, err := os.Stat(image); err == nil {
+		return image, nil
+	}
+	if err := os.MkdirAll(Cache, 0o755); err != nil {
+		return "", fmt.Errorf("making the cache: %w", err)
+	}
+	make := exec.CommandContext(ctx, "sh", filepath.Join(dir, "make.sh"), filepath.Join(Cache, "root"), image)
+	make.Env = append(os.Environ(), "DISK="+dir)
+	if out, err := make.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("%w: %w: %s", ErrNoDisk, err, bytes.TrimSpace(out))
+	}
+	return image, nil
+}
+
+// Spec describes a machine.
+type Spec struct {
+	Name   string
+	Number int    // among the trial's edges: of its addresses and cables
+	Memory int    // MiB
+	Dir    string // the machine's own: its disk's changes, its console, the folder Share
+	Router host.Host
+}
+
+// Machine is a guest.
+type Machine struct {
+	spec Spec
+	disk string
+	cmd  *exec.Cmd
+	done chan struct{}
+}
+
+// ErrTooWide is returned on a processor whose registers are too wide for user-mode Linux. Without a
+// way to them (package uml) every program of a guest must do without, and a container's has no such
+// setting.
+var ErrTooWide = errors.New("the registers of this processor are too wide for user-mode Linux")
+
+// New prepares a machine that is off.
+func New(ctx context.Context, spec Spec) (*Machine, error) {
+	if wide, err := uml.TooWide(); wide || err != nil {
+		return nil, cmp.Or(err, ErrTooWide)
+	}
+	image, err := Disk(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if err := os.MkdirAll(filepath.Join(spec.Dir, "share"), 0o755); err != nil {
+		return nil, fmt.Errorf("making the machine's directory: %w", err)
+	}
+	return &Machine{spec: spec, disk: image}, lab.ConnectTaps(spec.Router, spec.Number)
+}
+
+// Share is the folder that the guest has as /host.
+func (m *Machine) Share() string { return filepath.Join(m.spec.Dir, "share") }
+
+// Console is the file of the guest's boot messages.
+func (m *Machine) Console() string { return filepath.Join(m.spec.Dir, "console") }
+
+// starter is executed at the start, and by the kernel itself at each reboot, with all its open
+// files: a tap that is still open can't be opened again.
+const starter = `#!/bin/bash
+for fd in /proc/self/fd/*; do fd=${fd##*/}; [ "$fd" -gt 2 ] && eval "exec $fd>&-" 2>/dev/null; done
+exec -a "$(readlink -f "$0")" /usr/bin/linux.uml "$@"
+`
+
+// Start switches the machine on. It returns before it has booted.
+func (m *Machine) Start() error {
+	path := filepath.Join(m.spec.Dir, "start")
+	if err := os.WriteFile(path, []byte(starter), 0o755); err != nil {
+		return fmt.Errorf("writing the machine's starter: %w", err)
+	}
+	console, err := os.OpenFile(m.Console(), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	if err != nil {
+		return fmt.Errorf("opening the console: %w", err)
+	}
+	defer console.Close()
+	n := strconv.Itoa(m.spec.Number)
+	cable := func(place int, name string) string {
+		return fmt.Sprintf("vec%d:transport=tap,ifname=%s%s,depth=128,gro=1,mac=02:5e:00:00:%02x:%02x", place, name, n, place, m.spec.Number)
+	}
+	uplink, lan := lab.Uplink(m.spec.Number).Addr().String(), lab.LAN(m.spec.Number).Addr().String()
+	channel := lab.Channel(m.spec.Number).Addr().String()
+	network := func(address string) string { return address[:strings.LastIndexByte(address, '.')] }
+	// In the router's namespace of processes: a guest that its test has left ends with the trial.
+	m.cmd = exec.Command("nsenter", "--target", strconv.Itoa(m.spec.Router.Init.PID), "--net", "--pid", "--", path,
+		fmt.Sprintf("mem=%dM", m.spec.Memory), "ubd0="+filepath.Join(m.spec.Dir, "changes")+","+m.disk, "root=/dev/ubda", "rw", "umid="+m.spec.Name, "uml_dir="+m.spec.Dir+"/",
+		cable(0, "up"), cable(1, "lan"), cable(2, "channel"), "con=null", "con0=null,fd:1", "quiet", "systemd.unified_cgroup_hierarchy=1",
+		"machine.name="+m.spec.Name, "machine.cloud="+lab.Cloud().String(), "machine.uplink="+network(uplink), "machine.lan="+lan, "machine.channel="+network(channel), "machine.share="+m.Share())
+	// The guest's memory is a file there: a disk would write its pages all the time.
+	m.cmd.Env = append(os.Environ(), "HOME="+m.spec.Dir, "TMPDIR=/dev/shm")
+	m.cmd.Stdout, m.cmd.Stderr = console, console
+	if err := uml.Start(m.cmd, false); err != nil {
+		return fmt.Errorf("starting the machine: %w", err)
+	}
+	done, cmd := make(chan struct{}), m.cmd
+	m.done = done
+	go func() {
+		defer close(done)
+		_ = cmd.Wait() // a kernel's exit code means no failure
+	}()
+	return nil
+}
+
+// Off is closed when the machine is off.
+func (m *Machine) Off() <-chan struct{} { return m.done }
+
+// Cut ends the machine as a power cut does: the kernel's process and all of the guest's, which the
+// kernel leaves behind where it is killed.
+func (m *Machine) Cut() error {
+	if m.cmd == nil {
+		return nil
+	}
+	session := strconv.Itoa(m.cmd.Process.Pid)
+	for {
+		stats, err := filepath.Glob("/proc/[0-9]*/stat")
+		if err != nil {
+			return err
+		}
+		left := 0
+		for _, path := range stats {
+			raw, err := os.ReadFile(path)
+			if err != nil {
+				continue // it has ended
+			}
+			_, after, _ := strings.Cut(string(raw), ") ")
+			// state, parent, group, session (proc(5))
+			if f := strings.Fields(after); len(f) > 3 && f[3] == session && f[0] != "Z" {
+				left++
+				if pid, err := strconv.Atoi(filepath.Base(filepath.Dir(path))); err == nil {
+					_ = syscall.Kill(pid, syscall.SIGKILL) // it may have ended
+				}
+			}
+		}
+		if left == 0 {
+			break
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+	<-m.done
+	return nil
+}
+
+// Refused reports whether the machine has ended at its boot since the processor's registers are too
+// wide after all.
+func (m *Machine) Refused() bool {
+	select {
+	case <-m.done:
+		console, err := os.ReadFile(m.Console())
+		return err == nil && bytes.Contains(console, []byte("set fp regs failed"))
+	default:
+		return false
+	}
+}
+
+// ErrSilent is returned where no command reaches the guest, or where it ends first.
+var ErrSilent = errors.New("the machine does not answer")
+
+// Run runs a script of bash in the guest, as root, and returns its output. It reaches the guest
+// through any cut.
+func (m *Machine) Run(ctx context.Context, script string) (string, error) {
+	dialCtx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	conn, err := m.spec.Router.Dial(dialCtx, "tcp", net.JoinHostPort(lab.Channel(m.spec.Number).Addr().String(), "2222"))
+	if err != nil {
+		return "", fmt.Errorf("%w: %w", ErrSilent, err)
+	}
+	defer conn.Close()
+	defer context.AfterFunc(ctx, func() { conn.Close() })()
+	if _, err := fmt.Fprintf(conn, "(\n%s\n) </dev/null 2>&1; echo \"exit=$?\"; exit\n", script); err != nil {
+		return "", fmt.Errorf("%w: %w", ErrSilent, err)
+	}
+	raw, err := io.ReadAll(conn)
+	const mark = "exit="
+	i := bytes.LastIndex(raw, []byte(mark))
+	if i < 0 {
+		return string(raw), errors.Join(fmt.Errorf("%w: the connection ended first", ErrSilent), err)
+	}
+	out := string(raw[:i])
+	if code := strings.TrimSpace(string(raw[i+len(mark):])); code != "0" {
+		return out, fmt.Errorf("%s: exit code %s: %s", script, code, strings.TrimSpace(out))
+	}
+	return out, nil
+}
+
+// BootID names the guest's boot.
+func (m *Machine) BootID(ctx context.Context) (string, error) {
+	out, err := m.Run(ctx, "cat /proc/sys/kernel/random/boot_id")
+	return strings.TrimSpace(out), err
+}
+
+// Cgroups defines two functions of shell: cgroups prints the cgroup of each process of a pod, count
+// how many there are. The program of every image here is /app, that of the sandboxes too. They
+// start no process, which would cost a guest more than all else.
+const Cgroups = `cgroups() {
+	for p in /proc/[0-9]*; do
+		name=; read -r name 2>/dev/null <$p/comm
+		if [ "$name" = app ] && read -r cgroup 2>/dev/null <$p/cgroup; then echo "$cgroup"; fi
+	done
+}
+count() { local all; mapfile -t all < <(cgroups); echo ${#all[@]}; }
+`
