@@ -17,7 +17,7 @@ func followedDescs() (objects, synced, failing, alone *prometheus.Desc) {
 	desc := func(name, help string, labels ...string) *prometheus.Desc {
 		return prometheus.NewDesc("skerry_kube_"+name, help, labels, nil)
 	}
-	return desc("collection_objects", "Objects of a collection that is followed, for all edges together.", "group", "version", "resource"),
+	return desc("collection_objects", "Objects of a watched collection, shared by all edges.", "group", "version", "resource"),
 		desc("collection_synced", "Whether a collection has been listed: 1 or 0.", "group", "version", "resource"),
 		desc("collection_failing", "Whether a collection can't be listed or watched at the moment: 1 or 0.", "group", "version", "resource"),
 		desc("single_objects", "Secrets and ConfigMaps that are watched one by one.")

@@ -29,7 +29,7 @@ func TestFollowed(t *testing.T) {
 # TYPE skerry_kube_collection_failing gauge
 skerry_kube_collection_failing{group="",resource="pods",version="v1"} 0
 skerry_kube_collection_failing{group="skerry.io",resource="staticroutes",version="v1alpha1"} 1
-# HELP skerry_kube_collection_objects Objects of a collection that is followed, for all edges together.
+# HELP skerry_kube_collection_objects Objects of a watched collection, shared by all edges.
 # TYPE skerry_kube_collection_objects gauge
 skerry_kube_collection_objects{group="",resource="pods",version="v1"} 7
 skerry_kube_collection_objects{group="skerry.io",resource="staticroutes",version="v1alpha1"} 0

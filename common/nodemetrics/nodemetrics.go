@@ -102,9 +102,9 @@ func All() []Series {
 		return labelled(scaled(gauge(id, name, help), step), "filesystem", filesystem)
 	}
 	pods := func(id uint32, phase string) Series {
-		return labelled(gauge(id, "pods", "Pods of the node by their phase, as the node has them."), "phase", phase)
+		return labelled(gauge(id, "pods", "Pods of the node by phase, as stored on the node."), "phase", phase)
 	}
-	const filesystemSize, filesystemAvailable = "Size of the filesystem of edgecore's data directory (data) and of / (root).", "Bytes that are available there to processes without privileges."
+	const filesystemSize, filesystemAvailable = "Size of the filesystem of edgecore's data directory (data) and of / (root).", "Bytes of the filesystem available to unprivileged processes."
 	return []Series{
 		gauge(LinkUp, "link_up", "Whether the node had a link when it took the sample: 1 or 0."),
 		counter(LinkConnects, "link_connects_total", "Sessions that the node opened, since edgecore started."),
@@ -112,9 +112,9 @@ func All() []Series {
 		counter(LinkDials, "link_dials_total", "Attempts to reach a cloudcore, since edgecore started."),
 		counter(LinkDropped, "link_dropped_messages_total", "Messages for the cloud that could not be sent, since edgecore started."),
 		heartbeat(gauge(Backlog, "backlog_writes", "Writes on the node that kube-apiserver has not accepted.")),
-		heartbeat(gauge(BacklogOldest, "backlog_oldest_timestamp_seconds", "When the oldest of these was written, in Unix time; 0: the backlog is empty.")),
-		gauge(EventsDropped, "events_dropped", "Events that made room for newer ones and that the cloud has not been told of."),
-		counter(WritesRefused, "writes_refused_total", "Writes of the node that kube-apiserver refused for good, since edgecore started."),
+		heartbeat(gauge(BacklogOldest, "backlog_oldest_timestamp_seconds", "Time of the oldest write in the node's backlog, in Unix time; 0 if the backlog is empty.")),
+		gauge(EventsDropped, "events_dropped", "Events dropped for newer ones and not yet reported to the cloud."),
+		counter(WritesRefused, "writes_refused_total", "Writes of the node that kube-apiserver rejected permanently, since edgecore started."),
 		size(DataSize, "filesystem_size_bytes", filesystemSize, "data"),
 		size(DataAvailable, "filesystem_available_bytes", filesystemAvailable, "data"),
 		labelled(gauge(DataInodesFree, "filesystem_free_inodes", "Free inodes of that filesystem."), "filesystem", "data"),
@@ -129,16 +129,16 @@ func All() []Series {
 		scaled(gauge(EdgecoreMemory, "edgecore_resident_memory_bytes", "Resident memory of edgecore with its kubelet."), step/4),
 		pods(PodsPending, "Pending"), pods(PodsRunning, "Running"), pods(PodsSucceeded, "Succeeded"), pods(PodsFailed, "Failed"),
 		gauge(PodsNotRunning, "pods_not_running", "Pods that should run and don't."),
-		gauge(ContainerRestarts, "container_restarts", "Restarts of the containers of the pods that the node has."),
+		gauge(ContainerRestarts, "container_restarts", "Container restarts of the node's current pods."),
 		gauge(Operations, "operations", "Operations on the node that have not ended."),
-		heartbeat(gauge(CertificateEnd, "certificate_expiration_timestamp_seconds", "When the node's certificate ends, in Unix time.")),
-		scaled(gauge(ClockOffset, "clock_offset_seconds", "How far the node's clock was ahead of cloudcore's when the link came up."), 1000),
+		heartbeat(gauge(CertificateEnd, "certificate_expiration_timestamp_seconds", "Expiry of the node's certificate, in Unix time.")),
+		scaled(gauge(ClockOffset, "clock_offset_seconds", "Offset of the node's clock from cloudcore's when the link came up; positive if it was ahead."), 1000),
 		heartbeat(gauge(KubeletAlive, "kubelet_alive", "Whether the kubelet renewed its Lease in time: 1 or 0.")),
-		gauge(RuntimeReady, "container_runtime_ready", "Whether the container runtime reports that it is ready: 1 or 0."),
-		gauge(ConditionProblems, "condition_problems", "Conditions of the Node, as the node has it, that report a problem."),
+		gauge(RuntimeReady, "container_runtime_ready", "Whether the container runtime is ready: 1 or 0."),
+		gauge(ConditionProblems, "condition_problems", "Conditions of the Node that report a problem, as stored on the node."),
 		gauge(BootTime, "boot_timestamp_seconds", "When the node booted, in Unix time."),
 		gauge(StartTime, "edgecore_start_timestamp_seconds", "When edgecore started, in Unix time."),
-		gauge(StoreDamaged, "store_damaged", "Whether edgecore found its store damaged when it started, and set it aside: 1 or 0."),
+		gauge(StoreDamaged, "store_damaged", "Whether edgecore found a damaged store at start and set it aside: 1 or 0."),
 	}
 }
 

@@ -22,7 +22,7 @@ var ErrPanic = errors.New("internal error")
 
 // panics counts for the process: it lives as long as the process.
 var panics = prometheus.NewCounterVec(prometheus.CounterOpts{
-	Namespace: "skerry", Name: "recovered_panics_total", Help: "Panics that were recovered, each a defect; the log has its stack.",
+	Namespace: "skerry", Name: "recovered_panics_total", Help: "Recovered panics; each is a bug, and the log has its stack.",
 }, []string{"place"})
 
 // Metric is for the registry of a program.

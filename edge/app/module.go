@@ -133,11 +133,11 @@ func busDescs() (depth, sent, held, replaced, restarts *prometheus.Desc) {
 	desc := func(name, help string) *prometheus.Desc {
 		return prometheus.NewDesc("skerry_bus_"+name, help, []string{"module"}, nil)
 	}
-	return desc("mailbox_messages", "Messages that wait for the module."),
-		desc("messages_total", "Messages taken into the module's mailbox."),
+	return desc("mailbox_messages", "Messages queued for the module."),
+		desc("messages_total", "Messages accepted into the module's mailbox."),
 		desc("held_back_total", "Messages whose sender had to wait for room in the module's mailbox."),
 		desc("replaced_total", "Messages that a newer one replaced in the module's mailbox."),
-		desc("module_restarts_total", "How often the module was started again after a failure.")
+		desc("module_restarts_total", "Restarts of the module after a failure.")
 }
 
 // Describe implements prometheus.Collector.

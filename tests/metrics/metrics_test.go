@@ -32,9 +32,9 @@ func TestMetricsPage(t *testing.T) {
 	var b strings.Builder
 	b.WriteString(`# Metrics
 
-Every family that the two programs have of their own, written from the source
-(` + "`UPDATE=1 go test ./tests/metrics`" + `). Beside these there are Go's and the process' (` + "`go_*`, `process_*`" + `).
-[monitoring.md](monitoring.md) says where they are served, and what to alert on.
+All metrics of the two programs, generated from the source
+(` + "`UPDATE=1 go test ./tests/metrics`" + `). In addition there are Go's and the process' (` + "`go_*`, `process_*`" + `).
+[monitoring.md](monitoring.md) describes the endpoints and the alerts.
 `)
 	for _, program := range []struct {
 		name string
@@ -54,7 +54,7 @@ Every family that the two programs have of their own, written from the source
 		if len(found) < 30 {
 			t.Errorf("%s: %d families were found: is a new way of making them not read?", program.name, len(found))
 		}
-		fmt.Fprintf(&b, "\n## %s\n| metric | type | labels | |\n| --- | --- | --- | --- |\n", program.name)
+		fmt.Fprintf(&b, "\n## %s\n| metric | type | labels | help |\n| --- | --- | --- | --- |\n", program.name)
 		for _, name := range slices.Sorted(maps.Keys(found)) {
 			f := found[name]
 			for _, wrong := range lint(f) {
@@ -63,7 +63,7 @@ Every family that the two programs have of their own, written from the source
 			fmt.Fprintf(&b, "| `%s` | %s | %s | %s |\n", f.name, f.kind, strings.Join(f.labels, ", "), strings.ReplaceAll(f.help, "|", `\|`))
 		}
 	}
-	b.WriteString("\n## kube-state-metrics\nWith `manifests/monitoring/kube-state-metrics.yaml`.\n\n| metric | type | labels | |\n| --- | --- | --- | --- |\n")
+	b.WriteString("\n## kube-state-metrics\nWith `manifests/monitoring/kube-state-metrics.yaml`.\n\n| metric | type | labels | help |\n| --- | --- | --- | --- |\n")
 	for _, f := range objects(t, filepath.Join(root, "manifests", "monitoring", "kube-state-metrics.yaml")) {
 		fmt.Fprintf(&b, "| `%s` | %s | %s | %s |\n", f.name, f.kind, strings.Join(f.labels, ", "), f.help)
 	}

@@ -85,8 +85,8 @@ func New(sink Sink, apps *kube.Store, rate quota.Rate) *Logs {
 	}
 	return &Logs{
 		sink: sink, apps: apps, rates: quota.NewRates(rate), streams: map[string]*stream{},
-		lines: counter("lines_total", "Lines of applications that the sink has taken."), dropped: counter("dropped_total", "Lines that devices dropped before they could send them."),
-		repeated: counter("repeated_total", "Lines that came again, and were not passed on."), failed: counter("failures_total", "Batches that the sink did not take."),
+		lines: counter("lines_total", "Log lines of applications that the receiver has accepted."), dropped: counter("dropped_total", "Log lines that devices dropped before they could send them."),
+		repeated: counter("repeated_total", "Repeated log lines, which were not forwarded."), failed: counter("failures_total", "Batches that the receiver did not accept."),
 	}
 }
 

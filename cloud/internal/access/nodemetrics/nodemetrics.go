@@ -91,8 +91,8 @@ func New(config Config) *Metrics {
 	}
 	m := &Metrics{
 		config: config, series: map[uint32]nodemetrics.Series{}, writing: make(chan struct{}, writers), nodes: map[types.NodeName]*node{}, descs: map[uint32]*prometheus.Desc{},
-		samples: counter("samples_total", "Samples of nodes' metrics that were taken."), repeated: counter("repeated_total", "Samples that came again, and were not passed on."),
-		lost: counter("lost_total", "Samples that nodes gave up at a bound, or that the sink refused for good."), failed: counter("failures_total", "Messages with samples that the sink did not take."),
+		samples: counter("samples_total", "Samples of nodes' metrics accepted."), repeated: counter("repeated_total", "Repeated samples, which were not forwarded."),
+		lost: counter("lost_total", "Samples that nodes dropped at a limit, or that the receiver rejected permanently."), failed: counter("failures_total", "Messages with samples that the receiver did not accept."),
 		taken: prometheus.NewDesc("skerry_node_sample_timestamp_seconds", "When the node took the sample that its series are from, in Unix time by its clock.", []string{"node"}, nil),
 	}
 	for _, s := range nodemetrics.All() {

@@ -35,7 +35,7 @@ func newMetrics() *metrics {
 	m := &metrics{
 		open:    prometheus.NewGaugeVec(prometheus.GaugeOpts(opts("connections", "Open connections, by the way in.")), []string{"way"}),
 		total:   counter("connections_total", "Connections to their targets, by the way in.", "way"),
-		refused: counter("refused_total", "Connections that were not, by the way in and why.", "way", "reason"),
+		refused: counter("refused_total", "Refused connections, by way in and reason.", "way", "reason"),
 		bytes:   counter("bytes_total", "Bytes of connections, to the target (sent) and back (received).", "direction"),
 	}
 	m.sent, m.got = m.bytes.WithLabelValues("sent"), m.bytes.WithLabelValues("received")

@@ -38,9 +38,9 @@ func NewController(fencer Fencer) *Controller {
 	}
 	return &Controller{
 		fencer:    fencer,
-		failovers: counter("failovers_total", "Applications that left a node other than for their designated one."),
-		refusals:  counter("failovers_refused_total", "Fail-overs that were refused because of the application's volumes."),
-		detached:  counter("detached_total", "VolumeAttachments of dead nodes that were removed."),
+		failovers: counter("failovers_total", "Failovers of applications, not counting returns to the designated node."),
+		refusals:  counter("failovers_refused_total", "Failovers refused because of the application's volumes."),
+		detached:  counter("detached_total", "VolumeAttachments of dead nodes that were deleted."),
 	}
 }
 

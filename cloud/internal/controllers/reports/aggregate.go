@@ -97,8 +97,8 @@ func New(client Client, kinds ...Kind) *Aggregator {
 		queue:     workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[target](200*time.Millisecond, 30*time.Second)),
 		reports:   counter("reports_total", "Reports of nodes."),
 		writes:    counter("writes_total", "Statuses written."),
-		refused:   counter("over_quota_total", "Reports answered 429 because their node had used up its quota."),
-		conflicts: counter("conflicts_total", "Writes that met a newer version of the object and were made again."),
+		refused:   counter("over_quota_total", "Reports rejected with 429 because the node exceeded its quota."),
+		conflicts: counter("conflicts_total", "Status writes that were retried after a conflict."),
 	}
 	for _, k := range kinds {
 		a.kinds[k.Resource()] = k

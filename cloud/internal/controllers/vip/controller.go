@@ -215,12 +215,12 @@ func (c *Controller) Describe(ch chan<- *prometheus.Desc) { prometheus.DescribeB
 func (c *Controller) Collect(ch chan<- prometheus.Metric) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	addresses := prometheus.NewDesc("skerry_vip_pool_addresses", "Addresses of a NodePool, by whether virtual IPs have them.", []string{"pool", "state"}, nil)
+	addresses := prometheus.NewDesc("skerry_vip_pool_addresses", "Addresses of a NodePool, by whether virtual IPs use them.", []string{"pool", "state"}, nil)
 	for _, p := range c.counts.pools {
 		ch <- prometheus.MustNewConstMetric(addresses, prometheus.GaugeValue, float64(p.used), p.name, "used")
 		ch <- prometheus.MustNewConstMetric(addresses, prometheus.GaugeValue, float64(p.free), p.name, "free")
 	}
-	plans := prometheus.NewDesc("skerry_vip_plans_total", "Plans for virtual IPs that this replica made, by whether all of it could be written.", []string{"result"}, nil)
+	plans := prometheus.NewDesc("skerry_vip_plans_total", "Plans for virtual IPs of this replica, by whether all writes succeeded.", []string{"result"}, nil)
 	ch <- prometheus.MustNewConstMetric(plans, prometheus.CounterValue, float64(c.counts.plans-c.counts.failures), "written")
 	ch <- prometheus.MustNewConstMetric(plans, prometheus.CounterValue, float64(c.counts.failures), "failed")
 }

@@ -86,9 +86,9 @@ func New(c Config) *Balancer {
 	return &Balancer{
 		config: c, others: replicas{own: Key(c.Instance), of: map[string]*replica{}},
 		ended: prometheus.NewCounter(prometheus.CounterOpts{Namespace: "skerry", Subsystem: "balance", Name: "ended_total",
-			Help: "Sessions that were ended so that another replica serves them."}),
+			Help: "Sessions closed to move them to another replica."}),
 		known: prometheus.NewGauge(prometheus.GaugeOpts{Namespace: "skerry", Subsystem: "balance", Name: "replicas",
-			Help: "Replicas that serve, as far as this one knows, itself included; 0 while unknown."}),
+			Help: "Serving replicas known to this one, including itself; 0 if unknown."}),
 	}
 }
 

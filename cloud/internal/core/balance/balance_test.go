@@ -238,9 +238,9 @@ func TestBalancer_SharesOut(t *testing.T) {
 		if n := s.ended(c); n != 0 {
 			t.Errorf("the newest has ended %d sessions", n)
 		}
-		want := fmt.Sprintf("# HELP skerry_balance_ended_total Sessions that were ended so that another replica serves them.\n"+
+		want := fmt.Sprintf("# HELP skerry_balance_ended_total Sessions closed to move them to another replica.\n"+
 			"# TYPE skerry_balance_ended_total counter\nskerry_balance_ended_total %d\n"+
-			"# HELP skerry_balance_replicas Replicas that serve, as far as this one knows, itself included; 0 while unknown.\n"+
+			"# HELP skerry_balance_replicas Serving replicas known to this one, including itself; 0 if unknown.\n"+
 			"# TYPE skerry_balance_replicas gauge\nskerry_balance_replicas 3\n", s.ended(a))
 		if err := testutil.CollectAndCompare(a, strings.NewReader(want)); err != nil {
 			t.Error(err)

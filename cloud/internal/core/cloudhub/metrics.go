@@ -47,14 +47,14 @@ func newMetrics() *metrics {
 		return prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: "skerry", Subsystem: "hub", Name: name, Help: help}, labels)
 	}
 	return &metrics{
-		connects: counter("connects_total", "Links that became a session.", "transport"),
-		refused:  counter("refused_total", "Links that were refused before they became a session, by close code.", "transport", "code"),
-		closes:   counter("closes_total", "Sessions that ended, by close code and by who closed.", "transport", "code", "by"),
+		connects: counter("connects_total", "Links that opened a session.", "transport"),
+		refused:  counter("refused_total", "Links refused before a session opened, by close code.", "transport", "code"),
+		closes:   counter("closes_total", "Closed sessions, by close code and closing end.", "transport", "code", "by"),
 		messages: counter("messages_total", "Messages, by topic and direction.", "direction", "topic"),
 		pauses: prometheus.NewCounter(prometheus.CounterOpts{Namespace: "skerry", Subsystem: "hub", Name: "pauses_total",
-			Help: "Times that a link was not read for a while, since its node had used up its quota."}),
+			Help: "Pauses in reading a link because its node exceeded its quota."}),
 		sessions: prometheus.NewDesc("skerry_hub_sessions", "Open sessions.", []string{"transport"}, nil),
-		handshakes: prometheus.NewDesc("skerry_hub_handshakes", "Links that are open and not yet a session.",
+		handshakes: prometheus.NewDesc("skerry_hub_handshakes", "Open links without a session yet.",
 			nil, nil),
 		bytes: prometheus.NewDesc("skerry_hub_bytes_total", "Bytes of messages on the wire, by class and direction.", []string{"direction", "class"}, nil),
 	}

@@ -36,15 +36,15 @@ func newMetrics() *Metrics {
 	return &Metrics{
 		results:       map[result]int64{},
 		quotas:        map[string]int64{},
-		quotaDesc:     desc("over_quota_total", "Writes and requests answered 429 because their node had used up a quota.", "quota"),
+		quotaDesc:     desc("over_quota_total", "Writes and requests rejected with 429 because the node exceeded a quota.", "quota"),
 		sessionsDesc:  desc("sessions", "Sessions that are served."),
 		renewalsDesc:  desc("lease_renewals_total", "Leases renewed as nodes."),
 		failuresDesc:  desc("lease_renewal_failures_total", "Attempts to renew a Lease that failed."),
-		requestsDesc:  desc("requests_total", "Requests passed on, as nodes or with a pod's token."),
-		overloadDesc:  desc("requests_refused_total", "Requests answered 429 because their node had too many on the way."),
+		requestsDesc:  desc("requests_total", "Requests forwarded to kube-apiserver, as nodes or with a pod's token."),
+		overloadDesc:  desc("requests_refused_total", "Requests rejected with 429 because the node had too many in flight."),
 		fenceDesc:     desc("fence_reads_total", "Writes that first had to read their object and the node's Lease."),
-		conflictsDesc: desc("conflicts_total", "Writes that met a newer version of their object, and were made again if no newer session had written it."),
-		resultsDesc:   desc("writes_total", "Writes of edges that ended, by topic, end, and the reason of a refusal.", "topic", "end", "reason"),
+		conflictsDesc: desc("conflicts_total", "Writes that met a conflict; they were retried unless a newer session had written the object."),
+		resultsDesc:   desc("writes_total", "Completed writes of edges, by topic, result, and reason of a rejection.", "topic", "end", "reason"),
 	}
 }
 

@@ -42,11 +42,11 @@ func newNodes() *Nodes {
 		open:        map[types.NodeName]reporter{},
 		link:        desc("link_info", "Nodes whose link is at this replica, with its transport and the version of edgecore: 1.", "node", "transport", "version"),
 		start:       desc("link_start_timestamp_seconds", "When the node's link came up, in Unix time.", "node"),
-		heard:       desc("heartbeat_timestamp_seconds", "When the node's last heartbeat came, in Unix time; 0: not yet.", "node"),
+		heard:       desc("heartbeat_timestamp_seconds", "Time of the node's last heartbeat, in Unix time; 0 before the first.", "node"),
 		alive:       desc("kubelet_alive", "Whether the node's last heartbeat reported a running kubelet: 1 or 0.", "node"),
 		backlog:     desc("backlog_writes", "Writes on the node that kube-apiserver has not accepted, as of its last heartbeat.", "node"),
-		oldest:      desc("backlog_oldest_timestamp_seconds", "When the oldest of these was written, in Unix time; 0: the backlog is empty.", "node"),
-		certificate: desc("certificate_expiration_timestamp_seconds", "When the node's certificate ends, in Unix time.", "node"),
+		oldest:      desc("backlog_oldest_timestamp_seconds", "Time of the oldest write in the node's backlog, in Unix time; 0 if the backlog is empty.", "node"),
+		certificate: desc("certificate_expiration_timestamp_seconds", "Expiry of the node's certificate, in Unix time.", "node"),
 		omitted:     prometheus.NewDesc("skerry_nodes_without_series", "Nodes above metrics.nodes, which have no series of their own.", nil, nil),
 	}
 }

@@ -27,7 +27,7 @@ func TestNodesHaveSeries(t *testing.T) {
 # HELP skerry_node_backlog_writes Writes on the node that kube-apiserver has not accepted, as of its last heartbeat.
 # TYPE skerry_node_backlog_writes gauge
 skerry_node_backlog_writes{node="edge1"} 3
-# HELP skerry_node_certificate_expiration_timestamp_seconds When the node's certificate ends, in Unix time.
+# HELP skerry_node_certificate_expiration_timestamp_seconds Expiry of the node's certificate, in Unix time.
 # TYPE skerry_node_certificate_expiration_timestamp_seconds gauge
 skerry_node_certificate_expiration_timestamp_seconds{node="edge1"} 2e+09
 # HELP skerry_node_kubelet_alive Whether the node's last heartbeat reported a running kubelet: 1 or 0.

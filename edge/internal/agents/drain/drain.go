@@ -135,7 +135,7 @@ func New(c Config) *Agent {
 	return &Agent{
 		config: c, inbox: make(chan call), progress: make(chan []v1alpha1.BlockedPod, 1), works: make(chan reported), changed: make(chan struct{}, 1), now: time.Now,
 		duration: prometheus.NewHistogram(prometheus.HistogramOpts{
-			Name: "skerry_drain_duration_seconds", Help: "From the request to the end of each drain that was completed, whatever path it took.",
+			Name: "skerry_drain_duration_seconds", Help: "Duration of completed drains, from the request.",
 			Buckets: []float64{1, 10, 60, 300, 900, 1800, 3600, 3 * 3600, 12 * 3600, 24 * 3600},
 		}),
 	}

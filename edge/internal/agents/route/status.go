@@ -20,10 +20,10 @@ func newMetrics() *metrics {
 		return prometheus.NewCounter(prometheus.CounterOpts{Namespace: "skerry", Subsystem: "route", Name: name, Help: help})
 	}
 	return &metrics{
-		repairs:   counter("repairs_total", "Routes put back after another process had changed or removed them."),
-		rollbacks: counter("rollbacks_total", "Routes taken back because the node lost its cloud or its gateway with them."),
+		repairs:   counter("repairs_total", "Routes restored after another process had changed or removed them."),
+		rollbacks: counter("rollbacks_total", "Routes rolled back because the node lost the cloud or its gateway."),
 		apply: prometheus.NewHistogram(prometheus.HistogramOpts{
-			Namespace: "skerry", Subsystem: "route", Name: "apply_duration_seconds", Help: "Time to bring the kernel in line, for each batch of changes.",
+			Namespace: "skerry", Subsystem: "route", Name: "apply_duration_seconds", Help: "Time to apply a batch of changes to the kernel.",
 			Buckets: []float64{0.001, 0.005, 0.02, 0.1, 0.5, 2, 10, 30},
 		}),
 	}
@@ -36,11 +36,11 @@ func gauges() map[string]*prometheus.Desc {
 		return prometheus.NewDesc("skerry_route_"+name, help, nil, nil)
 	}
 	return map[string]*prometheus.Desc{
-		"desired":   desc("desired", "StaticRoutes that are for this node."),
+		"desired":   desc("desired", "StaticRoutes that select this node."),
 		"applied":   desc("applied", "StaticRoutes whose route the kernel has."),
-		"failed":    desc("failed", "StaticRoutes whose route the kernel should have and has not, or not for good."),
-		"drift":     desc("drift", "StaticRoutes whose route another process keeps changing or has removed."),
-		"conflicts": desc("conflicts", "StaticRoutes that another route stands in the way of."),
+		"failed":    desc("failed", "StaticRoutes whose route is missing in the kernel or temporary."),
+		"drift":     desc("drift", "StaticRoutes whose route another process repeatedly changes or has removed."),
+		"conflicts": desc("conflicts", "StaticRoutes that conflict with another route."),
 	}
 }
 

@@ -64,16 +64,16 @@ func (a *Agent) Collect(ch chan<- prometheus.Metric) {
 			duplicates++
 		}
 	}
-	ch <- prometheus.MustNewConstMetric(desc("duplicate_addresses", "Virtual IPs that this node leaves alone because another host on the LAN has them."),
+	ch <- prometheus.MustNewConstMetric(desc("duplicate_addresses", "Virtual IPs that this node does not claim because another host on the LAN has them."),
 		prometheus.GaugeValue, float64(duplicates))
-	transitions := desc("transitions_total", "How often an address came into a state on this node.", "state")
+	transitions := desc("transitions_total", "Transitions of addresses to a state on this node.", "state")
 	for s, n := range a.transitions {
 		ch <- prometheus.MustNewConstMetric(transitions, prometheus.CounterValue, float64(n), s)
 	}
 	count := func(name, help string, n uint64) {
 		ch <- prometheus.MustNewConstMetric(desc(name, help), prometheus.CounterValue, float64(n))
 	}
-	count("syncs_total", "How often everything was made as it should be.", kit.Syncs)
-	count("sync_failures_total", "How many of these failed in part.", kit.Failures)
-	count("keepalived_restarts_total", "How often keepalived had to be started again.", a.cfg.Elector.Restarts())
+	count("syncs_total", "Synchronizations of virtual IPs with the kernel and keepalived.", kit.Syncs)
+	count("sync_failures_total", "Synchronizations that failed in part.", kit.Failures)
+	count("keepalived_restarts_total", "Restarts of keepalived.", a.cfg.Elector.Restarts())
 }

@@ -20,10 +20,10 @@ func newMetrics() *Metrics {
 			Name: "skerry_edgeapi_requests_total", Help: "Requests answered, watches when they end, by client (kubelet, edgecore, device, pod), verb and code.",
 		}, []string{"client", "verb", "code"}),
 		watches: prometheus.NewGaugeVec(prometheus.GaugeOpts{
-			Name: "skerry_edgeapi_watches", Help: "Watches that are open, by client.",
+			Name: "skerry_edgeapi_watches", Help: "Open watches, by client.",
 		}, []string{"client"}),
 		overload: prometheus.NewCounter(prometheus.CounterOpts{
-			Name: "skerry_edgeapi_refused_total", Help: "Requests answered 429 because too many were open.",
+			Name: "skerry_edgeapi_refused_total", Help: "Requests rejected with 429 because too many were open.",
 		}),
 	}
 }

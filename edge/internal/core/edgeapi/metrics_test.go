@@ -38,7 +38,7 @@ func TestMetrics(t *testing.T) {
 skerry_edgeapi_requests_total{client="device",code="403",verb="other"} 1
 skerry_edgeapi_requests_total{client="kubelet",code="200",verb="get"} 1
 skerry_edgeapi_requests_total{client="kubelet",code="404",verb="get"} 1
-# HELP skerry_edgeapi_watches Watches that are open, by client.
+# HELP skerry_edgeapi_watches Open watches, by client.
 # TYPE skerry_edgeapi_watches gauge
 skerry_edgeapi_watches{client="kubelet"} 1
 `

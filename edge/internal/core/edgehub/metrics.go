@@ -26,12 +26,12 @@ func newMetrics() *metrics {
 		return prometheus.CounterOpts{Namespace: "skerry", Subsystem: "edgehub", Name: name, Help: help}
 	}
 	return &metrics{
-		tries:    prometheus.NewCounter(opts("dials_total", "Tries to reach a cloudcore.")),
+		tries:    prometheus.NewCounter(opts("dials_total", "Attempts to connect to a cloudcore.")),
 		connects: prometheus.NewCounterVec(opts("connects_total", "Sessions opened."), []string{"transport"}),
 		losses:   prometheus.NewCounterVec(opts("losses_total", "Sessions ended, by close code."), []string{"code"}),
 		messages: prometheus.NewCounterVec(opts("messages_total", "Messages over the link, by topic and direction."), []string{"direction", "topic"}),
 		dropped:  prometheus.NewCounterVec(opts("dropped_total", "Messages for the cloud that could not be sent."), []string{"topic"}),
-		late:     prometheus.NewCounter(opts("late_answers_total", "Answers of the cloud for which no request waited any more.")),
+		late:     prometheus.NewCounter(opts("late_answers_total", "Responses of the cloud to requests that had already ended.")),
 		linked:   prometheus.NewDesc("skerry_edgehub_linked", "1 while a session is open.", nil, nil),
 	}
 }

@@ -91,7 +91,7 @@ func New(config Config) *Agent {
 	}
 	a := &Agent{
 		config: config,
-		sent:   counter("lines_total", "Lines of applications that the cloud's sink has taken."), dropped: counter("dropped_total", "Lines of applications that were rotated away before they were sent."),
+		sent:   counter("lines_total", "Log lines of applications that the cloud's receiver has accepted."), dropped: counter("dropped_total", "Log lines of applications that were rotated away before they were sent."),
 	}
 	a.Module = agent.New(agent.Config{Name: Name, NodeName: config.NodeName, API: config.API, Start: a.start, Resync: config.Interval})
 	return a

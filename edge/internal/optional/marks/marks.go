@@ -170,7 +170,7 @@ func (a *Agent) Collect(ch chan<- prometheus.Metric) {
 		ch <- prometheus.MustNewConstMetric(prometheus.NewDesc("skerry_marks_"+name, help, nil, nil), prometheus.GaugeValue, float64(n))
 	}
 	a.writes.Collect(ch)
-	gauge("entries", "Ports of Services and paths of Ingresses that are collected.", len(s.Entries))
-	gauge("entries_left_out", "Those of the newest objects that are not, since there are too many.", s.LeftOut)
+	gauge("entries", "Collected ports of Services and paths of Ingresses.", len(s.Entries))
+	gauge("entries_left_out", "Ports and paths omitted because there are too many.", s.LeftOut)
 	gauge("rules", "Rules in the kernel.", s.Rules)
 }

@@ -23,8 +23,8 @@ func newMetrics() *metrics {
 	}
 	m := &metrics{
 		open:    prometheus.NewGauge(prometheus.GaugeOpts(opts("streams", "Open streams to this node's kubelet."))),
-		total:   prometheus.NewCounter(prometheus.CounterOpts(opts("streams_total", "Streams that were led to the kubelet."))),
-		refused: prometheus.NewCounterVec(prometheus.CounterOpts(opts("refused_total", "Streams that were not, by reason.")), []string{"reason"}),
+		total:   prometheus.NewCounter(prometheus.CounterOpts(opts("streams_total", "Streams connected to the kubelet."))),
+		refused: prometheus.NewCounterVec(prometheus.CounterOpts(opts("refused_total", "Refused streams, by reason.")), []string{"reason"}),
 		bytes:   prometheus.NewCounterVec(prometheus.CounterOpts(opts("bytes_total", "Bytes to the kubelet (sent) and from it (received).")), []string{"direction"}),
 	}
 	m.sent, m.got = m.bytes.WithLabelValues("sent"), m.bytes.WithLabelValues("received")

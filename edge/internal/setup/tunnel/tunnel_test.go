@@ -92,7 +92,7 @@ func TestAttach_LeadsToTheKubelet(t *testing.T) {
 # TYPE skerry_tunnel_bytes_total counter
 skerry_tunnel_bytes_total{direction="received"} 12
 skerry_tunnel_bytes_total{direction="sent"} 0
-# HELP skerry_tunnel_streams_total Streams that were led to the kubelet.
+# HELP skerry_tunnel_streams_total Streams connected to the kubelet.
 # TYPE skerry_tunnel_streams_total counter
 skerry_tunnel_streams_total 1
 `
