@@ -41,7 +41,7 @@ func newBanner(nodeName string, api *rest.Config, d display) *agent.Module {
 			if err != nil {
 				return nil, err
 			}
-			shown := "" // of this run: a fresh one shows it again
+			shown := "" // of this run: a new one shows it again
 			return func(context.Context) (time.Duration, error) {
 				m, _ := texts.Get("default/banner")
 				want := bannerText(m, r.Link().Up)
