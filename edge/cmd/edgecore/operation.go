@@ -22,11 +22,10 @@ import (
 func operationCommand(file *string) *cobra.Command {
 	c := &cobra.Command{
 		Use: "operation", Aliases: []string{"operations"}, Short: "Reboot, shut down, update or drain this device once its pods are safely elsewhere",
-		Long: `Ask for an operation of this device, look at those there are, and steer them. An operation waits until the node's pods have been moved away with respect
-for every PodDisruptionBudget. Works without the cloud: then an operation waits for it, unless it was asked for with --when-unreachable Proceed,
-or is forced. What is asked for here is shown in the cloud as a NodeOperation, as soon as there is a link.
+		Long: `Request, list, cancel and force operations of this device. An operation waits until the node's pods have been evicted with respect for every
+PodDisruptionBudget. Works without the cloud: then an operation waits for it, unless it was requested with --when-unreachable Proceed, or is forced. A request made here becomes a NodeOperation in the cloud, as soon as there is a link.
 
-Exit code 0: the order is on the device's disk. 1: edgecore can't be asked, or can't take it now. 2: the order makes no sense, and nothing was done.`,
+Exit code 0: the request is on the device's disk. 1: edgecore is unreachable, or can't accept it now. 2: invalid request, and nothing was done.`,
 		Example: `  edgecore operation reboot
   edgecore operation update registry.example.com/os:17 --drain BestEffort
   edgecore operation upgrade /media/usb/skerry-v1.4.0.tar    # edgecore itself
@@ -73,7 +72,7 @@ func requestCommand(file *string, use, short string, operation v1alpha1.Operatio
 				return err
 			}
 			return output.Print(c.OutOrStdout(), made, func(w io.Writer) error {
-				_, err := fmt.Fprintf(w, "%s is asked for; `edgecore operation list` shows its progress\n", made.Name)
+				_, err := fmt.Fprintf(w, "Requested %s; `edgecore operation list` shows its progress\n", made.Name)
 				return err
 			})
 		},
@@ -116,7 +115,7 @@ have expired are only warned about.`,
 				return err
 			}
 			return output.Print(c.OutOrStdout(), made, func(w io.Writer) error {
-				_, err := fmt.Fprintf(w, "%s is asked for, to %s; `edgecore operation list` shows its progress\n", made.Name, spec.Version)
+				_, err := fmt.Fprintf(w, "Requested %s, to %s; `edgecore operation list` shows its progress\n", made.Name, spec.Version)
 				return err
 			})
 		},

@@ -30,7 +30,7 @@ import (
 const firstVersion = 1_000_000_000_000
 
 // heldWarning is sent with an answer from the device's cache instead of the cluster.
-const heldWarning = `299 - "this is what node %s holds, which may be less than the cluster has"`
+const heldWarning = `299 - "only the objects stored on node %s are listed; the cluster may have more"`
 
 // read answers get, list and watch: from the cache if it is authoritative, else from
 // kube-apiserver.

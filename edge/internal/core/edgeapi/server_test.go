@@ -388,7 +388,7 @@ func TestHeld(t *testing.T) {
 		}
 		w.Stop()
 	}
-	want := `this is what node edge1 holds, which may be less than the cluster has`
+	want := `only the objects stored on node edge1 are listed; the cluster may have more`
 	if diff := cmp.Diff([]string{want, want}, []string(warnings)); diff != "" {
 		t.Errorf("warnings (-want +got):\n%s", diff)
 	}
