@@ -48,6 +48,7 @@ func (r *reporting) controllers() []controller.Config {
 		drain.Unknown(),
 		operationset.Controller(),
 		r.Sweeper(),
+		drain.Expired(),
 		rollout.Controller(),
 		site.Offers(),
 	}

@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -45,7 +46,9 @@ func TestTraps_15_OperationForAnUnknownNodeSaysSo(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return informers.Run(ctx) })
-	g.Go(func() error { return controller.NewManager(client, informers).Run(ctx, drain.Unknown()) })
+	g.Go(func() error {
+		return controller.NewManager(client, informers).Run(ctx, drain.Unknown(), drain.Expired())
+	})
 	defer func() {
 		cancel()
 		if err := g.Wait(); err != nil {
@@ -118,4 +121,24 @@ func TestTraps_15_OperationForAnUnknownNodeSaysSo(t *testing.T) {
 	operation("later", "nowhere")
 	says("later", "NodeUnknown: the cluster has no node nowhere: no device will take the operation up")
 	says("taken", "Waiting: m")
+
+	// Once it has ended, it goes by its ttlSecondsAfterFinished; others stay.
+	if _, err := operations.Patch(ctx, "taken", types.MergePatchType, []byte(`{"spec":{"ttlSecondsAfterFinished":1}}`), metav1.PatchOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"taken", "fine"} {
+		if _, err := operations.Patch(ctx, name, types.MergePatchType, []byte(`{"status":{"attempts":0,"phaseNumber":0,"completedAt":"2026-11-22T00:01:00Z"}}`), metav1.PatchOptions{}, "status"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cluster.Eventually(t, "the operation to be deleted", func(ctx context.Context) error {
+		_, err := operations.Get(ctx, "taken", metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			return nil
+		}
+		return fmt.Errorf("it is there: %w", err)
+	})
+	if _, err := operations.Get(ctx, "fine", metav1.GetOptions{}); err != nil {
+		t.Errorf("an operation without ttlSecondsAfterFinished: %v", err)
+	}
 }

@@ -1,0 +1,62 @@
+package drain
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/skerry-io/skerry/cloud/internal/controllers/controller"
+	"github.com/skerry-io/skerry/common/api/v1alpha1"
+)
+
+// Expired deletes NodeOperations that ended spec.ttlSecondsAfterFinished ago. Those of a
+// NodeOperationSet are the set's to delete, and a drain that holds its node has not ended.
+func Expired() controller.Config {
+	return controller.Config{Name: "nodeoperations-ttl", Settle: settle, RetryMin: retry, RetryMax: time.Minute, Start: func(_ context.Context, r *controller.Run) (controller.Work, error) {
+		resource := v1alpha1.Resource(v1alpha1.NodeOperations)
+		operations, kind := controller.Watch[v1alpha1.NodeOperation](r, resource, r.Any), controller.Of[v1alpha1.NodeOperation](r, resource)
+		return controller.Level(func(ctx context.Context) (time.Duration, error) {
+			all, err := operations.List()
+			return expire(all, time.Now(), func(o *v1alpha1.NodeOperation) error { return kind.Delete(ctx, o) }, err)
+		}), nil
+	}}
+}
+
+// expire deletes the operations whose time has come, and returns when the next one's will.
+func expire(all []*v1alpha1.NodeOperation, now time.Time, remove func(*v1alpha1.NodeOperation) error, err error) (time.Duration, error) {
+	errs := []error{err}
+	var next time.Duration
+	for _, o := range all {
+		end, ok := expiry(o)
+		switch left := end.Sub(now); {
+		case !ok:
+		case left <= 0:
+			errs = append(errs, remove(o))
+		case next == 0 || left < next:
+			next = left
+		}
+	}
+	return next, errors.Join(errs...)
+}
+
+// expiry is when an operation is to be deleted; false: not as it is. completedAt is by the device's
+// clock, so one that is behind deletes early, and no operation that has not ended.
+func expiry(o *v1alpha1.NodeOperation) (time.Time, bool) {
+	ttl, ended := o.Spec.TTLSecondsAfterFinished, o.Status.CompletedAt
+	switch {
+	case ttl == nil || ended == nil || o.DeletionTimestamp != nil, o.Labels[v1alpha1.OperationSetLabel] != "", again(o), holds(o):
+		return time.Time{}, false
+	}
+	return ended.Add(time.Duration(*ttl) * time.Second), true
+}
+
+// again reports whether a device will try an operation again.
+func again(o *v1alpha1.NodeOperation) bool {
+	return v1alpha1.RightOf(o.Spec.Operation) != "" && o.Spec.Retry > o.Status.ObservedRetry
+}
+
+// holds reports whether an operation that was done keeps its node drained until it is cancelled or
+// deleted.
+func holds(o *v1alpha1.NodeOperation) bool {
+	return o.Spec.Operation == v1alpha1.OperationDrain && !o.Spec.Cancel && o.Status.Phase == v1alpha1.DrainComplete && o.Status.BootIDAfter == ""
+}
