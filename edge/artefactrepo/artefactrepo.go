@@ -1,68 +1,211 @@
-// Package artefactrepo makes signed repositories of artefacts, as a release does.
+// Package artefactrepo makes signed repositories of artefacts: for releases, and for tests.
 //
-// It owns keys that exist as long as the process does. A Repository is used by one goroutine.
+// It owns the metadata (TUF) and the files of a directory, and reads keys from another. It refuses
+// to sign without the keys that a change needs. A Repository is used by one goroutine, and a
+// directory by one process.
 package artefactrepo
 
 import (
 	"bytes"
+	"cmp"
 	"crypto"
 	"crypto/ed25519"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/klauspost/compress/zstd"
 	"github.com/sigstore/sigstore/pkg/signature"
 	"github.com/theupdateframework/go-tuf/v2/metadata"
 
+	"github.com/skerry-io/skerry/common/atomicfile"
+	"github.com/skerry-io/skerry/common/protocol"
+	"github.com/skerry-io/skerry/common/version"
 	"github.com/skerry-io/skerry/edge/internal/core/artefact"
+	"github.com/skerry-io/skerry/edge/internal/core/store"
 )
 
 // Target is a program as the metadata describe it.
 type Target = artefact.Target
+
+const (
+	rootYears = 10
+	// standardExpiry is how long devices take the metadata over the link.
+	standardExpiry = 90 * 24 * time.Hour
+)
 
 // Repository is a repository in a directory, and its keys.
 type Repository struct {
 	Dir     string
 	Expires time.Time
 	version int64
-	keys    map[string][]ed25519.PrivateKey
+	keys    keys
 	targets map[string]*metadata.TargetFiles
 }
 
-// New makes an empty repository: root needs 2 of 3 keys, the others one.
+// New makes an empty repository with fresh keys, which exist as long as the process does.
 func New(dir string) (*Repository, error) {
-	r := &Repository{Dir: dir, Expires: time.Now().Add(24 * time.Hour), keys: map[string][]ed25519.PrivateKey{}, targets: map[string]*metadata.TargetFiles{}}
+	k := memory{}
+	if err := generate(k, roles()...); err != nil {
+		return nil, err
+	}
+	r, err := create(dir, k)
+	if err != nil {
+		return nil, err
+	}
+	r.Expires = time.Now().Add(24 * time.Hour)
+	return r, nil
+}
+
+// Create makes an empty repository, and its keys in a directory: root-1.pem to root-3.pem,
+// targets.pem, snapshot.pem and timestamp.pem. It refuses directories that have some already.
+func Create(dir, keysDir string) (*Repository, error) {
+	for _, d := range []string{dir, keysDir} {
+		if found, err := filepath.Glob(filepath.Join(d, "*")); err != nil || len(found) > 0 {
+			return nil, errors.Join(err, fmt.Errorf("%s is not empty", d))
+		}
+	}
+	k := files(keysDir)
+	if err := generate(k, roles()...); err != nil {
+		return nil, err
+	}
+	r, err := create(dir, k)
+	if err != nil {
+		return nil, err
+	}
+	return r, r.Publish()
+}
+
+func create(dir string, k keys) (*Repository, error) {
+	r := &Repository{Dir: dir, Expires: time.Now().Add(standardExpiry), keys: k, targets: map[string]*metadata.TargetFiles{}}
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, err
 	}
-	for role, n := range map[string]int{metadata.ROOT: 3, metadata.TARGETS: 1, metadata.SNAPSHOT: 1, metadata.TIMESTAMP: 1} {
-		for range n {
-			_, private, err := ed25519.GenerateKey(nil)
-			if err != nil {
-				return nil, err
-			}
-			r.keys[role] = append(r.keys[role], private)
-		}
-	}
-	root := metadata.Root(time.Now().AddDate(10, 0, 0))
-	for role, keys := range r.keys {
-		for _, k := range keys {
-			key, err := metadata.KeyFromPublicKey(k.Public())
-			if err != nil {
-				return nil, err
-			}
-			if err := root.Signed.AddKey(key, role); err != nil {
+	root := metadata.Root(time.Now().AddDate(rootYears, 0, 0))
+	for _, role := range roles() {
+		for _, name := range namesOf(role) {
+			if err := addKey(root, k, role, name); err != nil {
 				return nil, err
 			}
 		}
 	}
-	root.Signed.Roles[metadata.ROOT].Threshold = 2
-	return r, sign(root, r.keys[metadata.ROOT][:2], filepath.Join(dir, "root.json"))
+	root.Signed.Roles[metadata.ROOT].Threshold = rootThreshold
+	return r, r.signRoot(root, namesOf(metadata.ROOT)[:rootThreshold])
+}
+
+// Open reads a repository. Keys are read from keysDir once something is signed.
+func Open(dir, keysDir string) (*Repository, error) {
+	r := &Repository{Dir: dir, Expires: time.Now().Add(standardExpiry), keys: files(keysDir), targets: map[string]*metadata.TargetFiles{}}
+	timestamp, err := metadata.Timestamp().FromFile(filepath.Join(dir, "timestamp.json"))
+	if err != nil {
+		return nil, fmt.Errorf("%s is no repository: %w", dir, err)
+	}
+	r.version = timestamp.Signed.Version
+	targets, err := metadata.Targets().FromFile(filepath.Join(dir, fmt.Sprintf("%d.targets.json", r.version)))
+	if err != nil {
+		return nil, fmt.Errorf("reading %s: %w", dir, err)
+	}
+	r.targets = targets.Signed.Targets
+	return r, nil
+}
+
+// Programs are those of the repository, by name.
+func (r *Repository) Programs() (all []Target) {
+	for name, f := range r.targets {
+		var t Target
+		if f.Custom == nil || json.Unmarshal(*f.Custom, &t) != nil {
+			continue
+		}
+		t.Name, t.Length, t.SHA256 = name, f.Length, f.Hashes["sha256"].String()
+		all = append(all, t)
+	}
+	slices.SortFunc(all, func(a, b Target) int { return cmp.Compare(a.Name, b.Name) })
+	return all
+}
+
+// Expiry is when devices stop taking the metadata over the link.
+func (r *Repository) Expiry() (time.Time, error) {
+	m, err := metadata.Timestamp().FromFile(filepath.Join(r.Dir, "timestamp.json"))
+	if err != nil {
+		return time.Time{}, err
+	}
+	return m.Signed.Expires, nil
+}
+
+// OfThisRelease sets the facts by which devices judge a program of this very release.
+func OfThisRelease(t *Target) {
+	t.Kubernetes, t.Protocol, t.ProtocolMin, t.Schema = version.Kubernetes(), protocol.Current, protocol.Oldest, store.Schema
+}
+
+// Rotate replaces the keys of a role, by a new root.json that two of the root keys sign: devices
+// follow it. Those of root itself are replaced by three new ones.
+func (r *Repository) Rotate(role string) error {
+	if !slices.Contains(roles(), role) {
+		return fmt.Errorf("there is no role %q: %s", role, strings.Join(roles(), ", "))
+	}
+	root, err := metadata.Root().FromFile(r.Root())
+	if err != nil {
+		return err
+	}
+	// The keys of now have to sign too, and are gone from the directory afterwards.
+	before, err := load(r.keys, namesOf(metadata.ROOT)[:rootThreshold])
+	if err != nil {
+		return err
+	}
+	for _, id := range slices.Clone(root.Signed.Roles[role].KeyIDs) {
+		if err := root.Signed.RevokeKey(id, role); err != nil {
+			return err
+		}
+	}
+	if err := generate(r.keys, role); err != nil {
+		return err
+	}
+	for _, name := range namesOf(role) {
+		if err := addKey(root, r.keys, role, name); err != nil {
+			return err
+		}
+	}
+	signers := before
+	if role == metadata.ROOT {
+		after, err := load(r.keys, namesOf(role)[:rootThreshold])
+		if err != nil {
+			return err
+		}
+		signers = append(signers, after...)
+	}
+	root.Signed.Version++
+	root.Signed.Expires = time.Now().AddDate(rootYears, 0, 0).UTC()
+	if err := r.writeRoot(root, signers); err != nil {
+		return err
+	}
+	return r.Publish()
+}
+
+func (r *Repository) signRoot(root *metadata.Metadata[metadata.RootType], names []string) error {
+	signers, err := load(r.keys, names)
+	if err != nil {
+		return err
+	}
+	return r.writeRoot(root, signers)
+}
+
+// writeRoot writes a root under its version, for devices that follow the chain, and as root.json,
+// for those that begin with it.
+func (r *Repository) writeRoot(root *metadata.Metadata[metadata.RootType], signers []ed25519.PrivateKey) error {
+	for _, name := range []string{fmt.Sprintf("%d.root.json", root.Signed.Version), "root.json"} {
+		if err := sign(root, signers, filepath.Join(r.Dir, name)); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func sign[T metadata.Roles](m *metadata.Metadata[T], keys []ed25519.PrivateKey, file string) error {
@@ -76,7 +219,11 @@ func sign[T metadata.Roles](m *metadata.Metadata[T], keys []ed25519.PrivateKey, 
 			return err
 		}
 	}
-	return m.ToFile(file, false)
+	raw, err := m.ToBytes(false)
+	if err != nil {
+		return err
+	}
+	return atomicfile.Write(file, raw, 0o644)
 }
 
 // Pack packs a program as a release does.
@@ -136,7 +283,7 @@ func (r *Repository) AddPacked(version, arch string, packed, program []byte, cha
 	if change != nil {
 		change(&t)
 	}
-	if err := os.WriteFile(filepath.Join(r.Dir, t.Name), packed, 0o644); err != nil {
+	if err := atomicfile.Write(filepath.Join(r.Dir, t.Name), packed, 0o644); err != nil {
 		return t, err
 	}
 	f, err := metadata.TargetFile().FromBytes(t.Name, packed, "sha256")
@@ -153,24 +300,76 @@ func (r *Repository) AddPacked(version, arch string, packed, program []byte, cha
 	return t, r.Publish()
 }
 
+// AddDelta adds the difference from one program to another (Delta), which the repository has as a
+// whole.
+func (r *Repository) AddDelta(version, arch string, base, packed, program []byte, change func(*Target)) (Target, error) {
+	return r.AddPacked(version, arch, packed, program, func(t *Target) {
+		if change != nil {
+			change(t)
+		}
+		t.From = Digest(base)
+		t.Name = fmt.Sprintf("edgecore-%s-%s-from-%.12s.zst", version, arch, strings.TrimPrefix(t.From, "sha256:"))
+	})
+}
+
+// Remove removes a version, with its deltas and files.
+func (r *Repository) Remove(version string) error {
+	var gone []string
+	for _, t := range r.Programs() {
+		if t.Version == version {
+			gone = append(gone, t.Name)
+			delete(r.targets, t.Name)
+		}
+	}
+	if len(gone) == 0 {
+		return fmt.Errorf("the repository has no %s", version)
+	}
+	if err := r.Publish(); err != nil {
+		return err
+	}
+	var errs []error
+	for _, name := range gone {
+		errs = append(errs, os.Remove(filepath.Join(r.Dir, name)))
+	}
+	return errors.Join(errs...)
+}
+
+// kept is how many generations of metadata stay: a device may be reading one.
+const kept = 2
+
 // Publish signs the metadata again.
 func (r *Repository) Publish() error {
+	signers := map[string][]ed25519.PrivateKey{}
+	for _, role := range []string{metadata.TARGETS, metadata.SNAPSHOT, metadata.TIMESTAMP} {
+		var err error
+		if signers[role], err = load(r.keys, namesOf(role)); err != nil {
+			return err
+		}
+	}
 	r.version++
 	targets := metadata.Targets(r.Expires)
 	targets.Signed.Version, targets.Signed.Targets = r.version, r.targets
-	if err := sign(targets, r.keys[metadata.TARGETS], filepath.Join(r.Dir, fmt.Sprintf("%d.targets.json", r.version))); err != nil {
+	if err := sign(targets, signers[metadata.TARGETS], filepath.Join(r.Dir, fmt.Sprintf("%d.targets.json", r.version))); err != nil {
 		return err
 	}
 	snapshot := metadata.Snapshot(r.Expires)
 	snapshot.Signed.Version = r.version
 	snapshot.Signed.Meta["targets.json"] = metadata.MetaFile(r.version)
-	if err := sign(snapshot, r.keys[metadata.SNAPSHOT], filepath.Join(r.Dir, fmt.Sprintf("%d.snapshot.json", r.version))); err != nil {
+	if err := sign(snapshot, signers[metadata.SNAPSHOT], filepath.Join(r.Dir, fmt.Sprintf("%d.snapshot.json", r.version))); err != nil {
 		return err
 	}
 	timestamp := metadata.Timestamp(r.Expires)
 	timestamp.Signed.Version = r.version
 	timestamp.Signed.Meta["snapshot.json"] = metadata.MetaFile(r.version)
-	return sign(timestamp, r.keys[metadata.TIMESTAMP], filepath.Join(r.Dir, "timestamp.json"))
+	if err := sign(timestamp, signers[metadata.TIMESTAMP], filepath.Join(r.Dir, "timestamp.json")); err != nil {
+		return err
+	}
+	for _, role := range []string{"targets", "snapshot"} {
+		if err := os.Remove(filepath.Join(r.Dir, fmt.Sprintf("%d.%s.json", r.version-kept, role))); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	return nil
 }
 
 // Root is the file that devices begin with.

@@ -52,7 +52,7 @@ edges, for every program of this machine, web pages included: end it when the to
 	c.AddCommand(
 		logs.NewCmdLogs(f, streams), exec.NewCmdExec(f, streams), attach.NewCmdAttach(f, streams), portforward.NewCmdPortForward(f, streams),
 		cp.NewCmdCp(f, streams), proxy.NewCmdProxy(f, streams),
-		statusCommand(flags, streams), topCommand(flags, streams), nodeCommand(flags, streams), operationsCommand(flags, streams), bundleCommand(flags, streams), rehearseCommand(flags, streams),
+		statusCommand(flags, streams), topCommand(flags, streams), nodeCommand(flags, streams), operationsCommand(flags, streams), bundleCommand(flags, streams), rehearseCommand(flags, streams), artefactCommand(streams),
 	)
 	return c
 }

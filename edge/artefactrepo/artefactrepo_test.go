@@ -1,0 +1,144 @@
+package artefactrepo_test
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/skerry-io/skerry/edge/artefactrepo"
+	"github.com/skerry-io/skerry/edge/internal/core/artefact"
+)
+
+// system is a repository with keys in files, and a device that began with its first root.json.
+type system struct {
+	*testing.T
+	dir, keys string
+	device    *artefact.Store
+}
+
+func newSystem(t *testing.T) *system {
+	t.Helper()
+	dir := t.TempDir()
+	s := &system{T: t, dir: filepath.Join(dir, "repo"), keys: filepath.Join(dir, "keys")}
+	_, err := artefactrepo.Create(s.dir, s.keys)
+	s.check(err)
+	root, err := os.ReadFile(filepath.Join(s.dir, "root.json"))
+	s.check(err)
+	trusted := filepath.Join(dir, "keys.d")
+	s.check(errors.Join(os.MkdirAll(trusted, 0o755), os.WriteFile(filepath.Join(trusted, "root.json"), root, 0o644)))
+	s.device = artefact.New(artefact.Config{Keys: []string{trusted}, Dir: filepath.Join(dir, "device"), Arch: "amd64", Now: time.Now})
+	return s
+}
+
+func (s *system) check(err error) {
+	s.Helper()
+	if err != nil {
+		s.Fatal(err)
+	}
+}
+
+// open reads the repository as the next call of a tool does.
+func (s *system) open() *artefactrepo.Repository {
+	s.Helper()
+	r, err := artefactrepo.Open(s.dir, s.keys)
+	s.check(err)
+	return r
+}
+
+// sees are the versions that the device is offered.
+func (s *system) sees() (all []string) {
+	s.Helper()
+	c, err := s.device.Refresh(s.Context(), artefact.Files(s.dir), false)
+	s.check(err)
+	for _, t := range c.Targets {
+		all = append(all, t.Version)
+	}
+	return all
+}
+
+// A device trusts a repository that several calls of a tool have made: programs, deltas, removals,
+// and metadata that were signed again; files of metadata do not grow in number.
+func TestRepositoryInFiles(t *testing.T) {
+	s := newSystem(t)
+	one, two := bytes.Repeat([]byte("one"), 1000), append(bytes.Repeat([]byte("one"), 1000), "two"...)
+	_, err := s.open().Add("v1.4.0", "amd64", one, nil)
+	s.check(err)
+	r := s.open()
+	_, err = r.Add("v1.4.1", "amd64", two, artefactrepo.OfThisRelease)
+	s.check(err)
+	packed, err := artefactrepo.Delta(one, two)
+	s.check(err)
+	_, err = r.AddDelta("v1.4.1", "amd64", one, packed, two, nil)
+	s.check(err)
+	if got := s.sees(); !slices.Equal(got, []string{"v1.4.0", "v1.4.1", "v1.4.1"}) {
+		t.Errorf("the device sees %v", got)
+	}
+	c, err := s.device.Refresh(t.Context(), artefact.Files(s.dir), false)
+	s.check(err)
+	whole, deltas, err := c.Find("v1.4.1", "amd64", "")
+	s.check(err)
+	if whole.Protocol == 0 || whole.Schema == 0 || whole.Kubernetes == "" || len(deltas) != 1 || deltas[0].From != artefactrepo.Digest(one) || deltas[0].Digest != whole.Digest {
+		t.Errorf("%+v, deltas %+v", whole, deltas)
+	}
+	s.check(s.open().Remove("v1.4.0"))
+	s.check(s.open().Publish())
+	if got := s.sees(); !slices.Equal(got, []string{"v1.4.1", "v1.4.1"}) {
+		t.Errorf("after a removal the device sees %v", got)
+	}
+	if left, _ := filepath.Glob(filepath.Join(s.dir, "*v1.4.0*")); len(left) > 0 {
+		t.Errorf("files of what was removed: %v", left)
+	}
+	if left, _ := filepath.Glob(filepath.Join(s.dir, "*.targets.json")); len(left) != 2 {
+		t.Errorf("metadata are %v", left)
+	}
+	if err := s.open().Remove("v1.4.0"); err == nil {
+		t.Error("a version was removed twice")
+	}
+	if _, err := artefactrepo.Create(s.dir, filepath.Join(t.TempDir(), "keys")); err == nil {
+		t.Error("a repository was overwritten")
+	}
+}
+
+// Keys of every role are replaced, and a device follows, also over several rotations at once. The
+// old keys alone can't sign any more; without the keys of root no key is replaced.
+func TestRotate(t *testing.T) {
+	s := newSystem(t)
+	_, err := s.open().Add("v1.4.0", "amd64", []byte("program"), nil)
+	s.check(err)
+	s.sees()
+	stolen := filepath.Join(t.TempDir(), "stolen")
+	s.check(os.CopyFS(stolen, os.DirFS(s.keys)))
+	for _, role := range []string{"targets", "root", "timestamp"} {
+		s.check(s.open().Rotate(role))
+	}
+	if got := s.sees(); !slices.Equal(got, []string{"v1.4.0"}) {
+		t.Errorf("the device sees %v", got)
+	}
+	s.check(s.open().Rotate("snapshot"))
+	s.sees()
+	thief, err := artefactrepo.Open(s.dir, stolen)
+	s.check(err)
+	_, err = thief.Add("v6.6.6", "amd64", []byte("evil"), nil)
+	s.check(err)
+	if _, err := s.device.Refresh(t.Context(), artefact.Files(s.dir), false); !errors.Is(err, artefact.ErrUntrusted) {
+		t.Errorf("signed by keys that were replaced: %v", err)
+	}
+	s.check(s.open().Remove("v6.6.6"))
+	s.sees()
+	for _, key := range []string{"root-1.pem", "root-2.pem", "root-3.pem"} {
+		s.check(os.Remove(filepath.Join(s.keys, key)))
+	}
+	if err := s.open().Rotate("targets"); err == nil || !strings.Contains(err.Error(), "root-1") {
+		t.Errorf("without the keys of root: %v", err)
+	}
+	_, err = s.open().Add("v1.4.2", "amd64", []byte("next"), nil)
+	s.check(err)
+	if got := s.sees(); !slices.Equal(got, []string{"v1.4.0", "v1.4.2"}) {
+		t.Errorf("the device sees %v", got)
+	}
+}

@@ -1,0 +1,124 @@
+package artefactrepo
+
+import (
+	"crypto/ed25519"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/theupdateframework/go-tuf/v2/metadata"
+
+	"github.com/skerry-io/skerry/common/atomicfile"
+)
+
+// rootKeys is how many keys root has, and rootThreshold how many of them have to sign.
+const rootKeys, rootThreshold = 3, 2
+
+// keys has private keys by their names.
+type keys interface {
+	get(name string) (ed25519.PrivateKey, error)
+	put(name string, key ed25519.PrivateKey) error
+}
+
+func roles() []string {
+	return []string{metadata.ROOT, metadata.TARGETS, metadata.SNAPSHOT, metadata.TIMESTAMP}
+}
+
+// namesOf are the names of a role's keys.
+func namesOf(role string) (all []string) {
+	if role != metadata.ROOT {
+		return []string{role}
+	}
+	for i := range rootKeys {
+		all = append(all, fmt.Sprintf("%s-%d", role, i+1))
+	}
+	return all
+}
+
+// generate makes fresh keys for roles.
+func generate(to keys, roles ...string) error {
+	for _, role := range roles {
+		for _, name := range namesOf(role) {
+			_, private, err := ed25519.GenerateKey(nil)
+			if err != nil {
+				return err
+			}
+			if err := to.put(name, private); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func load(from keys, names []string) (all []ed25519.PrivateKey, err error) {
+	for _, name := range names {
+		k, err := from.get(name)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, k)
+	}
+	return all, nil
+}
+
+func addKey(root *metadata.Metadata[metadata.RootType], from keys, role, name string) error {
+	private, err := from.get(name)
+	if err != nil {
+		return err
+	}
+	key, err := metadata.KeyFromPublicKey(private.Public())
+	if err != nil {
+		return err
+	}
+	return root.Signed.AddKey(key, role)
+}
+
+// memory has keys in this process.
+type memory map[string]ed25519.PrivateKey
+
+func (m memory) get(name string) (ed25519.PrivateKey, error) { return m[name], nil }
+
+func (m memory) put(name string, key ed25519.PrivateKey) error {
+	m[name] = key
+	return nil
+}
+
+// files has keys in a directory, as PKCS #8 in PEM.
+type files string
+
+func (d files) path(name string) string { return filepath.Join(string(d), name+".pem") }
+
+func (d files) get(name string) (ed25519.PrivateKey, error) {
+	raw, err := os.ReadFile(d.path(name))
+	if err != nil {
+		return nil, fmt.Errorf("reading key %s: %w", name, err)
+	}
+	block, _ := pem.Decode(raw)
+	if block == nil || block.Type != "PRIVATE KEY" {
+		return nil, fmt.Errorf("%s is no private key in PEM", d.path(name))
+	}
+	key, err := x509.ParsePKCS8PrivateKey(block.Bytes)
+	if err != nil {
+		return nil, fmt.Errorf("reading key %s: %w", name, err)
+	}
+	private, ok := key.(ed25519.PrivateKey)
+	if !ok {
+		return nil, errors.New(d.path(name) + " is no Ed25519 key")
+	}
+	return private, nil
+}
+
+func (d files) put(name string, key ed25519.PrivateKey) error {
+	raw, err := x509.MarshalPKCS8PrivateKey(key)
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(string(d), 0o700); err != nil {
+		return err
+	}
+	return atomicfile.Write(d.path(name), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: raw}), 0o600)
+}
