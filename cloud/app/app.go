@@ -12,6 +12,8 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/skerry-io/skerry/beehive"
+	"github.com/skerry-io/skerry/cloud/internal/access/artefacts"
+	"github.com/skerry-io/skerry/cloud/internal/access/rescue"
 	"github.com/skerry-io/skerry/cloud/internal/access/tunnel"
 	"github.com/skerry-io/skerry/cloud/internal/controllers/site"
 	"github.com/skerry-io/skerry/cloud/internal/core/balance"
@@ -52,7 +54,9 @@ type App struct {
 	history   *history.Keeper
 	nodes     *tunnel.Nodes
 	tunnel    *tunnel.Tunnel // nil without a listener
-	usage     *usageServer   // nil without a listener
+	artefacts *artefacts.Server
+	rescue    *rescue.Part
+	usage     *usageServer // nil without a listener
 
 	runner     *beehive.Runner
 	metrics    *prometheus.Registry

@@ -43,11 +43,11 @@ func (a *App) identity(ctx context.Context) error {
 func (a *App) kickRevoked(ctx context.Context) {
 	a.sites.Changed()
 	for _, s := range a.hub.Sessions() {
-		session, ok := a.hub.Session(s.Node)
+		peer, ok := a.hub.Peer(s.Node)
 		if !ok {
 			continue
 		}
-		if err := a.revoked.Check(s.Node, session.Info().Peer); err != nil {
+		if err := a.revoked.Check(s.Node, peer); err != nil {
 			klog.FromContext(ctx).Info("Ended the session of a node whose certificate is revoked", "node", s.Node, "reason", err.Error())
 			a.hub.Kick(s.Node, link.CloseForbidden, err.Error())
 		}

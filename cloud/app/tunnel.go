@@ -20,9 +20,23 @@ import (
 	"github.com/skerry-io/skerry/beehive"
 	"github.com/skerry-io/skerry/cloud/internal/access/artefacts"
 	"github.com/skerry-io/skerry/cloud/internal/access/console"
+	"github.com/skerry-io/skerry/cloud/internal/access/rescue"
 	"github.com/skerry-io/skerry/cloud/internal/access/tunnel"
+	"github.com/skerry-io/skerry/cloud/internal/controllers/drain"
 	"github.com/skerry-io/skerry/common/pki"
+	"github.com/skerry-io/skerry/common/protocol"
 )
+
+// artefactParts are the repository of programs, and the rescue of devices whose protocol cloudcore
+// does not support.
+func (a *App) artefactParts() ([]beehive.Entry, error) {
+	a.artefacts = artefacts.New(a.config.Artefacts.Dir)
+	a.rescue = rescue.New(rescue.Config{
+		Client: a.client, Protocols: protocol.Ours(), Artefact: a.artefacts.Accept, Prefix: artefacts.Prefix, Merge: drain.Merge,
+	})
+	a.collectors = append(a.collectors, a.artefacts)
+	return nil, nil
+}
 
 // newTunnel makes the way to the kubelets of edge nodes.
 func (a *App) newTunnel() ([]beehive.Entry, error) {
@@ -44,8 +58,7 @@ func (a *App) newTunnel() ([]beehive.Entry, error) {
 	}
 	client := a.client.Kubernetes()
 	consoles := console.New(console.Config{Machines: a.client.Dynamic(), Review: a.access.Review, Dial: console.Dialer(a.client.AsNode)})
-	programs := artefacts.New(a.config.Artefacts.Dir)
-	a.collectors = append(a.collectors, consoles, programs)
+	a.collectors = append(a.collectors, consoles)
 	peer := pki.ClientTLS(pki.Client{Roots: pki.Pool(a.ca.Trusted...), Certificate: a.ca.Peer(tunnel.PeerName).Certificate})
 	peer.ServerName = a.config.Advertise[0] // every replica serves under the same names
 	a.nodes = tunnel.NewNodes(a.informers, a.cloudAddresses())
@@ -56,7 +69,7 @@ func (a *App) newTunnel() ([]beehive.Entry, error) {
 		},
 		Accept: func(ctx context.Context, node types.NodeName, target string) (net.Conn, error) {
 			if strings.HasPrefix(target, artefacts.Prefix) {
-				return programs.Accept(ctx, node, target)
+				return a.artefacts.Accept(ctx, node, target)
 			}
 			return consoles.Accept(ctx, node, target)
 		},

@@ -79,6 +79,7 @@ func (a *App) wiring() []part {
 		{a.metricsTaken(), a.nodeMetricsParts},
 		{true, a.reportParts},
 		{true, a.siteParts},
+		{true, a.artefactParts},
 		// Made before the hub, whose sessions carry its streams, and served after it.
 		{p.tunnel != nil, a.newTunnel},
 		{true, a.hubParts},
@@ -219,6 +220,7 @@ func (a *App) siteParts() ([]beehive.Entry, error) {
 
 func (a *App) hubParts() ([]beehive.Entry, error) {
 	a.hub = cloudhub.New(cloudhub.Config{
+		Rescue:   []cloudhub.Part{a.rescue},
 		Instance: a.instance, Version: version.Skerry(), Admission: a.revoked, Trust: a.trust, MaxSessions: a.config.Hub.MaxSessions,
 		MaxHandshakes: handshakesAtOnce, Streams: a.tunnel != nil, Metrics: a.metricsTaken(),
 		History:   func(ctx context.Context) string { return a.history.ID(ctx) },

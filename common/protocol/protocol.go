@@ -30,6 +30,19 @@ const FeatureStreams = "streams"
 // FeatureMetrics is the support of samples of the device's metrics (package nodemetrics).
 const FeatureMetrics = "metrics"
 
+// FeatureRescue is the support of rescue sessions: of two ends without a common version, of which
+// the cloud's Welcome has the version Rescue. They carry heartbeats, without a Lease, and streams
+// that the device opens to RescueTarget and to artefacts, so that it can be upgraded. These
+// messages are frozen: testdata of package topic has their bytes.
+const FeatureRescue = "rescue"
+
+// Rescue stands for a version in the Welcome of a rescue session.
+const Rescue = 0
+
+// RescueTarget is the target of streams by which a device requests its operations, in
+// HTTP/1.1.
+const RescueTarget = "rescue"
+
 // A Window is the range of versions that an end supports, from Min to Max.
 type Window struct{ Min, Max uint32 }
 
@@ -53,6 +66,9 @@ func (w Window) Common(other Window) (uint32, bool) {
 	highest := min(w.Max, other.Max)
 	return highest, highest >= max(w.Min, other.Min)
 }
+
+// Bounds returns the oldest and the newest version.
+func (w Window) Bounds() (oldest, newest uint32) { return w.Min, w.Max }
 
 // Has reports whether a version is in the window.
 func (w Window) Has(version uint32) bool { return w.Min <= version && version <= w.Max }

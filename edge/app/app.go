@@ -33,6 +33,7 @@ import (
 	"github.com/skerry-io/skerry/common/config"
 	"github.com/skerry-io/skerry/common/link"
 	"github.com/skerry-io/skerry/common/pki"
+	"github.com/skerry-io/skerry/common/protocol"
 	"github.com/skerry-io/skerry/edge/internal/agents/drain"
 	"github.com/skerry-io/skerry/edge/internal/agents/flightrecorder"
 	"github.com/skerry-io/skerry/edge/internal/agents/node"
@@ -208,6 +209,9 @@ type App struct {
 	marks        *marks.Agent
 	runner       *beehive.Runner
 	tunnel       *tunnel.Tunnel
+	rescue       *rescue
+	protocols    protocol.Window // zero: this release's
+	keys         []string        // directories of keys that sign versions
 	flight       *flightrecorder.Module
 	bundling     sync.Mutex                                             // held while a bundle is packed
 	packBundle   func(ctx context.Context, w io.Writer, most int) error // set by ShowStatus
@@ -234,6 +238,15 @@ type App struct {
 	images      *images.Server
 	devices     *deviceplugin.Module
 }
+
+// Option changes an App for programs of tests.
+type Option func(*App)
+
+// Speaking has edgecore speak these versions of the link's protocol, as another release does.
+func Speaking(w protocol.Window) Option { return func(a *App) { a.protocols = w } }
+
+// TrustingKeys has edgecore trust the keys in that directory, and no others.
+func TrustingKeys(dir string) Option { return func(a *App) { a.keys = []string{dir} } }
 
 // standIn is a program that replaces agents of this device.
 type standIn struct {

@@ -117,6 +117,7 @@ func (a *App) newHub() (*edgehub.Hub, error) {
 		parts[topic.KindMetrics] = a.nodeMetrics
 	}
 	return edgehub.New(edgehub.Config{
+		Protocols: a.protocols, Rescued: a.rescue.opened,
 		Servers: addresses, Dialer: a.dialer, Epochs: a.store, Alive: a.meta.KubeletAlive, Version: version.Skerry(), BootID: bootID(),
 		Keepalive: c.Keepalive.Duration, BackoffMin: c.BackoffMin.Duration, BackoffMax: c.BackoffMax.Duration,
 		Trust: a.identity, Report: a.report,

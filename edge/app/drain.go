@@ -59,7 +59,7 @@ func (a *App) newDrain() (*drain.Module, error) {
 	}
 	a.drain = drain.New(config)
 	module := drain.NewModule(a.drain, drain.ModuleConfig{
-		Edge: a.api.ClientConfig(edgeapi.Identity{}), Cloud: cloud, Reporter: a.meta, Events: a.recorder(string(drain.Name)),
+		Edge: a.api.ClientConfig(edgeapi.Identity{}), Cloud: cloud, Reporter: a.meta, Rescue: a.rescue, Events: a.recorder(string(drain.Name)),
 	})
 	a.agent(module.Module)
 	return module, nil

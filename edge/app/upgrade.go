@@ -26,6 +26,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
+	"github.com/skerry-io/skerry/common/protocol"
 	"github.com/skerry-io/skerry/common/version"
 	"github.com/skerry-io/skerry/edge/internal/agents/upgrade"
 	"github.com/skerry-io/skerry/edge/internal/core/artefact"
@@ -205,7 +206,7 @@ func (a *App) newWorks(cloud *rest.Config) (*upgrade.Works, error) {
 	a.works = upgrade.New(upgrade.Config{
 		Started: started, Launched: ok, Directory: directory,
 		Artefacts: artefact.New(artefact.Config{
-			Keys: []string{packageKeys, ownKeys}, Dir: filepath.Join(a.config.DataDir, artefactsDir), Arch: runtime.GOARCH, Now: a.clock.Now,
+			Keys: a.keys, Dir: filepath.Join(a.config.DataDir, artefactsDir), Arch: runtime.GOARCH, Now: a.clock.Now,
 			Free: func() (int64, error) { return freeBytes(a.config.DataDir) },
 		}),
 		Cloud:  artefact.Link{Dial: a.dialCloud},
@@ -289,6 +290,18 @@ type device struct {
 // Linked implements upgrade.Device.
 func (d *device) Linked() bool { return d.app.hub != nil && d.app.hub.Status().Linked }
 
+// Reaches implements upgrade.Device.
+func (d *device) Reaches() bool { return d.Linked() || d.app.rescue.Open() }
+
+// Protocols implements upgrade.Device.
+func (d *device) Protocols(ctx context.Context) (protocol.Window, error) {
+	if !d.app.rescue.Open() {
+		return protocol.Ours(), nil
+	}
+	facts, err := d.app.rescue.facts(ctx)
+	return protocol.Stated(facts.Protocol, facts.ProtocolMin), err
+}
+
 // Schema implements upgrade.Device.
 func (d *device) Schema() int { return store.Schema }
 
@@ -296,6 +309,10 @@ func (d *device) Schema() int { return store.Schema }
 func (d *device) ServerVersion(ctx context.Context) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
+	if d.app.rescue.Open() {
+		facts, err := d.app.rescue.facts(ctx)
+		return facts.Kubernetes, err
+	}
 	raw, err := d.cloud.Discovery().RESTClient().Get().AbsPath("/version").Do(ctx).Raw()
 	if err != nil {
 		return "", err

@@ -25,8 +25,12 @@ import (
 )
 
 // New reads the identity, opens the store and makes every part. It starts no module.
-func New(ctx context.Context, cfg *edgeconfig.Config) (*App, error) {
-	a := &App{config: cfg, metrics: prometheus.NewRegistry()}
+func New(ctx context.Context, cfg *edgeconfig.Config, options ...Option) (*App, error) {
+	a := &App{config: cfg, metrics: prometheus.NewRegistry(), keys: []string{packageKeys, ownKeys}}
+	a.rescue = newRescue(a.dialCloud)
+	for _, o := range options {
+		o(a)
+	}
 	a.clock = pki.NewClock(BuildTime(), a.keepTime)
 	key, err := readDiskKey(ctx, cfg)
 	if err != nil {

@@ -39,7 +39,7 @@ var ladder = [][]string{
 	{"cloud/internal/core/fleet", "cloud/internal/controllers/controller"},
 	{
 		"cloud/internal/controllers/reports",
-		"cloud/internal/access/aggregated", "cloud/internal/access/artefacts", "cloud/internal/access/tunnel",
+		"cloud/internal/access/aggregated", "cloud/internal/access/artefacts", "cloud/internal/access/rescue", "cloud/internal/access/tunnel",
 		"cloud/internal/core/publish", "cloud/internal/core/relay",
 		"cloud/internal/trust/join",
 		"edge/internal/core/agent", "edge/internal/core/metamanager",

@@ -38,40 +38,52 @@ type fleet struct {
 	program []byte // edgecore as it was built
 }
 
-// fleet gives a test edge1 with the package's program, which it has again afterwards.
-func (s *system) fleet() *fleet {
+// fleet gives a test edge1, and further devices, with the package's program, which they have again
+// afterwards.
+func (s *system) fleet(further ...string) *fleet {
 	s.T.Helper()
 	f := &fleet{system: s}
+	nodes := append([]string{"edge1"}, further...)
 	var err error
 	f.repo, err = artefactrepo.New(s.T.TempDir())
 	s.Check(err)
 	bin := filepath.Join(s.Root, "bin")
 	f.program, err = os.ReadFile(filepath.Join(bin, "edgecore"))
 	s.Check(err)
-	keys := s.path("edge1", "/etc/skerry/keys.d")
-	s.Check(os.MkdirAll(keys, 0o755))
 	root, err := os.ReadFile(f.repo.Root())
 	s.Check(err)
-	s.Check(os.WriteFile(filepath.Join(keys, "root.json"), root, 0o644))
+	for _, node := range nodes {
+		keys := s.path(node, "/etc/skerry/keys.d")
+		s.Check(os.MkdirAll(keys, 0o755))
+		s.Check(os.WriteFile(filepath.Join(keys, "root.json"), root, 0o644))
+	}
 	launched := []string{"/bin/sh", "-c", supervised, "supervisor", filepath.Join(bin, "skerry-launch"), "--dir", slotsDir, "--version-file", "", "--", filepath.Join(bin, "edgecore")}
-	s.Check(s.Trial.Replace(s.T.Context(), "edge1", "edgecore", launched))
 	s.T.Cleanup(func() {
 		ctx := context.Background()
 		s.Mend(ctx)
-		s.Must(s.Run(ctx, "kubectl", "delete", "nodeoperations", "--all"))
-		s.Check(s.Trial.Replace(ctx, "edge1", "edgecore", nil))
-		s.Check(s.Trial.Stop(ctx, "edge1", "edgecore"))
-		for _, dir := range []string{slotsDir, "/var/lib/skerry/artefacts", "/etc/skerry/keys.d", "/etc/skerry/check"} {
-			s.Check(os.RemoveAll(s.path("edge1", dir)))
+		s.Must(s.Run(ctx, "kubectl", "delete", "nodeoperationsets,nodeoperations", "--all"))
+		for _, node := range nodes {
+			s.Check(s.Trial.Replace(ctx, node, "edgecore", nil))
+			s.Check(s.Trial.Stop(ctx, node, "edgecore"))
+			for _, dir := range []string{slotsDir, "/var/lib/skerry/artefacts", "/etc/skerry/keys.d", "/etc/skerry/check"} {
+				s.Check(os.RemoveAll(s.path(node, dir)))
+			}
 		}
 		for _, host := range options().Replicas() {
 			s.Check(os.RemoveAll(s.path(host, trial.ArtefactsDir)))
 		}
-		s.Check(s.Trial.Start(ctx, "edge1", "edgecore")) // the next test waits for it
+		for _, node := range nodes {
+			s.Check(s.Trial.Start(ctx, node, "edgecore")) // the next test waits for it
+		}
 	})
-	s.Check(s.Trial.Stop(s.T.Context(), "edge1", "edgecore"))
-	s.Start("edge1", "edgecore")
-	s.WaitReady("edge1", true)
+	for _, node := range nodes {
+		s.Check(s.Trial.Replace(s.T.Context(), node, "edgecore", launched))
+		s.Check(s.Trial.Stop(s.T.Context(), node, "edgecore"))
+		s.Start(node, "edgecore")
+	}
+	for _, node := range nodes {
+		s.WaitReady(node, true)
+	}
 	return f
 }
 
@@ -101,12 +113,16 @@ func (f *fleet) upgrade(name, version, more string) {
 }
 
 // slots is the state of skerry-launch on edge1, empty before its first trial.
-func (f *fleet) slots() (s struct {
+func (f *fleet) slots() slots { return f.slotsOf("edge1") }
+
+type slots struct {
 	Confirmed, Trial struct{ Slot, Version, Digest string }
 	Rejected         []string
-}) {
+}
+
+func (f *fleet) slotsOf(node string) (s slots) {
 	f.T.Helper()
-	raw, err := os.ReadFile(f.path("edge1", slotsDir+"/state.0"))
+	raw, err := os.ReadFile(f.path(node, slotsDir+"/state.0"))
 	if errors.Is(err, fs.ErrNotExist) {
 		return s // no version was tried
 	}

@@ -24,22 +24,32 @@ import (
 
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 	"github.com/skerry-io/skerry/common/cli"
+	"github.com/skerry-io/skerry/common/protocol"
 	"github.com/skerry-io/skerry/edge/app"
 )
 
 func main() {
 	config := flag.String("config", "", "edgecore.yaml, with modules.edged.enable: false")
 	socket := flag.String("socket", "", "unix socket that answers as it would the device's kubelet")
+	speaks := flag.Uint("protocol", 0, "the version of the link's protocol that it speaks, as an older release does; 0: this release's")
+	keys := flag.String("keys", "", "directory of the keys that sign versions of edgecore; empty: edgecore's own")
 	flag.Parse()
+	var options []app.Option
+	if *speaks != 0 {
+		options = append(options, app.Speaking(protocol.Window{Min: uint32(*speaks), Max: uint32(*speaks)}))
+	}
+	if *keys != "" {
+		options = append(options, app.TrustingKeys(*keys))
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
-	if err := run(ctx, *config, *socket); err != nil {
+	if err := run(ctx, *config, *socket, options); err != nil {
 		fmt.Fprintln(os.Stderr, "hollowedge:", err)
 		os.Exit(1)
 	}
 }
 
-func run(ctx context.Context, file, socket string) error {
+func run(ctx context.Context, file, socket string, options []app.Option) error {
 	data, err := os.ReadFile(file)
 	if err != nil {
 		return fmt.Errorf("reading the configuration: %w", err)
@@ -49,7 +59,7 @@ func run(ctx context.Context, file, socket string) error {
 		return err
 	}
 	ctx = cli.Logging(ctx, cfg.Log.Verbosity)
-	a, err := app.New(ctx, cfg)
+	a, err := app.New(ctx, cfg, options...)
 	if err != nil {
 		return err
 	}
@@ -75,7 +85,11 @@ func run(ctx context.Context, file, socket string) error {
 	server := &http.Server{ReadHeaderTimeout: 10 * time.Second, Handler: mux}
 	defer server.Close()
 	go func() { _ = server.Serve(l) }() // until Close
-	return a.Run(ctx)
+	err = a.Run(ctx)
+	if a.Switching() && ctx.Err() == nil {
+		return a.Again(ctx)
+	}
+	return err
 }
 
 // reporter accepts an agent's reports of one of Skerry's own objects.

@@ -21,6 +21,11 @@ func Kind() reports.Kind {
 	return reports.Of(v1alpha1.Resource(v1alpha1.NodeOperations), merge, func(*v1alpha1.NodeOperation, func(string) bool) {})
 }
 
+// Merge replaces the status by the report of the operation's node.
+func Merge(o *v1alpha1.NodeOperation, node string, status []byte) error {
+	return merge(o, map[string][]byte{node: status})[node]
+}
+
 // merge puts what the operation's own node reports in the place of the status. It comes from one
 // node, in order, so the newest is the whole truth.
 func merge(o *v1alpha1.NodeOperation, reports map[string][]byte) (refused map[string]error) {

@@ -34,6 +34,10 @@ type Config struct {
 	// Metrics is set where one of the parts takes samples of the devices' metrics.
 	Metrics bool
 
+	// Rescue are the parts of the sessions of nodes without a common protocol version, which
+	// support protocol.FeatureRescue; nil: such nodes are refused.
+	Rescue []Part
+
 	// History returns the name of the cluster's history (package history); nil for no name.
 	History func(ctx context.Context) string
 

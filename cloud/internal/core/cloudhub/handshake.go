@@ -46,9 +46,15 @@ func (h *Hub) serve(run, accept context.Context, conn link.Conn, links *sync.Wai
 		return
 	}
 	h.metrics.connects.WithLabelValues(string(info.Transport)).Inc()
-	logger.V(2).Info("Session opened", "version", s.version, "bootID", s.bootID)
+	parts := h.parts
+	if s.rescue {
+		parts = h.config.Rescue
+		logger.Info("Opened a rescue session: this edgecore and cloudcore have no version of the protocol in common", "version", s.version)
+	} else {
+		logger.V(2).Info("Session opened", "version", s.version, "bootID", s.bootID)
+	}
 	links.Add(1)
-	s.open(klog.NewContext(run, logger), h.parts, func() {
+	s.open(klog.NewContext(run, logger), parts, func() {
 		h.table.leave(s)
 		links.Done()
 	})
@@ -93,14 +99,15 @@ func (h *Hub) handshake(ctx context.Context, conn link.Conn) (*session, error) {
 		return nil, &link.CloseError{Code: link.CloseProtocol, Reason: err.Error()}
 	}
 	stated := protocol.Stated(hello.GetProtocol(), hello.GetProtocolMin())
-	spoken, ok := h.config.Protocols.Common(stated)
-	if !ok {
-		return nil, &link.CloseError{Code: link.CloseVersion,
-			Reason: fmt.Sprintf("cloudcore %s speaks protocol %v, edgecore %s speaks %v", h.config.Version, h.config.Protocols, hello.GetVersion(), stated)}
-	}
 	features, err := protocol.ParseFeatures(hello.GetFeatures())
 	if err != nil {
 		return nil, &link.CloseError{Code: link.CloseProtocol, Reason: "the hello: " + err.Error()}
+	}
+	spoken, ok := h.config.Protocols.Common(stated)
+	rescue := !ok && features.Has(protocol.FeatureRescue) && len(h.config.Rescue) > 0
+	if !ok && !rescue {
+		return nil, &link.CloseError{Code: link.CloseVersion,
+			Reason: fmt.Sprintf("cloudcore %s speaks protocol %v, edgecore %s speaks %v", h.config.Version, h.config.Protocols, hello.GetVersion(), stated)}
 	}
 	if hello.GetEpoch() == 0 {
 		return nil, &link.CloseError{Code: link.CloseProtocol, Reason: "the hello has no epoch"}
@@ -112,12 +119,21 @@ func (h *Hub) handshake(ctx context.Context, conn link.Conn) (*session, error) {
 	now := time.Now()
 	s := &session{
 		metrics: h.metrics, conn: conn, node: node,
-		features: features,
-		epoch:    hello.GetEpoch(), version: hello.GetVersion(), bootID: hello.GetBootId(),
+		features: features, rescue: rescue,
+		epoch: hello.GetEpoch(), version: hello.GetVersion(), bootID: hello.GetBootId(),
 		keepalive: keepalive(hello.GetKeepaliveMillis()),
 		began:     now,
 		pace:      pace{node: node, charges: h.charges, began: now},
 		ended:     make(chan struct{}),
+	}
+	if rescue {
+		s.welcome = func(string) message.Message {
+			return m.Answer(&topicpb.Welcome{
+				Protocol: protocol.Rescue, Version: h.config.Version, Instance: h.config.Instance, UnixMillis: time.Now().UnixMilli(), Trust: trust,
+				Streams: true, Features: []string{protocol.FeatureRescue},
+			})
+		}
+		return s, nil
 	}
 	s.welcome = func(history string) message.Message {
 		return m.Answer(&topicpb.Welcome{

@@ -1,6 +1,7 @@
 package cloudhub
 
 import (
+	"crypto/x509"
 	"slices"
 	"strings"
 	"time"
@@ -41,13 +42,22 @@ func New(config Config, listeners []link.Listener, parts []Part) *Hub {
 	}
 }
 
-// Session returns the open session of a node.
+// Session returns the open session of a node, except a rescue session.
 func (h *Hub) Session(node types.NodeName) (Session, bool) {
+	s, ok := h.table.get(node)
+	if !ok || s.rescue {
+		return nil, false
+	}
+	return s, true
+}
+
+// Peer returns the certificate of a node's open session, of whichever kind that is.
+func (h *Hub) Peer(node types.NodeName) (*x509.Certificate, bool) {
 	s, ok := h.table.get(node)
 	if !ok {
 		return nil, false
 	}
-	return s, true
+	return s.conn.Info().Peer, true
 }
 
 // SessionInfo describes an open session.
@@ -61,6 +71,7 @@ type SessionInfo struct {
 	Version      string // of edgecore
 	BootID       string
 	KubeletAlive bool // by the last heartbeat
+	Rescue       bool // without a common version of the protocol
 }
 
 // Sessions lists the open sessions by node.
@@ -72,7 +83,7 @@ func (h *Hub) Sessions() []SessionInfo {
 		infos = append(infos, SessionInfo{
 			Node: s.node, Since: info.Since, LastHeard: s.LastHeard(),
 			Transport: info.Transport, Remote: address(info.Remote),
-			Epoch: s.epoch, Version: s.version, BootID: s.bootID, KubeletAlive: s.alive.Load(),
+			Epoch: s.epoch, Version: s.version, BootID: s.bootID, KubeletAlive: s.alive.Load(), Rescue: s.rescue,
 		})
 	}
 	slices.SortFunc(infos, func(a, b SessionInfo) int { return strings.Compare(string(a.Node), string(b.Node)) })

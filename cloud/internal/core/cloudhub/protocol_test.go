@@ -66,3 +66,52 @@ func TestHub_SpeaksTheHighestCommonProtocol(t *testing.T) {
 		})
 	}
 }
+
+// A node without a common version gets a rescue session if it supports one: heartbeats are
+// answered, the parts are those of the rescue, and for everybody else the node has no session.
+func TestHub_RescueSession(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var attached []string
+		note := func(name string) part {
+			return part{attach: func(cloudhub.Session, *message.Mux) { attached = append(attached, name) }}
+		}
+		b := newBench(t, cloudhub.Config{Protocols: protocol.Window{Min: 4, Max: 5}, Rescue: []cloudhub.Part{note("rescue")}}, note("ordinary"))
+		hello := &topicpb.Hello{Protocol: 2, Epoch: 1, Features: []string{protocol.FeatureRescue}}
+		e := b.dial("edge-1")
+		e.send(topic.Hello.New(message.Resource{}, hello))
+		welcome := e.welcomed()
+		if welcome.GetProtocol() != protocol.Rescue || !welcome.GetStreams() || strings.Join(welcome.GetFeatures(), " ") != protocol.FeatureRescue || welcome.GetHistory() != "" {
+			t.Errorf("welcome is %v", welcome)
+		}
+		if _, ok := b.hub.Session("edge-1"); ok || strings.Join(attached, " ") != "rescue" {
+			t.Errorf("a session for others: %v; parts %v", ok, attached)
+		}
+		if all := b.hub.Sessions(); len(all) != 1 || !all[0].Rescue {
+			t.Errorf("sessions are %+v", all)
+		}
+		if peer, ok := b.hub.Peer("edge-1"); !ok || peer == nil {
+			t.Error("a revoked certificate is not found")
+		}
+		e.heartbeat(1, true)
+		if m := e.receive(); m.Key() != topic.HeartbeatAnswer.Key() {
+			t.Errorf("a heartbeat is answered by %s", m.Key())
+		}
+		e.send(topic.EventWrite.New(message.Resource{}, &topicpb.Write{}))
+		if end := e.ended(); end.Code != link.CloseProtocol {
+			t.Errorf("an event ended it with %v", end)
+		}
+
+		hello.Epoch, hello.Features = 2, nil
+		e = b.dial("edge-1")
+		e.send(topic.Hello.New(message.Resource{}, hello))
+		if end := e.ended(); end.Code != link.CloseVersion {
+			t.Errorf("a node that supports no rescue: %v", end)
+		}
+		attached = nil
+		e = b.dial("edge-1")
+		e.send(topic.Hello.New(message.Resource{}, &topicpb.Hello{Protocol: 5, ProtocolMin: 4, Epoch: 3, Features: []string{protocol.FeatureRescue}}))
+		if welcome := e.welcomed(); welcome.GetProtocol() != 5 || strings.Join(attached, " ") != "ordinary" {
+			t.Errorf("with a common version: %v, parts %v", welcome, attached)
+		}
+	})
+}

@@ -25,6 +25,7 @@ type session struct {
 	node      types.NodeName
 	epoch     uint64
 	features  protocol.Features
+	rescue    bool // without a common version: for upgrades alone
 	version   string
 	bootID    string
 	keepalive time.Duration

@@ -99,6 +99,11 @@ func (f *follower) begin(ctx context.Context, n *v1alpha1.NodeOperation) error {
 	if err != nil {
 		return fmt.Errorf("asking how it stands: %w", err)
 	}
+	return f.accept(ctx, n, now)
+}
+
+// accept adds an operation, by the cloud's present state of it.
+func (f *follower) accept(ctx context.Context, n, now *v1alpha1.NodeOperation) error {
 	o := operationOf(now)
 	if now.Spec.NodeName != f.agent.config.NodeName {
 		return nil
@@ -117,7 +122,7 @@ func (f *follower) begin(ctx context.Context, n *v1alpha1.NodeOperation) error {
 	case s.BootIDBefore != "":
 		return f.agent.Refuse(ctx, o, Failed, "StateLost", "it had gone ahead, but what the device had kept of it was lost")
 	}
-	err = f.agent.Request(ctx, o)
+	err := f.agent.Request(ctx, o)
 	switch {
 	case errors.Is(err, ErrInvalid):
 		return f.agent.Refuse(ctx, o, Failed, "Refused", err.Error())
@@ -223,6 +228,63 @@ func (f *follower) report(ctx context.Context) error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// rescued exchanges operations and reports in a rescue session, and returns when to do so again.
+func (f *follower) rescued(ctx context.Context) (time.Duration, error) {
+	if f.rescue == nil || !f.rescue.Open() {
+		f.rescueReports = nil // a later session may be with another cloud
+		return 0, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	wanted, err := f.rescue.Operations(ctx)
+	if err != nil {
+		return rescueEvery, fmt.Errorf("asking for upgrades: %w", err)
+	}
+	var errs []error
+	known, present := map[types.UID]Operation{}, map[types.UID]v1alpha1.NodeOperationStatus{}
+	for _, o := range f.agent.Status().Operations {
+		known[o.UID] = o
+	}
+	for i := range wanted {
+		n := &wanted[i]
+		present[n.UID] = n.Status
+		if o, old := known[n.UID]; !old {
+			errs = append(errs, f.accept(ctx, n, n))
+		} else if n.Spec.Cancel && !o.Spec.Cancel || n.Spec.Retry > o.Spec.Retry {
+			errs = append(errs, f.agent.Request(ctx, operationOf(n)))
+		}
+	}
+	if f.rescueReports == nil {
+		f.rescueReports = map[types.UID]string{}
+	}
+	for _, o := range f.agent.Status().Operations {
+		status, there := present[o.UID]
+		switch {
+		case o.UID == "" || o.Spec.Operation != v1alpha1.OperationUpgrade || o.Gone:
+		case !there:
+			errs = append(errs, f.agent.Gone(ctx, o.Name, o.UID))
+		case o.ended() && status.CompletedAt != nil && status.ObservedRetry >= o.Spec.Retry: // the cloud has it
+		default:
+			errs = append(errs, f.rescueReport(ctx, o))
+		}
+	}
+	return rescueEvery, errors.Join(errs...)
+}
+
+// rescueReport reports an operation that has changed since its last report. The outbox has the same
+// for a link of later.
+func (f *follower) rescueReport(ctx context.Context, o Operation) error {
+	body, err := reportOf(statusOf(o, ""))
+	if err != nil || f.rescueReports[o.UID] == string(body) {
+		return err
+	}
+	if err := f.rescue.Report(ctx, o.Name, o.UID, body); err != nil {
+		return err
+	}
+	f.rescueReports[o.UID] = string(body)
+	return nil
 }
 
 func refOf(name string) object.Ref {

@@ -25,6 +25,8 @@ type ModuleConfig struct {
 	// for kube-apiserver (Through).
 	Edge, Cloud *rest.Config
 	Reporter    agent.Reporter
+	// Rescue is the way to a cloud that does not support this device's protocol; nil: disabled.
+	Rescue Rescue
 	// Events opens the recorder of events for one run; nil without one.
 	Events func(ctx context.Context) (agent.Recorder, error)
 }
@@ -33,14 +35,15 @@ type ModuleConfig struct {
 // words to the cloud.
 type Module struct {
 	*agent.Module
-	agent *Agent
-	cloud *rest.Config
+	agent  *Agent
+	cloud  *rest.Config
+	rescue Rescue
 }
 
 // NewModule makes the Module of an agent. It is ready once the saved state is read: local requests
 // can be accepted then.
 func NewModule(a *Agent, c ModuleConfig) *Module {
-	m := &Module{agent: a, cloud: c.Cloud}
+	m := &Module{agent: a, cloud: c.Cloud, rescue: c.Rescue}
 	m.Module = agent.New(agent.Config{
 		Name: Name, NodeName: a.config.NodeName, API: c.Edge, Reporter: c.Reporter, Events: c.Events, Start: m.start, RetryMax: again,
 	})
@@ -60,8 +63,11 @@ type follower struct {
 	reported   map[string]types.UID // operations that this run has reported on, and the uids of their objects
 	linkPassed bool                 // the state of the link has been passed to the agent: linked
 	linked     bool
-	again      bool   // how operations ended is to be reported again
-	seen       string // the last passed state of the own Node: its version, and whether all operations were known
+	rescue     Rescue
+	// rescueReports are those that the rescue session has taken.
+	rescueReports map[types.UID]string
+	again         bool   // how operations ended is to be reported again
+	seen          string // the last passed state of the own Node: its version, and whether all operations were known
 }
 
 // start begins one run. Its watches are optional: local requests need neither.
@@ -71,7 +77,7 @@ func (m *Module) start(ctx context.Context, kit *agent.Run) (agent.Sync, error) 
 		return nil, fmt.Errorf("making the client for operations in the cloud: %w", err)
 	}
 	resource := v1alpha1.Resource(v1alpha1.NodeOperations)
-	f := &follower{agent: m.agent, kit: kit, cloud: cloud.Resource(resource), reported: map[string]types.UID{}}
+	f := &follower{agent: m.agent, kit: kit, cloud: cloud.Resource(resource), rescue: m.rescue, reported: map[string]types.UID{}}
 	node := m.agent.config.NodeName
 	if f.nodes, err = agent.Watch(kit, corev1.SchemeGroupVersion.WithResource("nodes"), &corev1.Node{},
 		agent.Selection{Fields: "metadata.name=" + node, Optional: true}); err != nil {
@@ -88,14 +94,19 @@ func (m *Module) start(ctx context.Context, kit *agent.Run) (agent.Sync, error) 
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
 	}
+	var rescued <-chan struct{}
+	if m.rescue != nil {
+		rescued = m.rescue.Changed()
+	}
 	kit.Go(func(ctx context.Context) error {
 		for {
 			select {
 			case <-ctx.Done():
 				return nil
 			case <-m.agent.changed:
-				kit.Wake()
+			case <-rescued:
 			}
+			kit.Wake()
 		}
 	})
 	return f.sync, nil
@@ -149,7 +160,9 @@ func (f *follower) sync(ctx context.Context) (time.Duration, error) {
 		}
 	}
 	note("reporting", f.report(ctx))
-	return 0, errors.Join(errs...)
+	next, err := f.rescued(ctx)
+	note("the rescue session", err)
+	return next, errors.Join(errs...)
 }
 
 // conditionOf reports whether the kubelet of this boot set the node Ready, and whether the node

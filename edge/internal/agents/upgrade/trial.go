@@ -127,12 +127,12 @@ func (w *Works) returned(ctx context.Context, o drain.Operation, state launch.St
 	return failed(work, reason, fmt.Sprintf("%s: %s", r.Cause, r.Message))
 }
 
-// awaitLink waits for a link, at most for that time.
+// awaitLink waits for a link, a rescue session included, at most for that time.
 func (w *Works) awaitLink(ctx context.Context, most time.Duration) bool {
 	tick := time.NewTicker(poll)
 	defer tick.Stop()
 	for until := w.config.Now().Add(most); w.config.Now().Before(until); {
-		if w.config.Device.Linked() {
+		if w.config.Device.Reaches() {
 			return true
 		}
 		select {

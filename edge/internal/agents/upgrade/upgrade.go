@@ -28,7 +28,7 @@ func (w *Works) source(o drain.Operation) (from artefact.Source, offline bool) {
 func (w *Works) upgrade(ctx context.Context, o drain.Operation, state launch.State, work drain.Work, report func(drain.Work)) drain.Work {
 	spec := *o.Spec.Upgrade
 	from, offline := w.source(o)
-	if !offline && !w.config.Device.Linked() {
+	if !offline && !w.config.Device.Reaches() {
 		return w.later(work, "waits for the link")
 	}
 	catalogue, err := w.config.Artefacts.Refresh(ctx, from, offline)
@@ -130,8 +130,14 @@ func (w *Works) judge(ctx context.Context, t artefact.Target, spec v1alpha1.Upgr
 	if launch.Older(t.Version, w.config.Version) && !spec.AllowDowngrade {
 		return fmt.Errorf("%w: %s is older than %s, and allowDowngrade is false", errRefused, t.Version, w.config.Version)
 	}
-	if _, common := protocol.Ours().Common(protocol.Stated(t.Protocol, t.ProtocolMin)); t.Protocol != 0 && !common {
-		return fmt.Errorf("%w: %s has no version of the link's protocol in common with this cluster", errRefused, t.Version)
+	if t.Protocol != 0 {
+		spoken, err := w.config.Device.Protocols(ctx)
+		if err != nil {
+			return fmt.Errorf("asking for the cloud's protocol: %w", err)
+		}
+		if _, common := spoken.Common(protocol.Stated(t.Protocol, t.ProtocolMin)); !common {
+			return fmt.Errorf("%w: %s has no version of the link's protocol in common with this cluster", errRefused, t.Version)
+		}
 	}
 	if schema := w.config.Device.Schema(); t.Schema != 0 && t.Schema < schema {
 		return fmt.Errorf("%w: %s reads stored data of schema %d at most, this device's are %d", errRefused, t.Version, t.Schema, schema)

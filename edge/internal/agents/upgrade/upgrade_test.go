@@ -1,6 +1,7 @@
 package upgrade_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -15,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
+	"github.com/skerry-io/skerry/common/protocol"
 	"github.com/skerry-io/skerry/edge/artefactrepo"
 	"github.com/skerry-io/skerry/edge/internal/agents/drain"
 	"github.com/skerry-io/skerry/edge/internal/agents/upgrade"
@@ -30,6 +32,7 @@ type system struct {
 	directory launch.Directory
 	dir       string
 	linked    bool
+	rescue    protocol.Window // of a cloud without a common version; zero without a rescue session
 	problems  []string
 	checks    []v1alpha1.HealthCheck
 	server    string
@@ -130,7 +133,11 @@ func upgradeTo(version string) v1alpha1.NodeOperationSpec {
 
 type device struct{ *system }
 
-func (d device) Linked() bool                                  { return d.linked }
+func (d device) Linked() bool  { return d.linked }
+func (d device) Reaches() bool { return d.linked || d.rescue != (protocol.Window{}) }
+func (d device) Protocols(context.Context) (protocol.Window, error) {
+	return cmp.Or(d.rescue, protocol.Ours()), nil
+}
 func (d device) Problems(context.Context) []string             { return d.problems }
 func (d device) ServerVersion(context.Context) (string, error) { return d.server, nil }
 func (d device) Schema() int                                   { return d.schema }
@@ -172,6 +179,39 @@ func TestRefused(t *testing.T) {
 			})
 		})
 	}
+}
+
+// In a rescue session the version is judged by the cloud's protocols, not by those of this
+// edgecore. Its trial needs a link, and goes back without one as any other.
+func TestRescuedDevice(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSystem(t)
+		s.linked, s.rescue = false, protocol.Window{Min: 98, Max: 99}
+		s.add("v1.4.0", "program", func(t *artefactrepo.Target) { t.Protocol, t.ProtocolMin = 97, 96 })
+		s.add("v9.0.0", "another", func(t *artefactrepo.Target) { t.Protocol, t.ProtocolMin = 99, 98 })
+		if work, _ := s.do(operation(upgradeTo("v1.4.0"))); work.Reason != v1alpha1.OperationRefused || !strings.Contains(work.Message, "no version of the link's protocol") {
+			t.Errorf("a version that the cloud does not speak: %+v", work)
+		}
+		o := operation(upgradeTo("v9.0.0"))
+		o.Name = "two"
+		if work, restarts := s.do(o); !restarts || work.Offline {
+			t.Fatalf("%+v", work)
+		}
+		s.rescue = protocol.Window{} // no session at all
+		if _, restarts := s.do(o); !restarts {
+			t.Fatalf("a trial without a link: %+v", o.Work)
+		}
+		s.rescue = protocol.Window{Min: 98, Max: 99}
+		if work, _ := s.do(o); work.Reason != v1alpha1.OperationRolledBack || !strings.Contains(work.Message, "NoLink") {
+			t.Errorf("the version before had a rescue session: %+v", work)
+		}
+		o.Name, o.Work, o.Spec.Retry = "three", nil, 1
+		s.do(o)
+		s.linked = true
+		if work, _ := s.do(o); work.Reason != v1alpha1.OperationConfirmed {
+			t.Errorf("with a link: %+v", work)
+		}
+	})
 }
 
 func TestDowngradeThatIsAllowed(t *testing.T) {

@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
+	"github.com/skerry-io/skerry/common/protocol"
 	"github.com/skerry-io/skerry/edge/internal/agents/drain"
 	"github.com/skerry-io/skerry/edge/internal/core/artefact"
 	"github.com/skerry-io/skerry/edge/internal/core/launch"
@@ -35,6 +36,11 @@ const (
 type Device interface {
 	// Linked reports whether there is a session with the cloud, opened by this process.
 	Linked() bool
+	// Reaches reports whether the cloud can be asked for artefacts: there is a session, or one that
+	// is for the rescue of this device.
+	Reaches() bool
+	// Protocols are the versions of the link's protocol that the cloud is known to speak.
+	Protocols(ctx context.Context) (protocol.Window, error)
 	// Problems are the reasons why this process is not healthy, apart from the link.
 	Problems(ctx context.Context) []string
 	// ServerVersion is kube-apiserver's.
@@ -134,7 +140,7 @@ func (w *Works) arm(ctx context.Context, o drain.Operation, state launch.State, 
 	if ctx.Err() != nil {
 		return work
 	}
-	work.Tried, work.Message, work.Offline = true, "the trial begins", !w.config.Device.Linked()
+	work.Tried, work.Message, work.Offline = true, "the trial begins", !w.config.Device.Reaches()
 	report(work) // first: no cancellation ends it from here on
 	if ctx.Err() != nil {
 		work.Tried = false

@@ -49,6 +49,13 @@ type Config struct {
 	Protocols protocol.Window
 	BootID    string
 
+	// Rescued is called when a rescue session begins, and when it has ended; nil: unsupported. It
+	// must be quick.
+	Rescued func(open bool)
+	// RescueFor bounds a rescue session: 15 min. Afterwards another replica may support this end's
+	// protocol.
+	RescueFor time.Duration
+
 	// Parts serve their kinds for each session themselves, past the bus.
 	Parts map[message.Kind]Part
 	// Routes maps kinds of messages from the cloud to modules. Other kinds go to Module.
@@ -123,6 +130,7 @@ func (c Config) withDefaults() Config {
 	c.DialTimeout = cmp.Or(c.DialTimeout, 15*time.Second)
 	c.WelcomeTimeout = cmp.Or(c.WelcomeTimeout, 25*time.Second)
 	c.MaxPending = cmp.Or(c.MaxPending, 1024)
+	c.RescueFor = cmp.Or(c.RescueFor, 15*time.Minute)
 	c.PendingFor = cmp.Or(c.PendingFor, 5*time.Minute)
 	return c
 }
@@ -153,7 +161,7 @@ func (c Config) Validate() error {
 		value time.Duration
 	}{
 		{"eager", c.Eager}, {"slowRetry", c.SlowRetry}, {"steady", c.Steady}, {"dialTimeout", c.DialTimeout},
-		{"welcomeTimeout", c.WelcomeTimeout}, {"pendingFor", c.PendingFor},
+		{"welcomeTimeout", c.WelcomeTimeout}, {"pendingFor", c.PendingFor}, {"rescueFor", c.RescueFor},
 	} {
 		if d.value < 0 {
 			errs = append(errs, fmt.Errorf("%s: %v is below 0", d.name, d.value))

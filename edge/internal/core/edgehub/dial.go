@@ -153,6 +153,9 @@ func (h *Hub) greet(ctx context.Context, conn link.Conn, server string) (*sessio
 		Protocol: h.config.Protocols.Max, ProtocolMin: h.config.Protocols.Min, Version: h.config.Version, BootId: h.config.BootID, Epoch: epoch,
 		KeepaliveMillis: h.config.Keepalive.Milliseconds(),
 	}
+	if h.config.Rescued != nil {
+		content.Features = []string{protocol.FeatureRescue}
+	}
 	if h.config.Trust != nil {
 		content.Trust = h.config.Trust.TrustSum()
 	}
@@ -180,17 +183,19 @@ func (h *Hub) greet(ctx context.Context, conn link.Conn, server string) (*sessio
 	if err != nil {
 		return nil, &link.CloseError{Code: link.CloseProtocol, Reason: err.Error()}
 	}
-	if !h.config.Protocols.Has(welcome.GetProtocol()) {
-		return nil, &link.CloseError{Code: link.CloseVersion,
-			Reason: fmt.Sprintf("edgecore %s speaks protocol %v, cloudcore %s at %s speaks %d",
-				h.config.Version, h.config.Protocols, welcome.GetVersion(), server, welcome.GetProtocol())}
-	}
 	features, err := protocol.ParseFeatures(welcome.GetFeatures())
 	if err != nil {
 		return nil, &link.CloseError{Code: link.CloseProtocol, Reason: fmt.Sprintf("the welcome of %s: %v", server, err)}
 	}
+	rescue := welcome.GetProtocol() == protocol.Rescue && features.Has(protocol.FeatureRescue) && h.config.Rescued != nil
+	if !rescue && !h.config.Protocols.Has(welcome.GetProtocol()) {
+		return nil, &link.CloseError{Code: link.CloseVersion,
+			Reason: fmt.Sprintf("edgecore %s speaks protocol %v, cloudcore %s at %s speaks %d",
+				h.config.Version, h.config.Protocols, welcome.GetVersion(), server, welcome.GetProtocol())}
+	}
 	s := newSession(h.config, h.metrics, &h.current, conn, epoch, server)
 	s.instance, s.version, s.streams, s.history = welcome.GetInstance(), welcome.GetVersion(), welcome.GetStreams() || features.Has(protocol.FeatureStreams), welcome.GetHistory()
+	s.rescue = rescue
 	s.metricsTaken = features.Has(protocol.FeatureMetrics)
 	if millis := welcome.GetUnixMillis(); millis != 0 {
 		s.cloudTime = time.UnixMilli(millis)

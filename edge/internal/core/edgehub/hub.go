@@ -35,7 +35,9 @@ type Status struct {
 	Instance  string         `json:"instance,omitempty"` // the replica of cloudcore, by its own name
 	Version   string         `json:"version,omitempty"`  // of cloudcore
 	Epoch     uint64         `json:"epoch,omitempty"`
-	Since     time.Time      `json:"since,omitzero"` // of the link, or of its loss; zero before the first link
+	// Rescue reports a session for an upgrade of this device alone, which is no link.
+	Rescue bool      `json:"rescue,omitempty"`
+	Since  time.Time `json:"since,omitzero"` // of the link, or of its loss; zero before the first link
 	// LastContact is the time of the cloud's last message or acknowledgement of the transport; zero
 	// before the first.
 	LastContact time.Time `json:"lastContact,omitzero"`

@@ -46,6 +46,7 @@ type session struct {
 	instance string
 	version  string
 	streams  bool // the cloud takes streams
+	rescue   bool // for an upgrade of this device alone
 	// metricsTaken: the cloud takes samples of this device's metrics.
 	metricsTaken bool
 
@@ -89,9 +90,12 @@ func (s *session) run(ctx context.Context, port Port) error {
 	info := s.conn.Info()
 	up := linkstate.Link{
 		Epoch: s.epoch, Instance: s.instance, Version: s.version,
-		Transport: string(info.Transport), Remote: s.server, Address: address(info.Remote), CloudTime: s.cloudTime, Since: s.since, Streams: s.streams, Metrics: s.metricsTaken, History: s.history,
+		Transport: string(info.Transport), Remote: s.server, Address: address(info.Remote), CloudTime: s.cloudTime, Since: s.since, Streams: s.streams, Metrics: s.metricsTaken, History: s.history, Rescue: s.rescue,
 	}
 	s.attach(ctx, up, &beats)
+	if s.rescue {
+		return s.runRescue(ctx, port)
+	}
 	// Current first, and Up before any message of the link: receivers can send at once, and know
 	// the session of the first message.
 	s.current.Store(s)
@@ -111,6 +115,18 @@ func (s *session) run(ctx context.Context, port Port) error {
 	return err
 }
 
+// runRescue serves a rescue session: for all modules there is no link.
+func (s *session) runRescue(ctx context.Context, port Port) error {
+	klog.FromContext(ctx).Info("This edgecore and cloudcore have no version of the protocol in common: the link is for an upgrade alone", "server", s.server, "cloudcore", s.version)
+	s.config.Rescued(true)
+	defer s.config.Rescued(false)
+	end := time.AfterFunc(s.config.RescueFor, func() {
+		_ = s.conn.Close(link.CloseShutdown, "the device looks for a cloudcore that speaks its protocol")
+	})
+	defer end.Stop()
+	return s.read(ctx, port)
+}
+
 // address returns the address of a link's other end; the zero value if the transport doesn't know
 // it.
 func address(remote net.Addr) netip.Addr {
@@ -124,6 +140,9 @@ func address(remote net.Addr) netip.Addr {
 func (s *session) attach(ctx context.Context, up linkstate.Link, running *sync.WaitGroup) {
 	s.parts = make(map[message.Kind]func(context.Context, message.Message) error, len(s.config.Parts))
 	for kind, part := range s.config.Parts {
+		if s.rescue && kind != topic.KindStream {
+			continue
+		}
 		handle, run := part.Attach(up, func(ctx context.Context, m message.Message) error {
 			m.Header.Time = time.Time{} // as in all sent messages, see send
 			err := s.conn.Send(ctx, m)
@@ -182,6 +201,9 @@ func (s *session) deliver(ctx context.Context, port Port, m message.Message) err
 	}
 	if handle, ok := s.parts[m.Route.Kind]; ok {
 		return handle(ctx, m)
+	}
+	if s.rescue {
+		return &link.CloseError{Code: link.CloseProtocol, Reason: fmt.Sprintf("%s in a rescue session", m.Key())}
 	}
 	s.delivering.Store(true)
 	defer s.delivering.Store(false)

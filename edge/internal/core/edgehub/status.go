@@ -50,8 +50,12 @@ func (h *Hub) linked(s *session) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.status = Status{
-		Linked: true, Server: reached(s.server, info.Remote), Transport: info.Transport, Instance: s.instance, Version: s.version, Epoch: s.epoch,
+		Linked: !s.rescue, Rescue: s.rescue, Server: reached(s.server, info.Remote), Transport: info.Transport, Instance: s.instance, Version: s.version, Epoch: s.epoch,
 		Since: s.since, LastContact: s.since, ClockSkew: s.skew,
+	}
+	if s.rescue {
+		h.status.Problem = fmt.Sprintf("edgecore %s and cloudcore %s have no version of the link's protocol in common: upgrade this device by a NodeOperation, which the link still carries", h.config.Version, s.version)
+		h.status.LastError = "no common version of the link's protocol"
 	}
 	h.logged = ""
 }
@@ -70,7 +74,7 @@ func (h *Hub) unlinked(s *session, err error) {
 	h.metrics.lost(err)
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.status.Linked = false
+	h.status.Linked, h.status.Rescue = false, false
 	h.status.Since = time.Now()
 	h.status.LastContact = s.lastContact()
 }

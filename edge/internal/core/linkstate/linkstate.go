@@ -39,6 +39,9 @@ type Link struct {
 	History string
 	// Streams reports whether the cloud accepts streams opened by this end.
 	Streams bool
+	// Rescue reports that both ends have no version of the protocol in common: the session carries
+	// streams alone, for an upgrade of this device. It is sent to no group.
+	Rescue bool
 	// Metrics reports whether the cloud accepts samples of this device's metrics.
 	Metrics bool
 	Since   time.Time

@@ -94,7 +94,11 @@ type Refused = tunnel.Refused
 // Attach serves the streams of one session.
 func (t *Tunnel) Attach(up linkstate.Link, send func(context.Context, message.Message) error) (
 	handle func(context.Context, message.Message) error, run func(context.Context)) {
-	mux := tunnel.New(sender(send), tunnel.Config{Peer: "the cloud", Accept: t.accept, Edge: true, MaxStreams: t.config.MaxStreams})
+	accept := t.accept
+	if up.Rescue {
+		accept = nil
+	}
+	mux := tunnel.New(sender(send), tunnel.Config{Peer: "the cloud", Accept: accept, Edge: true, MaxStreams: t.config.MaxStreams})
 	return mux.Handle, func(ctx context.Context) {
 		t.mu.Lock()
 		t.up, t.mux = up, mux

@@ -1,0 +1,133 @@
+package rescue
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"github.com/skerry-io/skerry/cloud/internal/core/cloudhub/hubtest"
+	"github.com/skerry-io/skerry/cloud/internal/core/fence"
+	"github.com/skerry-io/skerry/cloud/internal/core/kube"
+	"github.com/skerry-io/skerry/common/api/v1alpha1"
+	"github.com/skerry-io/skerry/common/protocol"
+)
+
+// apiserver has NodeOperations and the Lease of a node.
+type apiserver struct {
+	operations map[string]*v1alpha1.NodeOperation
+	epoch      string // of the Lease; "" without one
+	written    []string
+}
+
+func (a *apiserver) Do(_ context.Context, as kube.Identity, r kube.Request) (*kube.Response, error) {
+	answer := func(v any) (*kube.Response, error) {
+		raw, err := json.Marshal(v)
+		return &kube.Response{Code: http.StatusOK, Body: raw}, err
+	}
+	name, status := strings.CutSuffix(strings.TrimPrefix(r.Path, operationsPath()+"/"), "/status")
+	switch {
+	case r.Path == "/version":
+		return answer(map[string]string{"gitVersion": "v1.37.2"})
+	case strings.Contains(r.Path, "/leases/") && a.epoch != "":
+		return answer(metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{fence.EpochAnnotation: a.epoch}}})
+	case r.Path == operationsPath() && as.Node == "edge1":
+		list := v1alpha1.NodeOperationList{}
+		for _, o := range a.operations {
+			list.Items = append(list.Items, *o)
+		}
+		return answer(list)
+	case status && as == (kube.Identity{}):
+		a.written = append(a.written, name+" "+string(r.Body))
+		return answer(struct{}{})
+	case a.operations[name] != nil && as.Node == "edge1":
+		return answer(a.operations[name])
+	}
+	return &kube.Response{Code: http.StatusNotFound, Body: []byte("{}")}, nil
+}
+
+func newSystem() (*apiserver, *session) {
+	of := func(name, node string, kind v1alpha1.OperationType) *v1alpha1.NodeOperation {
+		return &v1alpha1.NodeOperation{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(name)}, Spec: v1alpha1.NodeOperationSpec{NodeName: node, Operation: kind}}
+	}
+	a := &apiserver{operations: map[string]*v1alpha1.NodeOperation{
+		"up": of("up", "edge1", v1alpha1.OperationUpgrade), "reboot": of("reboot", "edge1", v1alpha1.OperationReboot), "theirs": of("theirs", "edge2", v1alpha1.OperationUpgrade),
+	}}
+	p := New(Config{
+		Client: a, Protocols: protocol.Window{Min: 4, Max: 5}, Prefix: "artefact/",
+		Artefact: func(context.Context, types.NodeName, string) (net.Conn, error) { return nil, errors.New("artefact") },
+		Merge: func(o *v1alpha1.NodeOperation, node string, status []byte) error {
+			return json.Unmarshal(status, &o.Status)
+		},
+	})
+	return a, &session{Session: &hubtest.Session{Name: "edge1", Number: 7}, part: p}
+}
+
+func (s *session) ask(t *testing.T, method, path, body string) (any, error) {
+	t.Helper()
+	r, err := http.NewRequestWithContext(t.Context(), method, "http://cloudcore"+path, strings.NewReader(body))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s.handle(t.Context(), r)
+}
+
+// A device that is rescued reads the upgrades of its own, and the facts by which it judges them.
+func TestQuestions(t *testing.T) {
+	_, s := newSystem()
+	if facts, err := s.ask(t, http.MethodGet, "/facts", ""); err != nil || *facts.(*Facts) != (Facts{Kubernetes: "v1.37.2", Protocol: 5, ProtocolMin: 4}) {
+		t.Errorf("facts: %+v, %v", facts, err)
+	}
+	all, err := s.ask(t, http.MethodGet, "/operations", "")
+	if err != nil || len(all.(*v1alpha1.NodeOperationList).Items) != 1 || all.(*v1alpha1.NodeOperationList).Items[0].Name != "up" {
+		t.Errorf("operations: %+v, %v", all, err)
+	}
+	if _, err := s.accept(t.Context(), "artefact/timestamp.json/0"); err == nil || err.Error() != "artefact" {
+		t.Errorf("an artefact: %v", err)
+	}
+	if _, err := s.accept(t.Context(), "console/vm"); err == nil {
+		t.Error("a console was opened")
+	}
+}
+
+// Only reports of the device's own upgrades are written, and no report of a session that was
+// replaced.
+func TestReports(t *testing.T) {
+	for name, c := range map[string]struct {
+		method, path, body, epoch string
+		code                      int // 0: it is written
+	}{
+		"progress":        {http.MethodPut, "/operations/up?uid=up", `{"attempts":1}`, "", 0},
+		"of this session": {http.MethodPut, "/operations/up?uid=up", `{"attempts":1}`, "7", 0},
+		"of an older one": {http.MethodPut, "/operations/up?uid=up", `{"attempts":1}`, "8", http.StatusConflict},
+		"another uid":     {http.MethodPut, "/operations/up?uid=x", `{}`, "", http.StatusConflict},
+		"a reboot":        {http.MethodPut, "/operations/reboot?uid=reboot", `{}`, "", http.StatusConflict},
+		"another node's":  {http.MethodPut, "/operations/theirs?uid=theirs", `{}`, "", http.StatusConflict},
+		"no status":       {http.MethodPut, "/operations/up?uid=up", `[]`, "", http.StatusBadRequest},
+		"no operation":    {http.MethodPut, "/operations/none?uid=up", `{}`, "", http.StatusServiceUnavailable},
+		"a deletion":      {http.MethodDelete, "/operations/up", ``, "", http.StatusNotFound},
+		"a secret":        {http.MethodGet, "/api/v1/secrets", ``, "", http.StatusNotFound},
+	} {
+		t.Run(name, func(t *testing.T) {
+			a, s := newSystem()
+			a.epoch = c.epoch
+			_, err := s.ask(t, c.method, c.path, c.body)
+			if c.code == 0 {
+				if err != nil || len(a.written) != 1 || !strings.HasPrefix(a.written[0], "up ") || !strings.Contains(a.written[0], `"attempts":1`) {
+					t.Errorf("%v; written: %v", err, a.written)
+				}
+				return
+			}
+			if err == nil || codeOf(err) != c.code || !slices.Equal(a.written, nil) {
+				t.Errorf("want %d, got %v; written: %v", c.code, err, a.written)
+			}
+		})
+	}
+}
