@@ -2,17 +2,14 @@ package campaign
 
 import (
 	"context"
-	"fmt"
 	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/skerry-io/skerry/common/api/v1alpha1"
 	"github.com/skerry-io/skerry/tests/campaign/history"
 )
 
@@ -25,8 +22,8 @@ type agent struct {
 	last int64
 }
 
-// run works until ctx ends. From the end of work on it repeats its level now and then, where a
-// restored cluster or a damaged store may have forgotten it.
+// run works until ctx ends. It repeats its levels when edgecore has its agents do so, and from the
+// end of work on now and then, where a damaged store may have forgotten them.
 func (a *agent) run(ctx, work context.Context) {
 	for a.uid == "" && ctx.Err() == nil {
 		a.make(ctx)
@@ -35,35 +32,50 @@ func (a *agent) run(ctx, work context.Context) {
 	draw := a.s.draw("agent " + a.edge.name)
 	for work.Err() == nil && ctx.Err() == nil {
 		a.last++
-		a.report(ctx, a.last)
+		a.s.report(ctx, a.edge, level{operations, a.edge.name, a.uid}, a.last)
+		a.repeated(ctx)
 		pause(work, time.Duration(100+draw.IntN(900))*time.Millisecond)
 	}
-	forgets := func(f Fault) bool { return slices.Contains([]Fault{OlderCopy, BadPage, BadRecord, Rot}, f) }
-	for ; ctx.Err() == nil && slices.ContainsFunc(a.s.options.Faults, forgets); pause(ctx, 2*time.Second) {
-		a.report(ctx, a.last)
+	forgets := func(f Fault) bool { return slices.Contains([]Fault{BadPage, BadRecord, Rot}, f) }
+	damaged := slices.ContainsFunc(a.s.options.Faults, forgets)
+	for ; ctx.Err() == nil; pause(ctx, 2*time.Second) {
+		if damaged {
+			a.repeat(ctx)
+		}
+		a.repeated(ctx)
 	}
 }
 
-func (a *agent) make(ctx context.Context) {
-	o := &unstructured.Unstructured{Object: map[string]any{
-		"apiVersion": v1alpha1.SchemeGroupVersion.String(), "kind": "NodeOperation", "metadata": map[string]any{"name": a.edge.name},
-		"spec": map[string]any{"nodeName": a.edge.name, "operation": "Drain"},
-	}}
-	made, err := a.s.operations.Create(ctx, o, metav1.CreateOptions{})
+// repeated repeats all levels where the device asks for that.
+func (a *agent) repeated(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, requestPatience)
+	defer cancel()
+	raw, err := a.edge.client.CoreV1().RESTClient().Get().AbsPath("/repeat").Do(ctx).Raw()
 	if err != nil {
-		made, err = a.s.operations.Get(ctx, a.edge.name, metav1.GetOptions{})
+		return // it is down
+	}
+	if asked := string(raw); asked != "0" && a.repeat(ctx) {
+		_ = a.edge.client.CoreV1().RESTClient().Post().AbsPath("/repeat", asked).Do(ctx).Error() // without an answer it asks again
+	}
+}
+
+// repeat returns whether all levels are on the device's disk.
+func (a *agent) repeat(ctx context.Context) bool {
+	all := a.s.report(ctx, a.edge, level{operations, a.edge.name, a.uid}, a.last)
+	for _, l := range a.edge.onces.list() {
+		all = a.s.report(ctx, a.edge, l, 1) && all
+	}
+	return all
+}
+
+func (a *agent) make(ctx context.Context) {
+	made, err := a.s.reported[operations].Create(ctx, operationOf(a.edge.name, a.edge.name), metav1.CreateOptions{})
+	if err != nil {
+		made, err = a.s.reported[operations].Get(ctx, a.edge.name, metav1.GetOptions{})
 	}
 	if err == nil {
 		a.uid = made.GetUID()
 	}
-}
-
-func (a *agent) report(ctx context.Context, value int64) {
-	r := history.Record{Kind: history.Put, Who: a.edge.name, Resource: operations, Name: namespace + "/" + a.edge.name, UID: string(a.uid), Value: value}
-	a.s.put(ctx, r, func(ctx context.Context) error {
-		return a.edge.client.CoreV1().RESTClient().Post().AbsPath("/report", operations, a.edge.name, string(a.uid)).
-			Body(fmt.Appendf(nil, `{"output":"%d"}`, value)).Do(ctx).Error()
-	})
 }
 
 // watchReady records when a node that has been Ready is no longer, until ctx ends.

@@ -294,11 +294,14 @@ func (s *system) goBack(ctx context.Context, after time.Duration) error {
 	}
 	defer s.planeMu.Unlock()
 	over := s.excuse(history.Restore, history.Cloud)
+	some := s.edges[:min(len(s.edges), 4)]
+	report := s.makeOnce(ctx, some)
 	b, err := s.plane.Backup(ctx)
 	if err != nil {
 		return err
 	}
-	s.makeLost(ctx, s.edges[:min(len(s.edges), 4)])
+	report(ctx)
+	s.makeLost(ctx, some)
 	pause(ctx, after)
 	if err := s.plane.Restore(ctx, b); err != nil {
 		return err

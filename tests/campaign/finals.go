@@ -55,12 +55,14 @@ func (s *system) finals(ctx context.Context) ([]history.Record, error) {
 	for _, n := range nodes.Items {
 		add(history.Cloud, n.Name, "nodes", &metav1.ObjectMeta{Name: n.Name}, 0)
 	}
-	made, err := s.operations.List(ctx, metav1.ListOptions{})
-	if err != nil {
-		return nil, fmt.Errorf("listing operations: %w", err)
-	}
-	for _, o := range made.Items {
-		add(history.Cloud, "", operations, &o, valueOf(&o))
+	for resource, client := range s.reported {
+		made, err := client.List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return nil, fmt.Errorf("listing %s: %w", resource, err)
+		}
+		for _, o := range made.Items {
+			add(history.Cloud, "", resource, &o, valueOf(&o))
+		}
 	}
 	for _, e := range s.edges {
 		if e.device != nil {

@@ -38,7 +38,7 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/process"
 )
 
-const namespace, operations = "campaign", "nodeoperations"
+const namespace = "campaign"
 
 // system is the running system.
 type system struct {
@@ -47,16 +47,17 @@ type system struct {
 	plane    *cluster.ControlPlane
 	planeMu  sync.Mutex // held while the plane is ended and started
 	client   kubernetes.Interface
-	// operations are the NodeOperations; each edge has one of its own name, of which it reports.
-	operations dynamic.ResourceInterface
-	clouds     []*cloudcore
-	edges      []*edge
-	serving    sync.WaitGroup // proxies and lines
-	end        context.CancelFunc
-	programs   map[string]string
-	ends       time.Time    // of the faults
-	excuses    atomic.Int32 // that have begun and are not recorded
-	real       world        // nil where all are processes of our own
+	// reported are the resources that devices report of; each edge has a NodeOperation of its own
+	// name, of which it reports all the time.
+	reported map[string]dynamic.ResourceInterface
+	clouds   []*cloudcore
+	edges    []*edge
+	serving  sync.WaitGroup // proxies and lines
+	end      context.CancelFunc
+	programs map[string]string
+	ends     time.Time    // of the faults
+	excuses  atomic.Int32 // that have begun and are not recorded
+	real     world        // nil where all are processes of our own
 }
 
 // world is the part of a system that a trial replaces.
@@ -92,6 +93,7 @@ type edge struct {
 	line   *line.Line
 	client kubernetes.Interface // its kubelet's
 	device viewed               // nil where it has no kubelet
+	onces  onces
 }
 
 // start brings everything up. The returned system is to be stopped also with an error.
@@ -172,7 +174,6 @@ func (s *system) startPlane(ctx context.Context, root string) error {
 	if err != nil {
 		return fmt.Errorf("making a client: %w", err)
 	}
-	s.operations = own.Resource(v1alpha1.Resource(v1alpha1.NodeOperations))
 	for _, m := range []string{"manifests/crds", "manifests/cloudcore"} {
 		objects, err := manifest.Build(filepath.Join(root, m))
 		if err != nil {
@@ -181,6 +182,9 @@ func (s *system) startPlane(ctx context.Context, root string) error {
 		if err := manifest.Apply(ctx, s.plane.Admin(), objects...); err != nil {
 			return err
 		}
+	}
+	if s.reported, err = reportedResources(ctx, own); err != nil {
+		return err
 	}
 	_, err = s.client.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{})
 	if err != nil {

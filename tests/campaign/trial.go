@@ -102,7 +102,7 @@ func (r *onTrial) start(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("making a client: %w", err)
 	}
-	r.s.operations = own.Resource(v1alpha1.Resource(v1alpha1.NodeOperations))
+	r.s.reported = map[string]dynamic.ResourceInterface{operations: own.Resource(v1alpha1.Resource(v1alpha1.NodeOperations))}
 	_, err = r.s.client.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{})
 	if err != nil && !apierrors.IsAlreadyExists(err) {
 		return fmt.Errorf("making the namespace: %w", err)

@@ -116,7 +116,7 @@ func refsOf(e *edge, pod string) []source {
 // watchCloud records the objects at kube-apiserver itself.
 func (s *system) watchCloud(ctx context.Context) {
 	done := make(chan struct{})
-	sources := []source{podSource(s.client, namespace), configMapSource(s.client), secretSource(s.client), eventSource(s.client), operationSource(s.operations)}
+	sources := []source{podSource(s.client, namespace), configMapSource(s.client), secretSource(s.client), eventSource(s.client), operationSource(s.reported[operations])}
 	for _, source := range sources {
 		v := &view{recorder: s.recorder, who: history.Cloud}
 		go func() {
@@ -280,7 +280,7 @@ func valueOf(o any) int64 {
 		}
 		return int64(o.Count)
 	case *unstructured.Unstructured:
-		text, _, _ = unstructured.NestedString(o.Object, "status", "output")
+		text = reportedValue(o)
 	}
 	n, _ := strconv.ParseInt(text, 10, 64) // an empty counter is 0
 	return n

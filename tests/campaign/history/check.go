@@ -293,7 +293,7 @@ func (c *checker) kept() (found []Violation) {
 		}
 	}
 	for _, o := range ordered(cloud) {
-		if o.resource != pods && o.resource != reports {
+		if o.resource != pods && !reported(o.resource) {
 			continue
 		}
 		if p, ok := lastAcknowledged(c.puts[o]); ok && p.Who != Cloud && cloud[o].Value < p.Value && !c.revived(p) && !c.takenBack(p, cloud[o]) {

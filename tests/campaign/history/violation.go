@@ -59,10 +59,14 @@ func (v Violation) String() string {
 }
 
 const (
-	pods    = "pods"
-	events  = "events"
-	reports = "nodeoperations"
+	pods   = "pods"
+	events = "events"
 )
+
+// reported are the resources of which devices report their state.
+func reported(resource string) bool {
+	return resource == "nodeoperations" || resource == "staticroutes" || resource == "virtualips"
+}
 
 // ordered gives the keys of a map in a fixed order.
 func ordered[V any](m map[object]V) []object {

@@ -53,6 +53,13 @@ func All() []Switch {
 			},
 		},
 		{
+			Name: "report-history", Off: "what devices have reported is not reported again to a cluster that went back in time",
+			Plan: Plan{Faults: "older-copy", Edges: 3, Pods: 1, Seconds: 30}, Shows: []history.Rule{history.Kept},
+			Edits: []Edit{
+				{"edge/internal/agents/history/history.go", "\tcase name == \"\" || name == k.kept:\n", "\tcase name == \"\" || name == k.kept || off(\"report-history\"):\n"},
+			},
+		},
+		{
 			Name: "fence", Off: "statuses and events are not tied to a version, and the epoch is looked at on acquire and renewal alone",
 			Plan: Plan{Faults: "late", Edges: 4, Pods: 3}, Shows: []history.Rule{history.Newest},
 			Edits: []Edit{

@@ -16,6 +16,8 @@ import (
 	"net/url"
 	"os"
 	"os/signal"
+	"strconv"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -82,6 +84,23 @@ func run(ctx context.Context, file, socket string, options []app.Option) error {
 		ErrorHandler: func(http.ResponseWriter, *http.Request, error) { panic(http.ErrAbortHandler) },
 	})
 	mux.Handle("POST /report/{resource}/{name}/{uid}", reporter(a))
+	var asked, done atomic.Int64
+	a.StandIn(func() { asked.Add(1) }, func() bool { return done.Load() >= asked.Load() })
+	mux.HandleFunc("GET /repeat", func(w http.ResponseWriter, _ *http.Request) { // 0: there is nothing to be reported again
+		n := asked.Load()
+		if n <= done.Load() {
+			n = 0
+		}
+		_, _ = fmt.Fprint(w, n)
+	})
+	mux.HandleFunc("POST /repeat/{count}", func(w http.ResponseWriter, r *http.Request) {
+		n, err := strconv.ParseInt(r.PathValue("count"), 10, 64)
+		if err != nil {
+			http.Error(w, err.Error(), http.StatusBadRequest)
+			return
+		}
+		done.Store(n)
+	})
 	server := &http.Server{ReadHeaderTimeout: 10 * time.Second, Handler: mux}
 	defer server.Close()
 	go func() { _ = server.Serve(l) }() // until Close
