@@ -22,6 +22,7 @@ kmod                         modprobe                            loads the modul
 qemu-system-x86              qemu-system-x86_64                  an emulator, for tests of WireGuard in a kernel that has it
 prometheus                   promtool                            evaluates the alerts, and the queries of the dashboards; promtool checks them
 prometheus-alertmanager      prometheus-alertmanager             inhibits alerts, in tests
+chromium-headless-shell      chromium-headless-shell             shows the page of kubectl skerry ui, in tests
 iproute2                     ip                                  looking at namespaces and links; tc shapes slow ones
 '
 if [ "${1:-}" = machine ]; then

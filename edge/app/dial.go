@@ -98,7 +98,7 @@ func (a *App) newHub() (*edgehub.Hub, error) {
 		}
 		return a.statusFor(accept)
 	}}
-	streams.Rehearsal = a.rehearsed
+	streams.Rehearsal, streams.Recorder = a.rehearsed, a.recorded
 	streams.Bundle = func(ctx context.Context, w io.Writer) error {
 		if a.packBundle == nil {
 			return errors.New("this program packs no bundle")

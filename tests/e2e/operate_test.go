@@ -292,22 +292,26 @@ func TestOperate_02_NodeLiveAndAsLastKnown(t *testing.T) {
 	}
 }
 
+// bindUser makes a user who has a ClusterRole until the test ends.
+func (s *system) bindUser(role string) (user string) {
+	s.T.Helper()
+	bindings := s.Client.RbacV1().ClusterRoleBindings()
+	user = "user-of-" + strings.NewReplacer(":", "-", "/", "-").Replace(role)
+	b, err := bindings.Create(s.T.Context(), &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{GenerateName: "operate-"}, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role},
+		Subjects: []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: user}},
+	}, metav1.CreateOptions{})
+	s.Check(err)
+	s.T.Cleanup(func() { _ = bindings.Delete(context.WithoutCancel(s.T.Context()), b.Name, metav1.DeleteOptions{}) })
+	return user
+}
+
 // The ClusterRole is enough; with one right less the command names that one.
 func TestOperate_13_ViewersRightsSuffice(t *testing.T) {
 	s := newSystem(t)
 	s.plugin()
-	roles, bindings := s.Client.RbacV1().ClusterRoles(), s.Client.RbacV1().ClusterRoleBindings()
-	bind := func(role string) (user string) {
-		user = "user-of-" + strings.NewReplacer(":", "-", "/", "-").Replace(role)
-		b, err := bindings.Create(t.Context(), &rbacv1.ClusterRoleBinding{
-			ObjectMeta: metav1.ObjectMeta{GenerateName: "operate-"}, RoleRef: rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role},
-			Subjects: []rbacv1.Subject{{APIGroup: rbacv1.GroupName, Kind: rbacv1.UserKind, Name: user}},
-		}, metav1.CreateOptions{})
-		s.Check(err)
-		t.Cleanup(func() { _ = bindings.Delete(context.WithoutCancel(t.Context()), b.Name, metav1.DeleteOptions{}) })
-		return user
-	}
-	commands := [][]string{{"status", "-o", "json"}, {"operations"}, {"node", "edge1"}, {"rehearse", "edge1"}, {"bundle", "edge1", "-o", filepath.Join(t.TempDir(), "b")}}
+	roles, bind := s.Client.RbacV1().ClusterRoles(), s.bindUser
+	commands := [][]string{{"status", "-o", "json"}, {"operations"}, {"node", "edge1"}, {"rehearse", "edge1"}, {"bundle", "edge1", "-o", filepath.Join(t.TempDir(), "b")}, {"recorder", "edge1"}}
 	user := bind("skerry:viewer")
 	for _, c := range commands {
 		s.WaitFor(fmt.Sprint(c, " as a viewer"), func(ctx context.Context) error {
@@ -317,10 +321,14 @@ func TestOperate_13_ViewersRightsSuffice(t *testing.T) {
 	}
 	viewer, err := roles.Get(t.Context(), "skerry:viewer", metav1.GetOptions{})
 	s.Check(err)
-	needs := map[string][]string{"nodes": commands[0], "pods": commands[0], "leases": commands[0], "nodeoperations": commands[1], "nodeoperationsets": commands[1], "nodes/status": commands[2], "nodes/rehearsal": commands[3], "nodes/log": commands[4]}
+	needs := map[string][]string{"nodes": commands[0], "pods": commands[0], "leases": commands[0], "nodeoperations": commands[1], "nodeoperationsets": commands[1], "nodes/status": commands[2], "nodes/rehearsal": commands[3], "nodes/log": commands[4], "nodes/recorder": commands[5]}
+	page := []string{"events", "staticroutes", "virtualips"} // without one the page names it, and shows the rest: TestOperate_08
 	for _, rule := range viewer.Rules {
 		for _, resource := range rule.Resources {
 			command := needs[resource]
+			if slices.Contains(page, resource) {
+				continue
+			}
 			if command == nil {
 				t.Errorf("no command needs %s", resource)
 				continue

@@ -51,12 +51,14 @@ type cluster struct {
 
 // source is one collection that is read.
 type source struct {
-	what    string // the resource
-	list    func(context.Context, metav1.ListOptions) (runtime.Object, error)
-	watch   cache.WatchFuncWithContext
-	options metav1.ListOptions
-	example runtime.Object
-	add     func(*fleet.Facts, runtime.Object)
+	what string // the resource
+	// optional: without the right to it, or its CRD, the rest is read.
+	optional bool
+	list     func(context.Context, metav1.ListOptions) (runtime.Object, error)
+	watch    cache.WatchFuncWithContext
+	options  metav1.ListOptions
+	example  runtime.Object
+	add      func(*fleet.Facts, runtime.Object)
 }
 
 // sources are the four collections.
@@ -71,25 +73,25 @@ func (c *cluster) sources() []source {
 	}
 	return []source{
 		{
-			"nodes",
+			"nodes", false,
 			func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) { return nodes.List(ctx, o) }, nodes.Watch,
 			metav1.ListOptions{LabelSelector: c.labels, FieldSelector: byName.String()}, &corev1.Node{},
 			func(f *fleet.Facts, o runtime.Object) { f.Nodes = append(f.Nodes, o.(*corev1.Node)) },
 		},
 		{
-			"leases",
+			"leases", false,
 			func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) { return leases.List(ctx, o) }, leases.Watch,
 			metav1.ListOptions{FieldSelector: byName.String()}, &coordinationv1.Lease{},
 			func(f *fleet.Facts, o runtime.Object) { f.Leases = append(f.Leases, o.(*coordinationv1.Lease)) },
 		},
 		{
-			"pods",
+			"pods", false,
 			func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) { return pods.List(ctx, o) }, pods.Watch,
 			metav1.ListOptions{FieldSelector: byNode.String()}, &corev1.Pod{},
 			func(f *fleet.Facts, o runtime.Object) { f.Pods = append(f.Pods, o.(*corev1.Pod)) },
 		},
 		{
-			v1alpha1.NodeOperations,
+			v1alpha1.NodeOperations, false,
 			func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 				return operations.List(ctx, o)
 			}, operations.Watch,
@@ -148,9 +150,10 @@ func (c *cluster) read(ctx context.Context) (fleet.Facts, error) {
 	return facts, nil
 }
 
-// missing reports whether an error of a list is that of a cluster without the CRD of operations.
+// missing reports whether an error of a list is that of a cluster without the CRD, or of a user
+// without the right to an optional collection.
 func (s source) missing(err error) bool {
-	return s.what == v1alpha1.NodeOperations && apierrors.IsNotFound(err)
+	return (s.optional || s.what == v1alpha1.NodeOperations) && apierrors.IsNotFound(err) || s.optional && apierrors.IsForbidden(err)
 }
 
 // read lists one collection, in pages.
@@ -170,7 +173,12 @@ func (s source) read(ctx context.Context, facts *fleet.Facts) error {
 // follow calls changed, from one goroutine, once all collections are read, then at most once a
 // second on changes and each ageInterval without, until ctx ends.
 func (c *cluster) follow(ctx context.Context, changed func(fleet.Facts) error) error {
-	sources := c.sources()
+	return c.followSources(ctx, c.sources(), ageInterval, func(string, error) {}, changed)
+}
+
+// followSources is follow for other collections and with another pause. observe gets the result of
+// each list, and of each start of a watch, from any goroutine.
+func (c *cluster) followSources(ctx context.Context, sources []source, pause time.Duration, observe func(what string, err error), changed func(fleet.Facts) error) error {
 	stores, controllers := make([]cache.Store, len(sources)), make([]cache.Controller, len(sources))
 	dirty := make(chan struct{}, 1)
 	mark := func() {
@@ -182,8 +190,9 @@ func (c *cluster) follow(ctx context.Context, changed func(fleet.Facts) error) e
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	failed := make(chan error, 1)
-	refused := func(err error) {
-		if apierrors.IsForbidden(err) {
+	refused := func(s source, err error) {
+		observe(s.what, err)
+		if !s.optional && apierrors.IsForbidden(err) {
 			select {
 			case failed <- rights(err):
 			default:
@@ -196,16 +205,16 @@ func (c *cluster) follow(ctx context.Context, changed func(fleet.Facts) error) e
 				ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
 					o.LabelSelector, o.FieldSelector = s.options.LabelSelector, s.options.FieldSelector
 					l, err := s.list(ctx, o)
+					refused(s, err)
 					if s.missing(err) {
 						return &unstructured.UnstructuredList{}, nil
 					}
-					refused(err)
 					return l, err
 				},
 				WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
 					o.LabelSelector, o.FieldSelector = s.options.LabelSelector, s.options.FieldSelector
 					w, err := s.watch(ctx, o)
-					refused(err)
+					refused(s, err)
 					return w, err
 				},
 			},
@@ -235,7 +244,7 @@ func (c *cluster) follow(ctx context.Context, changed func(fleet.Facts) error) e
 		case <-poll.C:
 		}
 	}
-	look := time.NewTicker(ageInterval) // ages alone make a link old
+	look := time.NewTicker(pause) // ages alone make a link old
 	defer look.Stop()
 	for {
 		select {

@@ -32,12 +32,13 @@ func command(streams genericiooptions.IOStreams) *cobra.Command {
 	c := &cobra.Command{
 		Use: "kubectl-skerry", Annotations: map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl skerry"}, Version: version.Skerry(),
 		Short: "Status of the devices; logs, exec, attach and port-forward of pods on them, through cloudcore",
-		Long: `Status of the cluster's devices (status, top, node, operations), from kube-apiserver and the devices themselves.
+		Long: `Status of the cluster's devices (status, top, node, operations, recorder, ui), from kube-apiserver and the devices themselves.
 
 Logs, exec, attach and port-forward of pods on edge nodes, through cloudcore: kubectl's own commands with kubectl's own flags.
 Other tools take the same way through 'kubectl skerry proxy'. With --reject-paths '^$' it also passes exec and attach on to nodes that are no
 edges, for every program of this machine, web pages included: end it when the tool has ended.`,
 		Example: `  kubectl skerry status
+  kubectl skerry ui
   kubectl skerry logs -f -n shop pod/till-7xk2p
   kubectl skerry exec -it -n shop till-7xk2p -- sh
   kubectl skerry proxy --port 8001 --reject-paths '^$' &   # then: KUBECONFIG with server http://127.0.0.1:8001`,
@@ -53,6 +54,7 @@ edges, for every program of this machine, web pages included: end it when the to
 		logs.NewCmdLogs(f, streams), exec.NewCmdExec(f, streams), attach.NewCmdAttach(f, streams), portforward.NewCmdPortForward(f, streams),
 		cp.NewCmdCp(f, streams), proxy.NewCmdProxy(f, streams),
 		statusCommand(flags, streams), topCommand(flags, streams), nodeCommand(flags, streams), operationsCommand(flags, streams), bundleCommand(flags, streams), rehearseCommand(flags, streams), artefactCommand(streams),
+		recorderCommand(flags, streams), uiCommand(flags, streams),
 	)
 	return c
 }

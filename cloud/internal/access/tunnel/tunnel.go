@@ -208,7 +208,7 @@ func (t *Tunnel) Dial(ctx context.Context, node types.NodeName) (net.Conn, error
 }
 
 // reports are those of edgecore's own that a stream can be opened to (edge/internal/setup/tunnel).
-func reports() []string { return []string{"status", "rehearsal", "bundle"} }
+func reports() []string { return []string{"status", "rehearsal", "bundle", "recorder"} }
 
 // ErrNoEdge is for nodes that are no edges.
 var ErrNoEdge = errors.New("it is no edge node")

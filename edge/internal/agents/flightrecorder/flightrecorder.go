@@ -368,3 +368,27 @@ func ReadRaw(dir string) (raw []byte, err error) {
 	}
 	return raw, nil
 }
+
+// Newest returns the newest records, the oldest of them first: at most so many, of at most so many
+// bytes.
+func Newest(dir string, most, size int) ([]json.RawMessage, error) {
+	raw, err := ReadRaw(dir)
+	if err != nil {
+		return nil, err
+	}
+	all := []json.RawMessage{}
+	for len(raw) > 0 && len(all) < most {
+		at := bytes.LastIndexByte(bytes.TrimSuffix(raw, []byte("\n")), '\n') + 1
+		line := bytes.TrimSpace(raw[at:])
+		raw = raw[:at]
+		if len(parse(line)) == 0 {
+			continue
+		}
+		if size -= len(line) + 1; size < 0 {
+			break
+		}
+		all = append(all, line)
+	}
+	slices.Reverse(all)
+	return all, nil
+}

@@ -33,9 +33,11 @@ const (
 	Kubelet      = "kubelet"
 	Subresources = "subresources"
 	Status       = "status"
-	// Rehearsal is the output of `edgecore rehearse`, Bundle that of `edgecore bundle`.
+	// Rehearsal is the output of `edgecore rehearse`, Bundle that of `edgecore bundle`, Recorder the
+	// newest records of `edgecore recorder`.
 	Rehearsal = "rehearsal"
 	Bundle    = "bundle"
+	Recorder  = "recorder"
 )
 
 // Config configures a Tunnel.
@@ -48,8 +50,9 @@ type Config struct {
 	// Status is the part of `edgecore status`, in the form that an Accept header asks for, and its
 	// content type; nil: it is not shown to the cloud.
 	Status func(accept string) (body []byte, contentType string, err error)
-	// Rehearsal is like Status. Bundle writes an archive. nil: the cloud is refused.
+	// Rehearsal and Recorder are like Status. Bundle writes an archive. nil: the cloud is refused.
 	Rehearsal func(accept string) (body []byte, contentType string, err error)
+	Recorder  func(accept string) (body []byte, contentType string, err error)
 	Bundle    func(ctx context.Context, w io.Writer) error
 	// MaxStreams bounds the streams of a session; 0: the default of common/tunnel.
 	MaxStreams int
@@ -126,7 +129,7 @@ func (t *Tunnel) accept(ctx context.Context, target string) (net.Conn, error) {
 	case Kubelet:
 	case Subresources:
 		return t.subresources(ctx)
-	case Status, Rehearsal, Bundle:
+	case Status, Rehearsal, Bundle, Recorder:
 		if conn := t.report(target); conn != nil {
 			return conn, nil
 		}
@@ -156,6 +159,8 @@ func (t *Tunnel) report(target string) net.Conn {
 		serve = func(conn net.Conn) { serveStatus(conn, t.config.Status) }
 	case target == Rehearsal && t.config.Rehearsal != nil:
 		serve = func(conn net.Conn) { serveStatus(conn, t.config.Rehearsal) }
+	case target == Recorder && t.config.Recorder != nil:
+		serve = func(conn net.Conn) { serveStatus(conn, t.config.Recorder) }
 	case target == Bundle && t.config.Bundle != nil:
 		serve = func(conn net.Conn) { serveBundle(conn, t.config.Bundle) }
 	default:

@@ -26,6 +26,7 @@ func reports() []report {
 	return []report{
 		{name: "status", kind: "NodeStatus", target: "status", most: 4 << 20},
 		{name: "rehearsal", kind: "NodeRehearsal", target: "rehearsal", most: 4 << 20},
+		{name: "recorder", kind: "NodeRecorder", target: "recorder", most: 1 << 20},
 		{name: "log", kind: "NodeBundle", target: "bundle", archive: true, most: 64 << 20},
 	}
 }
