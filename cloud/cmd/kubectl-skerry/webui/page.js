@@ -67,7 +67,7 @@ function fill(td, cell) {
   }
   if (at.textContent !== text) {
     at.textContent = text;
-    td.title = text;
+    td.title = text.length > 8 ? text : '';
   }
   set(td, 'state', c.state);
   set(td, 'bad', c.bad ? '' : undefined);
@@ -153,8 +153,12 @@ function renderFleet() {
   if ($('summary').textContent !== text) $('summary').textContent = text;
   document.title = (bad ? '(' + bad + ') ' : '') + 'Skerry' + (down ? ': ' + down + ' down' : '');
   const words = $('filter').value.toLowerCase().split(/\s+/).filter(w => w);
-  const shown = fleet.nodes.filter(n => matches(n, words) && (!$('problems').checked || problems(n).length));
-  show('devices', shown.map(deviceRow), fleet.nodes.length ? 'No device matches the filter.' : 'The cluster has no device.');
+  show('devices', fleet.nodes.map(deviceRow), 'The cluster has no device.');
+  const rows = $('devices').tBodies[0].rows;
+  fleet.nodes.forEach((n, i) => { // a row that is hidden costs less than one that is made again
+    const hidden = !matches(n, words) || $('problems').checked && !problems(n).length;
+    if (rows[i].hidden !== hidden) rows[i].hidden = hidden;
+  });
   show('sites', siteRows(), 'The cluster has no device.');
   show('vips', fleet.vips.map(v => [v.name, [v.address, v.pool, v.service, {text: v.holder || '-', bad: !v.holder}, v.ready, {text: v.problem, bad: true}]]), 'There is none.');
   show('routes', fleet.routes.map(r => [r.name, [r.name, r.subnet, r.gateway || '-', r.applied + '/' + r.desired, {text: r.failed, bad: r.failed}, {text: r.problem, bad: true}]]), 'There is none.');
@@ -274,7 +278,7 @@ function onKey(e) {
       render();
     }
   } else if (e.key === 'ArrowDown' || e.key === 'ArrowUp') {
-    const links = [...$('devices').querySelectorAll('tbody a')];
+    const links = [...$('devices').querySelectorAll('tbody tr:not([hidden]) a')];
     const at = links.indexOf(document.activeElement);
     if (at < 0 && !typing && document.activeElement !== document.body) return;
     const to = e.key === 'ArrowDown' ? at + 1 : at - 1;
