@@ -221,7 +221,7 @@ func (a *App) siteParts() ([]beehive.Entry, error) {
 func (a *App) hubParts() ([]beehive.Entry, error) {
 	a.hub = cloudhub.New(cloudhub.Config{
 		Rescue:   []cloudhub.Part{a.rescue},
-		Instance: a.instance, Version: version.Skerry(), Admission: a.revoked, Trust: a.trust, MaxSessions: a.config.Hub.MaxSessions,
+		Instance: a.instance, Version: version.Skerry(), Admission: a.revoked, SameMachine: relay.SameMachine, Trust: a.trust, MaxSessions: a.config.Hub.MaxSessions,
 		MaxHandshakes: handshakesAtOnce, Streams: a.tunnel != nil, Metrics: a.metricsTaken(),
 		History:   func(ctx context.Context) string { return a.history.ID(ctx) },
 		Elsewhere: func() bool { return a.balance.Elsewhere() }, // both are made after the hub, before it runs

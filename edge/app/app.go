@@ -48,6 +48,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/core/object"
 	"github.com/skerry-io/skerry/edge/internal/core/store"
 	"github.com/skerry-io/skerry/edge/internal/kernel/diskkey"
+	"github.com/skerry-io/skerry/edge/internal/kernel/machineid"
 	"github.com/skerry-io/skerry/edge/internal/kernel/netwatch"
 	edgeapp "github.com/skerry-io/skerry/edge/internal/optional/app"
 	"github.com/skerry-io/skerry/edge/internal/optional/applogs"
@@ -337,4 +338,12 @@ func bootID() string {
 		return ""
 	}
 	return strings.TrimSpace(string(id))
+}
+
+// machineID is a digest of this machine's name; "" without one.
+func machineID(cfg *edgeconfig.Config) string {
+	if name := cfg.Modules.EdgeHub.MachineID; name != "" {
+		return machineid.Digest(name)
+	}
+	return machineid.Read("/")
 }

@@ -118,7 +118,7 @@ func (a *App) newHub() (*edgehub.Hub, error) {
 	}
 	return edgehub.New(edgehub.Config{
 		Protocols: a.protocols, Rescued: a.rescue.opened,
-		Servers: addresses, Dialer: a.dialer, Epochs: a.store, Alive: a.meta.KubeletAlive, Version: version.Skerry(), BootID: bootID(),
+		Servers: addresses, Dialer: a.dialer, Epochs: a.store, Alive: a.meta.KubeletAlive, Version: version.Skerry(), BootID: bootID(), Machine: machineID(a.config),
 		Keepalive: c.Keepalive.Duration, BackoffMin: c.BackoffMin.Duration, BackoffMax: c.BackoffMax.Duration,
 		Trust: a.identity, Report: a.report,
 		Parts: parts,

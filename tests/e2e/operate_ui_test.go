@@ -100,7 +100,7 @@ func TestOperate_08_PageShowsCutAndHeal(t *testing.T) {
 	if len(p.Complaints) > 0 {
 		t.Errorf("the page complains: %v", p.Complaints)
 	}
-	s.refused(address)
+	s.pageRefuses(address)
 
 	less, err := s.Client.RbacV1().ClusterRoles().Create(t.Context(), s.withoutRoutes(), metav1.CreateOptions{})
 	s.Check(err)
@@ -131,8 +131,8 @@ func (s *system) withoutRoutes() *rbacv1.ClusterRole {
 	return role
 }
 
-// refused asks the page for what it must not give: data without its token, and a change.
-func (s *system) refused(address string) {
+// pageRefuses asks the page for what it must not give: data without its token, and a change.
+func (s *system) pageRefuses(address string) {
 	s.T.Helper()
 	u, err := url.Parse(address)
 	s.Check(err)

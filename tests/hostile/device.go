@@ -31,6 +31,7 @@ type Config struct {
 	Address   string      // HOST:PORT of cloudcore's listener of that transport
 	TLS       *tls.Config // with the certificate of the node, and the device's trusted CAs
 	Epoch     uint64      // of the session, as in its Hello
+	Machine   string      // the digest of its hardware, as in its Hello
 	Dialer    link.Dialer // if set, dials Address in place of Transport's own
 }
 
@@ -69,7 +70,7 @@ func Dial(ctx context.Context, c Config) (*Device, error) {
 		conn: conn, changed: make(chan struct{}), results: map[uint64]*topicpb.WriteResult{}, answers: map[message.ID]*topicpb.APIResponse{},
 		refused: map[uint64]*topicpb.Refusal{}, synced: map[uint64]bool{},
 	}
-	if err := d.begin(ctx, c.Epoch); err != nil {
+	if err := d.begin(ctx, c); err != nil {
 		d.Close()
 		return nil, err
 	}
@@ -94,11 +95,11 @@ func NewDialer(transport link.Transport, secure *tls.Config) (link.Dialer, error
 }
 
 // begin sends Hello, and waits for Welcome.
-func (d *Device) begin(ctx context.Context, epoch uint64) error {
+func (d *Device) begin(ctx context.Context, c Config) error {
 	// It sends no heartbeats, and on a busy machine a test takes minutes: cloudcore allows four
 	// times this silence.
 	const keepalive = 2 * time.Minute
-	hello := &topicpb.Hello{Protocol: topic.Protocol, Version: "hostile", BootId: "hostile", Epoch: epoch, KeepaliveMillis: keepalive.Milliseconds()}
+	hello := &topicpb.Hello{Protocol: topic.Protocol, Version: "hostile", BootId: "hostile", Machine: c.Machine, Epoch: c.Epoch, KeepaliveMillis: keepalive.Milliseconds()}
 	if err := d.conn.Send(ctx, topic.Hello.New(message.Resource{}, hello)); err != nil {
 		return fmt.Errorf("saying Hello: %w", err)
 	}

@@ -147,6 +147,7 @@ type Hello struct {
 	Trust           []byte                 `protobuf:"bytes,6,opt,name=trust,proto3" json:"trust,omitempty"`                                             // sums up whom the edge trusts (pki.TrustSum); absent: it takes no Trust
 	ProtocolMin     uint32                 `protobuf:"varint,7,opt,name=protocol_min,json=protocolMin,proto3" json:"protocol_min,omitempty"`             // the oldest version that the edge speaks; absent: protocol alone
 	Features        []string               `protobuf:"bytes,8,rep,name=features,proto3" json:"features,omitempty"`                                       // optional features that the edge supports (package protocol)
+	Machine         string                 `protobuf:"bytes,9,opt,name=machine,proto3" json:"machine,omitempty"`                                         // a digest of what the device's firmware calls itself, in hexadecimal; absent: unknown
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache
 }
@@ -235,6 +236,13 @@ func (x *Hello) GetFeatures() []string {
 		return x.Features
 	}
 	return nil
+}
+
+func (x *Hello) GetMachine() string {
+	if x != nil {
+		return x.Machine
+	}
+	return ""
 }
 
 // Welcome answers Hello: the session is open.
@@ -2246,7 +2254,7 @@ const file_topic_proto_rawDesc = "" +
 	"\bResource\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\tR\x05group\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x12\x1a\n" +
-	"\bresource\x18\x03 \x01(\tR\bresource\"\xec\x01\n" +
+	"\bresource\x18\x03 \x01(\tR\bresource\"\x86\x02\n" +
 	"\x05Hello\x12\x1a\n" +
 	"\bprotocol\x18\x01 \x01(\rR\bprotocol\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x12\x17\n" +
@@ -2255,7 +2263,8 @@ const file_topic_proto_rawDesc = "" +
 	"\x10keepalive_millis\x18\x05 \x01(\x03R\x0fkeepaliveMillis\x12\x14\n" +
 	"\x05trust\x18\x06 \x01(\fR\x05trust\x12!\n" +
 	"\fprotocol_min\x18\a \x01(\rR\vprotocolMin\x12\x1a\n" +
-	"\bfeatures\x18\b \x03(\tR\bfeatures\"\xfa\x01\n" +
+	"\bfeatures\x18\b \x03(\tR\bfeatures\x12\x18\n" +
+	"\amachine\x18\t \x01(\tR\amachine\"\xfa\x01\n" +
 	"\aWelcome\x12\x1a\n" +
 	"\bprotocol\x18\x01 \x01(\rR\bprotocol\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x12\x1a\n" +

@@ -90,6 +90,7 @@ Without a command it runs until SIGTERM. Containers go on when it stops.`,
 	c.AddCommand(
 		joinCommand(&file), statusCommand(&file), checkCommand(&file), modulesCommand(&file), maintenanceCommand(&file),
 		operationCommand(&file), consoleCommand(&file), resetCommand(&file), kubectlCommand(&file), eventsCommand(&file), recorderCommand(&file), bundleCommand(&file), rehearseCommand(&file),
+		backupCommand(&file), restoreCommand(&file),
 		cli.Config("edgecore", config.DefaultText, config.MinimalText, standardConfig, func(file string, data []byte) error {
 			_, err := app.Configuration(file, data)
 			return err

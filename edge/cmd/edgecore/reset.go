@@ -33,14 +33,7 @@ there. Refused while edgecore runs.`,
 			if err != nil {
 				return err
 			}
-			if _, err := runningStatus(c.Context(), cfg); err == nil {
-				return cli.Bad(stopFirst(app.ErrRuns))
-			}
-			// One without a socket, or that hangs, still holds the lock.
-			lock, err := app.TakeLock(cfg)
-			if errors.Is(err, app.ErrRuns) {
-				return cli.Bad(stopFirst(err))
-			}
+			lock, err := lockOf(c.Context(), cfg)
 			if err != nil {
 				return err
 			}

@@ -24,6 +24,9 @@ type Config struct {
 	Protocols protocol.Window
 	// Admission has the last word on each link; nil admits every certificate that names a node.
 	Admission Admission
+	// SameMachine returns an error if a new session of a node comes from another machine than the
+	// open one, which then stays; nil: that is not looked at.
+	SameMachine func(open, fresh Session) error
 	// Trust returns the correction for a device whose trust bundle has this sum (pki.TrustSum);
 	// nil: it is right as it is. A nil function sends no corrections.
 	Trust func(sum []byte) *topicpb.Trust

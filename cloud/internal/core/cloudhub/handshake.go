@@ -28,6 +28,9 @@ func (h *Hub) serve(run, accept context.Context, conn link.Conn, links *sync.Wai
 	logger := klog.FromContext(run).WithValues("remote", address(info.Remote), "transport", info.Transport)
 	s, err := h.handshake(accept, conn)
 	if err == nil {
+		err = h.sameMachine(s)
+	}
+	if err == nil {
 		logger = logger.WithValues("node", s.node, "epoch", s.epoch)
 		var older []*session
 		if older, err = h.table.enter(s); err == nil {
@@ -120,7 +123,7 @@ func (h *Hub) handshake(ctx context.Context, conn link.Conn) (*session, error) {
 	s := &session{
 		metrics: h.metrics, conn: conn, node: node,
 		features: features, rescue: rescue,
-		epoch: hello.GetEpoch(), version: hello.GetVersion(), bootID: hello.GetBootId(),
+		epoch: hello.GetEpoch(), version: hello.GetVersion(), bootID: hello.GetBootId(), machine: hello.GetMachine(),
 		keepalive: keepalive(hello.GetKeepaliveMillis()),
 		began:     now,
 		pace:      pace{node: node, charges: h.charges, began: now},
@@ -142,6 +145,18 @@ func (h *Hub) handshake(ctx context.Context, conn link.Conn) (*session, error) {
 		})
 	}
 	return s, nil
+}
+
+// sameMachine refuses a session from another machine than the node's open one.
+func (h *Hub) sameMachine(s *session) error {
+	open, ok := h.table.get(s.node)
+	if !ok || h.config.SameMachine == nil {
+		return nil
+	}
+	if err := h.config.SameMachine(open, s); err != nil {
+		return &link.CloseError{Code: link.CloseForbidden, Reason: err.Error()}
+	}
+	return nil
 }
 
 // features lists the features of which edges may send messages.

@@ -28,6 +28,7 @@ type session struct {
 	rescue    bool // without a common version: for upgrades alone
 	version   string
 	bootID    string
+	machine   string
 	keepalive time.Duration
 	began     time.Time
 	pace      pace
@@ -57,6 +58,8 @@ func (s *session) Epoch() uint64 { return s.epoch }
 func (s *session) Info() link.Info { return s.conn.Info() }
 
 func (s *session) Version() string { return s.version }
+
+func (s *session) Machine() string { return s.machine }
 
 func (s *session) Done() <-chan struct{} { return s.conn.Done() }
 

@@ -27,8 +27,10 @@ type Session interface {
 	// Supports reports whether the node supports a feature (package protocol).
 	Supports(feature string) bool
 	Info() link.Info
-	// Version is the version of edgecore that the node reported.
+	// Version is the version of edgecore that the node reported, and Machine its digest of the
+	// device's hardware; "" if unknown.
 	Version() string
+	Machine() string
 	// Send queues m for the node; see link.Conn.
 	Send(ctx context.Context, m message.Message) error
 	// Charge has the node pay for work in cloudcore, a second each second, above a credit of 10 s

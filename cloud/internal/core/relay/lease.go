@@ -284,6 +284,9 @@ func final(err error) error {
 	if s, ok := errors.AsType[*fence.Superseded](err); ok {
 		return &link.CloseError{Code: link.CloseReplaced, Reason: s.Error()}
 	}
+	if clone, ok := errors.AsType[*fence.Clone](err); ok {
+		return &link.CloseError{Code: link.CloseForbidden, Reason: clone.Error()}
+	}
 	if far, ok := errors.AsType[*fence.TooFar](err); ok {
 		return &link.CloseError{Code: link.CloseForbidden, Reason: far.Error()}
 	}
@@ -307,6 +310,9 @@ func (l *lease) acquire(ctx context.Context) error {
 		annotations = have.Annotations
 	}
 	if err := fence.Plausible(annotations, l.link.Epoch(), at); err != nil {
+		return err
+	}
+	if err := fence.SameMachine(fence.MachineIn(annotations), machineOf(l.link)); err != nil {
 		return err
 	}
 	return l.put(ctx, at, l.lives(at))
@@ -378,6 +384,9 @@ func (l *lease) next() (*coordinationv1.Lease, error) {
 	n.Annotations[fence.EpochAnnotation] = strconv.FormatUint(l.link.Epoch(), 10)
 	n.Annotations[fence.InstanceAnnotation] = l.relay.instance
 	n.Annotations[fleet.SessionAnnotation] = l.session().Annotation()
+	if m := machineOf(l.link); m.ID != "" {
+		n.Annotations[fence.MachineAnnotation] = m.Annotation()
+	}
 	if delete(n.Annotations, fence.TunnelAnnotation); l.relay.announce != nil {
 		n.Annotations[fence.TunnelAnnotation] = l.relay.announce(l.link.Node())
 	}
@@ -397,6 +406,21 @@ func (l *lease) next() (*coordinationv1.Lease, error) {
 		n.Spec.RenewTime = &metav1.MicroTime{Time: time.Now().Add(-leaseSeconds * time.Second)}
 	}
 	return n, nil
+}
+
+// SameMachine returns an error if a new session of a node comes from another machine than the open
+// one.
+func SameMachine(open, fresh cloudhub.Session) error {
+	return fence.SameMachine(machineOf(open), machineOf(fresh))
+}
+
+// machineOf is the machine that a session comes from.
+func machineOf(s cloudhub.Session) fence.Machine {
+	peer := s.Info().Peer
+	if peer == nil {
+		return fence.Machine{}
+	}
+	return fence.MachineOf(s.Machine(), peer)
 }
 
 // session returns the state of the link.

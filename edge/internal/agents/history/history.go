@@ -35,6 +35,17 @@ type Config struct {
 	Settled func() bool
 }
 
+// restored is the name of no cluster's history.
+const restored = "restored from a backup of the device"
+
+// Forget has everything reported again with the next link, whatever the cluster's history is: the
+// store was restored.
+func Forget(tx interface {
+	SetState(module, key string, state []byte) error
+}) error {
+	return tx.SetState(string(Name), nameKey, []byte(restored))
+}
+
 // New makes the agent.
 func New(c Config) *agent.Module {
 	return agent.New(agent.Config{

@@ -48,6 +48,7 @@ type Config struct {
 	// Protocols are the versions of the contract that are spoken; default protocol.Ours.
 	Protocols protocol.Window
 	BootID    string
+	Machine   string // a digest of the hardware; "": unknown
 
 	// Rescued is called when a rescue session begins, and when it has ended; nil: unsupported. It
 	// must be quick.

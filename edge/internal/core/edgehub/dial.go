@@ -150,7 +150,7 @@ func (h *Hub) greet(ctx context.Context, conn link.Conn, server string) (*sessio
 	defer cancel()
 	asked := time.Now()
 	content := &topicpb.Hello{
-		Protocol: h.config.Protocols.Max, ProtocolMin: h.config.Protocols.Min, Version: h.config.Version, BootId: h.config.BootID, Epoch: epoch,
+		Protocol: h.config.Protocols.Max, ProtocolMin: h.config.Protocols.Min, Version: h.config.Version, BootId: h.config.BootID, Machine: h.config.Machine, Epoch: epoch,
 		KeepaliveMillis: h.config.Keepalive.Milliseconds(),
 	}
 	if h.config.Rescued != nil {

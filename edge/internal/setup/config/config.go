@@ -90,6 +90,8 @@ type EdgeHub struct {
 	// BackoffMin if connections are refused, and about BackoffMin without any answer.
 	BackoffMin metav1.Duration `json:"backoffMin"`
 	BackoffMax metav1.Duration `json:"backoffMax"`
+	// MachineID tells this machine from one with a copy of its disk; "" means what its firmware has.
+	MachineID string `json:"machineID"`
 }
 
 // Transport configures one of the two transports.
@@ -375,6 +377,9 @@ func (h *EdgeHub) validate(at *field.Path) field.ErrorList {
 	}
 	if h.IdleTimeout.Duration < 2*h.Keepalive.Duration {
 		errs = append(errs, field.Invalid(at.Child("idleTimeout"), h.IdleTimeout.Duration.String(), "must be at least twice the keepalive, or one lost packet ends the link"))
+	}
+	if n := len(h.MachineID); n > 256 || n > 0 && n < 4 {
+		errs = append(errs, field.Invalid(at.Child("machineID"), h.MachineID, "must have 4 to 256 characters, or be empty"))
 	}
 	if h.BackoffMin.Duration < 100*time.Millisecond {
 		errs = append(errs, field.Invalid(at.Child("backoffMin"), h.BackoffMin.Duration.String(), "must be at least 100ms"))

@@ -9,6 +9,7 @@ package hubtest
 import (
 	"cmp"
 	"context"
+	"crypto/x509"
 	"slices"
 	"sync"
 	"time"
@@ -29,6 +30,8 @@ type Session struct {
 	Number   uint64        // the epoch; 0: 1
 	Every    time.Duration // the keepalive; 0: 10 s
 	Features []string      // that the node lists
+	Hardware string        // the machine
+	Peer     *x509.Certificate
 
 	mu      sync.Mutex
 	charged time.Duration
@@ -47,11 +50,14 @@ func (s *Session) Supports(feature string) bool { return slices.Contains(s.Featu
 // Keepalive is Every.
 func (s *Session) Keepalive() time.Duration { return cmp.Or(s.Every, 10*time.Second) }
 
-// Info is empty: there is no link.
-func (*Session) Info() link.Info { return link.Info{} }
+// Info has Peer alone: there is no link.
+func (s *Session) Info() link.Info { return link.Info{Peer: s.Peer} }
 
 // Version is empty: unknown.
 func (*Session) Version() string { return "" }
+
+// Machine is Hardware.
+func (s *Session) Machine() string { return s.Hardware }
 
 // Close has no effect: a test ends a session by the context that its parts are served with.
 func (*Session) Close(link.CloseCode, string) {}

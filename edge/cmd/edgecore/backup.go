@@ -1,0 +1,121 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/skerry-io/skerry/common/cli"
+	"github.com/skerry-io/skerry/edge/app"
+	"github.com/skerry-io/skerry/edge/internal/setup/config"
+)
+
+func backupCommand(file *string) *cobra.Command {
+	return &cobra.Command{
+		Use: "backup FILE", Short: "Save the identity and the store of this device, which must not run edgecore meanwhile", Args: cli.Args(cobra.ExactArgs(1)),
+		Long: "Save the identity and the store of this device into an archive, from which `edgecore restore` brings them back on the same device: after a damaged disk, or an\n" +
+			"experiment. Refused while edgecore runs; containers go on while it is stopped. The configuration, containers, images and the volumes of pods are not in it.\n\n" +
+			"Who has the archive is this device to the cloud: it has the device's key, and its Secrets with the key that opens them. It is written with mode 0600;\n" +
+			"FILE - is standard output, for a program that encrypts.",
+		Example: "  systemctl stop edgecore-names.socket edgecore && edgecore backup /media/usb/edge-17.backup; systemctl start edgecore\n" +
+			"  edgecore backup - | age -r age1... > edge-17.backup.age",
+		RunE: func(c *cobra.Command, args []string) error {
+			lock, err := stopped(c.Context(), *file)
+			if err != nil {
+				return err
+			}
+			defer lock.Release()
+			if args[0] == "-" {
+				_, err := lock.Backup(c.Context(), c.OutOrStdout())
+				return err
+			}
+			node, err := backupInto(c.Context(), lock, args[0])
+			if err != nil {
+				return err
+			}
+			_, err = fmt.Fprintf(c.OutOrStdout(), "saved node %s into %s\n", node, args[0])
+			return err
+		},
+	}
+}
+
+// backupInto writes a file that is whole, or none.
+func backupInto(ctx context.Context, lock *app.Lock, path string) (node string, err error) {
+	f, err := os.OpenFile(path+".part", os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return "", cli.Bad(err)
+	}
+	node, err = lock.Backup(ctx, f)
+	if err := errors.Join(err, f.Sync(), f.Close()); err != nil {
+		_ = os.Remove(path + ".part")
+		return "", err
+	}
+	return node, os.Rename(path+".part", path)
+}
+
+func restoreCommand(file *string) *cobra.Command {
+	var yes, otherMachine bool
+	c := &cobra.Command{
+		Use: "restore FILE --yes", Short: "Bring back the identity and the store that edgecore backup saved on this device", Args: cli.Args(cobra.ExactArgs(1)),
+		Long: "Replace the identity and the store of this device by those of a backup. Refused while edgecore runs, for a backup of another node or another machine, and for one\n" +
+			"that is not whole: then nothing has changed. Writes that waited for the cloud when the backup was made are left out; with the next link the device reports\n" +
+			"everything again. A restore that was interrupted is done again.\n\n" +
+			"A backup on a second machine is a clone, and the cloud refuses it while it knows the first. Where this machine replaces the one of the backup: --other-machine,\n" +
+			"and in the cluster kubectl annotate lease -n kube-node-lease NODE skerry.io/machine-",
+		Example: "  systemctl stop edgecore-names.socket edgecore\n  edgecore restore /media/usb/edge-17.backup --yes\n  systemctl start edgecore",
+		RunE: func(c *cobra.Command, args []string) error {
+			if !yes {
+				return cli.Badf("this replaces the identity and the store of this device. Say --yes to do it")
+			}
+			lock, err := stopped(c.Context(), *file)
+			if err != nil {
+				return err
+			}
+			defer lock.Release()
+			in := io.Reader(os.Stdin)
+			if args[0] != "-" {
+				f, err := os.Open(args[0])
+				if err != nil {
+					return cli.Bad(err)
+				}
+				defer f.Close()
+				in = f
+			}
+			node, taken, err := lock.Restore(c.Context(), in, otherMachine)
+			if err != nil {
+				return err
+			}
+			_, err = fmt.Fprintf(c.OutOrStdout(), "restored node %s as of %s\n", node, taken.Format(time.RFC3339))
+			return err
+		},
+	}
+	c.Flags().BoolVar(&yes, "yes", false, "really do it")
+	c.Flags().BoolVar(&otherMachine, "other-machine", false, "this machine replaces that of the backup")
+	return c
+}
+
+// stopped takes the lock of an edgecore that does not run.
+func stopped(ctx context.Context, file string) (*app.Lock, error) {
+	cfg, _, err := loadOrDefault(file)
+	if err != nil {
+		return nil, err
+	}
+	return lockOf(ctx, cfg)
+}
+
+func lockOf(ctx context.Context, cfg *config.Config) (*app.Lock, error) {
+	if _, err := runningStatus(ctx, cfg); err == nil {
+		return nil, cli.Bad(stopFirst(app.ErrRuns))
+	}
+	// One that has no socket, or hangs, holds the lock all the same.
+	lock, err := app.TakeLock(cfg)
+	if errors.Is(err, app.ErrRuns) {
+		return nil, cli.Bad(stopFirst(err))
+	}
+	return lock, err
+}
