@@ -15,6 +15,7 @@ import (
 	"os"
 	"os/exec"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -47,16 +48,23 @@ func Open(t testing.TB, url string, width, height int) *Page {
 	c := exec.CommandContext(t.Context(), program, "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars", "--no-first-run", "--no-pings",
 		"--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-extensions", "--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1",
 		"--remote-debugging-pipe", "--user-data-dir="+t.TempDir(), fmt.Sprintf("--window-size=%d,%d", width, height), "about:blank")
-	c.ExtraFiles = []*os.File{theirs, theirOut} // 3 and 4
+	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // with its children
+	c.ExtraFiles = []*os.File{theirs, theirOut}         // 3 and 4
 	if err := c.Start(); err != nil {
 		t.Fatalf("starting %s: %v (make deps installs it)", program, err)
 	}
 	_, _ = theirs.Close(), theirOut.Close()
 	p := &Page{t: t, to: to, from: bufio.NewReader(from)}
 	t.Cleanup(func() {
-		_ = c.Process.Kill()
+		_ = syscall.Kill(-c.Process.Pid, syscall.SIGKILL)
 		_ = c.Wait()
 		_, _ = to.Close(), from.Close()
+		for range 500 { // its children write to the directory until they are gone
+			if syscall.Kill(-c.Process.Pid, 0) != nil {
+				break
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
 	})
 	var target struct{ TargetID string }
 	p.call("Target.createTarget", map[string]any{"url": "about:blank"}, &target)

@@ -23,8 +23,8 @@ import (
 func TestOperate_14_CloneIsRefused(t *testing.T) {
 	s := newSystem(t, "")
 	const node, original, copied = "hostile-cloned", "00000000000000aa", "00000000000000bb"
+	plane.AddNode(t, node)
 	leases := plane.Client().CoordinationV1().Leases("kube-node-lease")
-	t.Cleanup(func() { _ = leases.Delete(context.WithoutCancel(t.Context()), node, metav1.DeleteOptions{}) })
 	dial := func(certificate *tls.Config, machine string) (*hostile.Device, error) {
 		d, err := hostile.Dial(t.Context(), hostile.Config{Transport: link.WebSocket, Address: s.websocket, TLS: certificate, Epoch: epochs.Add(1), Machine: machine})
 		if err == nil {
@@ -71,13 +71,17 @@ func TestOperate_14_CloneIsRefused(t *testing.T) {
 		t.Fatalf("the clone ended the device's link: %v", device.Err())
 	default:
 	}
+	gone := func() {
+		t.Helper()
+		cluster.Eventually(t, "no session to be left", func(context.Context) error {
+			if n := s.metric(t, `skerry_hub_sessions{transport="websocket"}`); n != 0 {
+				return fmt.Errorf("%d sessions", n)
+			}
+			return nil
+		})
+	}
 	device.Close()
-	cluster.Eventually(t, "the Lease alone to refuse it", func(context.Context) error {
-		if n := s.metric(t, `skerry_hub_sessions{transport="websocket"}`); n != 0 {
-			return fmt.Errorf("%d sessions", n)
-		}
-		return nil
-	})
+	gone() // the Lease alone refuses it
 	refused(certificate, copied)
 	held(original)
 	// The device itself, and hardware whose firmware has no name, are let in.
@@ -87,6 +91,7 @@ func TestOperate_14_CloneIsRefused(t *testing.T) {
 			t.Fatal(err)
 		}
 		d.Close()
+		gone()
 	}
 	// The operator's word, as docs/maintenance.md has it.
 	if _, err := leases.Patch(t.Context(), node, types.MergePatchType, []byte(`{"metadata":{"annotations":{"skerry.io/machine":null}}}`), metav1.PatchOptions{}); err != nil {
