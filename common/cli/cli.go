@@ -19,8 +19,8 @@ import (
 	"github.com/go-logr/logr"
 	"github.com/spf13/cobra"
 	"k8s.io/klog/v2"
-	"k8s.io/klog/v2/textlogger"
 
+	"github.com/skerry-io/skerry/common/logging"
 	"github.com/skerry-io/skerry/common/version"
 )
 
@@ -93,12 +93,12 @@ func Args(check cobra.PositionalArgs) cobra.PositionalArgs {
 	}
 }
 
-// Logging sets klog up (text on standard error) and returns ctx with the logger. klog is global by
-// its nature; a process calls this once, before anything logs.
-func Logging(ctx context.Context, verbosity int) context.Context {
-	logger := textlogger.NewLogger(textlogger.NewConfig(textlogger.Verbosity(verbosity), textlogger.Output(os.Stderr)))
+// Logging sets klog up, on standard error, and returns ctx with the logger. klog is global by its
+// nature; a process calls this once, before anything logs.
+func Logging(ctx context.Context, format string, verbosity int) (context.Context, *logging.Log) {
+	log, logger := logging.New(logging.Config{Format: format, Verbosity: verbosity, Output: os.Stderr})
 	klog.SetLoggerWithOptions(logger, klog.ContextualLogger(true))
-	return logr.NewContext(ctx, logger)
+	return logr.NewContext(ctx, logger), log
 }
 
 // ReadFile reads a configuration file; a missing one is the caller's mistake, with a remedy.

@@ -32,6 +32,7 @@ import (
 	"github.com/skerry-io/skerry/beehive"
 	"github.com/skerry-io/skerry/common/config"
 	"github.com/skerry-io/skerry/common/link"
+	"github.com/skerry-io/skerry/common/logging"
 	"github.com/skerry-io/skerry/common/pki"
 	"github.com/skerry-io/skerry/common/protocol"
 	"github.com/skerry-io/skerry/edge/internal/agents/drain"
@@ -183,7 +184,8 @@ type App struct {
 	statusFor func(accept string) (body []byte, contentType string, err error) // set by ShowStatus
 
 	config   *edgeconfig.Config
-	file     string // of the configuration
+	file     string       // of the configuration
+	log      *logging.Log // set by LogsTo
 	node     string
 	store    *store.Store
 	disk     node.Disk

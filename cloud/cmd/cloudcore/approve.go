@@ -21,7 +21,8 @@ cloudcore does this itself, still with that account.`,
 			if err != nil {
 				return err
 			}
-			return approver.Run(cli.Logging(c.Context(), verbosity))
+			ctx, _ := cli.Logging(c.Context(), "", verbosity)
+			return approver.Run(ctx)
 		},
 	}
 	c.Flags().StringVar(&kubeconfig, "kubeconfig", "", "kubeconfig of the account cloudcore-approver (default: the account of the pod)")

@@ -47,7 +47,7 @@ Without a command it runs until SIGTERM, which sends the edges to another replic
 			if err != nil {
 				return cli.Misconfigured(err)
 			}
-			ctx := cli.Logging(c.Context(), cfg.Log.Verbosity)
+			ctx, _ := cli.Logging(c.Context(), cfg.Log.Format, cfg.Log.Verbosity)
 			return gctuner.Run(ctx, gcPolicy(), func(ctx context.Context) error { return app.Run(ctx, cfg) })
 		},
 	}

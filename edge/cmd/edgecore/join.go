@@ -54,7 +54,7 @@ Exit code 0: joined (or joined before). 1: try again later. 2: refused, or somet
 			if err != nil {
 				return cli.Bad(err)
 			}
-			ctx := cli.Logging(c.Context(), 0)
+			ctx, _ := cli.Logging(c.Context(), "", 0)
 			clock := pki.NewClock(app.BuildTime(), nil)
 			options := join.Options{
 				Server: args[0], Token: parsed, Node: types.NodeName(name), Dir: app.IdentityDir(cfg), Clock: clock, Force: force, Timeout: timeout,

@@ -58,7 +58,7 @@ Without a command it runs until SIGTERM. Containers go on when it stops.`,
 			if err != nil {
 				return unusable(err)
 			}
-			ctx := cli.Logging(c.Context(), cfg.Log.Verbosity)
+			ctx, log := cli.Logging(c.Context(), cfg.Log.Format, cfg.Log.Verbosity)
 			app.LogTrial(ctx)
 			a, err := app.New(ctx, cfg)
 			if err != nil {
@@ -66,6 +66,7 @@ Without a command it runs until SIGTERM. Containers go on when it stops.`,
 			}
 			a.ShowStatus(writeStatus)
 			a.ConfiguredBy(file)
+			a.LogsTo(log)
 			policy, burst := gctuner.Default(), make(chan struct{}, 1)
 			policy.Rest = restingGC
 			policy.AfterBurst = func() {
@@ -90,7 +91,7 @@ Without a command it runs until SIGTERM. Containers go on when it stops.`,
 	c.AddCommand(
 		joinCommand(&file), statusCommand(&file), checkCommand(&file), modulesCommand(&file), maintenanceCommand(&file),
 		operationCommand(&file), consoleCommand(&file), resetCommand(&file), kubectlCommand(&file), eventsCommand(&file), recorderCommand(&file), bundleCommand(&file), rehearseCommand(&file),
-		backupCommand(&file), restoreCommand(&file),
+		backupCommand(&file), restoreCommand(&file), logCommand(&file),
 		cli.Config("edgecore", config.DefaultText, config.MinimalText, standardConfig, func(file string, data []byte) error {
 			_, err := app.Configuration(file, data)
 			return err

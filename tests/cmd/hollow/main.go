@@ -63,7 +63,7 @@ administrator's. A controller manager signs some 20 a second. With --ca-cert and
 }
 
 func (o *options) run(ctx context.Context, out io.Writer) error {
-	ctx = cli.Logging(ctx, o.verbosity)
+	ctx, _ = cli.Logging(ctx, "", o.verbosity)
 	switch {
 	case o.kubeconfig == "":
 		return cli.Badf("--kubeconfig is missing")

@@ -60,7 +60,7 @@ func run(ctx context.Context, file, socket string, options []app.Option) error {
 	if err != nil {
 		return err
 	}
-	ctx = cli.Logging(ctx, cfg.Log.Verbosity)
+	ctx, _ = cli.Logging(ctx, cfg.Log.Format, cfg.Log.Verbosity)
 	a, err := app.New(ctx, cfg, options...)
 	if err != nil {
 		return err

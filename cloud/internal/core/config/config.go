@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"net/url"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -20,6 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"github.com/skerry-io/skerry/common/config"
+	"github.com/skerry-io/skerry/common/logging"
 	"github.com/skerry-io/skerry/common/pki"
 )
 
@@ -101,7 +103,8 @@ func (s *Sink) validate(at *field.Path, example string) field.ErrorList {
 
 // Log sets the verbosity of standard error.
 type Log struct {
-	Verbosity int `json:"verbosity"` // 0 to 10, as klog's -v
+	Verbosity int    `json:"verbosity"` // 0 to 10, as klog's -v
+	Format    string `json:"format"`    // text or json
 }
 
 // Logs is the sink of the applications' output.
@@ -264,7 +267,7 @@ func Default() *Config {
 		Logs:    Logs{BatchesPerSecond: 4},
 		Health:  Listen{Listen: "127.0.0.1:10003"},
 		Metrics: Metrics{Nodes: 1000},
-		Log:     Log{Verbosity: 2},
+		Log:     Log{Verbosity: 2, Format: "text"},
 	}
 }
 
@@ -362,6 +365,9 @@ func (c *Config) Validate() field.ErrorList {
 	errs = append(errs, c.Health.validate(field.NewPath("health"))...)
 	errs = append(errs, validate(field.NewPath("metrics"), []bounded{{"nodes", c.Metrics.Nodes, 0, 1000000}})...)
 	errs = append(errs, c.Metrics.Sink.validate(field.NewPath("metrics"), "https://collector:4318/v1/metrics")...)
+	if !slices.Contains(logging.Formats(), c.Log.Format) {
+		errs = append(errs, field.NotSupported(field.NewPath("log", "format"), c.Log.Format, logging.Formats()))
+	}
 	if v := c.Log.Verbosity; v < 0 || v > 10 {
 		errs = append(errs, field.Invalid(field.NewPath("log", "verbosity"), v, "must be 0 to 10"))
 	}

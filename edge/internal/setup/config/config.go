@@ -19,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"github.com/skerry-io/skerry/common/config"
+	"github.com/skerry-io/skerry/common/logging"
 )
 
 // Kind is the kind of the file.
@@ -39,7 +40,8 @@ type Config struct {
 
 // Log sets how much is written to standard error.
 type Log struct {
-	Verbosity int `json:"verbosity"` // 0 to 10, as klog's -v
+	Verbosity int    `json:"verbosity"` // 0 to 10, as klog's -v
+	Format    string `json:"format"`    // text or json
 }
 
 // Health is the listener for /healthz, /readyz and /metrics.
@@ -261,7 +263,7 @@ func Default() *Config {
 	return &Config{
 		TypeMeta: config.TypeMeta{APIVersion: config.Version, Kind: Kind},
 		DataDir:  "/var/lib/skerry",
-		Log:      Log{Verbosity: 2},
+		Log:      Log{Verbosity: 2, Format: "text"},
 		Health:   Health{Listen: "127.0.0.1:10551"},
 		Modules: Modules{
 			EdgeHub: EdgeHub{
@@ -314,6 +316,9 @@ func Read(file string, data []byte) (*Config, *config.Document, error) {
 func (c *Config) Validate() field.ErrorList {
 	var errs field.ErrorList
 	errs = append(errs, absolute(field.NewPath("dataDir"), c.DataDir, true)...)
+	if !slices.Contains(logging.Formats(), c.Log.Format) {
+		errs = append(errs, field.NotSupported(field.NewPath("log", "format"), c.Log.Format, logging.Formats()))
+	}
 	if v := c.Log.Verbosity; v < 0 || v > 10 {
 		errs = append(errs, field.Invalid(field.NewPath("log", "verbosity"), v, "must be 0 to 10"))
 	}
