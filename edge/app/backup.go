@@ -57,8 +57,8 @@ func (l *Lock) Backup(ctx context.Context, w io.Writer) (node string, err error)
 var ErrOtherMachine = errors.New("the backup is of another machine")
 
 // Restore puts the identity and the store of an archive in the place of the device's own. Writes
-// that waited for the cloud when the backup was made are left out, since the device has sent them or
-// newer ones since; with the next link everything is reported again. One that was interrupted is
+// that waited for the cloud when the backup was made are left out, since the device has sent them
+// or newer ones since; with the next link everything is reported again. One that was interrupted is
 // done again.
 func (l *Lock) Restore(ctx context.Context, r io.Reader, otherMachine bool) (node string, taken time.Time, err error) {
 	work := filepath.Join(l.config.DataDir, "restore.tmp")

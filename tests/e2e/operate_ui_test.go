@@ -55,8 +55,8 @@ func (s *system) shownDown(p *browser.Page, node string) time.Duration {
 }
 
 // The page in Chromium, as a viewer: a cut shows within two seconds after the cluster knows, a heal
-// without a reload; a device's timeline has the cluster's side and the device's own recorder; a right
-// that is missing is named, and nothing can be changed through it.
+// without a reload; a device's timeline has the cluster's side and the device's own recorder; a
+// right that is missing is named, and nothing can be changed through it.
 func TestOperate_08_PageShowsCutAndHeal(t *testing.T) {
 	s := newSystem(t)
 	s.plugin()

@@ -18,8 +18,8 @@ import (
 )
 
 // A copy of a device's disk on other hardware is refused, with both machines in the reason, while
-// the device has a link, and by another replica, or later, as well; the device's own link stays. What
-// replaces the device, or is joined again, gets its place.
+// the device has a link, and by another replica, or later, as well; the device's own link stays.
+// What replaces the device, or is joined again, gets its place.
 func TestOperate_14_CloneIsRefused(t *testing.T) {
 	s := newSystem(t, "")
 	const node, original, copied = "hostile-cloned", "00000000000000aa", "00000000000000bb"

@@ -12,7 +12,6 @@ import (
 
 	"github.com/skerry-io/skerry/common/cli"
 	"github.com/skerry-io/skerry/edge/app"
-	"github.com/skerry-io/skerry/edge/internal/setup/config"
 )
 
 func backupCommand(file *string) *cobra.Command {
@@ -106,16 +105,4 @@ func stopped(ctx context.Context, file string) (*app.Lock, error) {
 		return nil, err
 	}
 	return lockOf(ctx, cfg)
-}
-
-func lockOf(ctx context.Context, cfg *config.Config) (*app.Lock, error) {
-	if _, err := runningStatus(ctx, cfg); err == nil {
-		return nil, cli.Bad(stopFirst(app.ErrRuns))
-	}
-	// One that has no socket, or hangs, holds the lock all the same.
-	lock, err := app.TakeLock(cfg)
-	if errors.Is(err, app.ErrRuns) {
-		return nil, cli.Bad(stopFirst(err))
-	}
-	return lock, err
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/skerry-io/skerry/common/cli"
 	"github.com/skerry-io/skerry/edge/app"
+	"github.com/skerry-io/skerry/edge/internal/setup/config"
 )
 
 // stopFirst names the socket too: a query for a name would start edgecore again.
@@ -73,4 +75,17 @@ there. Refused while edgecore runs.`,
 	}
 	c.Flags().BoolVar(&yes, "yes", false, "really do it")
 	return c
+}
+
+// lockOf takes the lock of an edgecore that does not run.
+func lockOf(ctx context.Context, cfg *config.Config) (*app.Lock, error) {
+	if _, err := runningStatus(ctx, cfg); err == nil {
+		return nil, cli.Bad(stopFirst(app.ErrRuns))
+	}
+	// One that has no socket, or hangs, holds the lock all the same.
+	lock, err := app.TakeLock(cfg)
+	if errors.Is(err, app.ErrRuns) {
+		return nil, cli.Bad(stopFirst(err))
+	}
+	return lock, err
 }

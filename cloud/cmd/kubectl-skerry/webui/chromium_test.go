@@ -30,8 +30,8 @@ func devices(n int, down ...int) (nodes []fleet.Node) {
 	return fleet.Worst(nodes)
 }
 
-// A thousand devices: an update touches the rows that changed and no other, the focus stays where it
-// is, and no text becomes HTML.
+// A thousand devices: an update touches the rows that changed and no other, the focus stays where
+// it is, and no text becomes HTML.
 func TestOperate_08_AThousandDevices(t *testing.T) {
 	s := webui.New(webui.Config{Token: token, Device: func(context.Context, string) (webui.Timeline, error) { return webui.Timeline{}, nil }, Recorder: func(context.Context, string) (webui.Timeline, error) {
 		return webui.Timeline{Entries: []webui.Entry{{Time: time.Now(), Kind: "Boot", Message: "<script>document.title = 'owned'</script>", From: "device"}}}, nil

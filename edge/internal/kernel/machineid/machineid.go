@@ -1,8 +1,8 @@
 // Package machineid tells the hardware of this device from other hardware.
 //
 // It owns the names that firmware gives to a machine, and reads them. It refuses names that many
-// machines share, and whatever a copy of the disk takes along (/etc/machine-id) or a plug can change
-// (addresses of network interfaces). Its functions keep no state.
+// machines share, and whatever a copy of the disk takes along (/etc/machine-id) or a plug can
+// change (addresses of network interfaces). Its functions keep no state.
 package machineid
 
 import (

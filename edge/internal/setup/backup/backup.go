@@ -2,8 +2,8 @@
 //
 // It owns the archive's form: a .tar.gz that begins with a manifest. It refuses an archive that is
 // not whole, of another form, or with any file but those of an identity and a store; nothing is
-// written outside of the directory that it is given. What is in it is secret: who has the archive is
-// the device to the cloud. Its functions keep no state.
+// written outside of the directory that it is given. What is in it is secret: who has the archive
+// is the device to the cloud. Its functions keep no state.
 package backup
 
 import (

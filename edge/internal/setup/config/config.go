@@ -92,7 +92,8 @@ type EdgeHub struct {
 	// BackoffMin if connections are refused, and about BackoffMin without any answer.
 	BackoffMin metav1.Duration `json:"backoffMin"`
 	BackoffMax metav1.Duration `json:"backoffMax"`
-	// MachineID tells this machine from one with a copy of its disk; "" means what its firmware has.
+	// MachineID tells this machine from one with a copy of its disk; "" means what its firmware
+	// has.
 	MachineID string `json:"machineID"`
 }
 

@@ -33,8 +33,8 @@ const (
 	Kubelet      = "kubelet"
 	Subresources = "subresources"
 	Status       = "status"
-	// Rehearsal is the output of `edgecore rehearse`, Bundle that of `edgecore bundle`, Recorder the
-	// newest records of `edgecore recorder`.
+	// Rehearsal is the output of `edgecore rehearse`, Bundle that of `edgecore bundle`, Recorder
+	// the newest records of `edgecore recorder`.
 	Rehearsal = "rehearsal"
 	Bundle    = "bundle"
 	Recorder  = "recorder"
