@@ -373,7 +373,7 @@ func TestDrain_08_OperatorOnTheSpotForces(t *testing.T) {
 		t.Fatalf("code %d: %s", code, complaint)
 	}
 	s.waitAsked("edge1")
-	if _, code, complaint := s.edgecore("edge1", "operation", "force", "spot", "--off"); code != 2 || !strings.Contains(complaint, "does not wait") {
+	if _, code, complaint := s.edgecore("edge1", "operation", "force", "spot", "--off"); code != 2 || !strings.Contains(complaint, "no longer waiting") {
 		t.Errorf("a second force: code %d, %s", code, complaint)
 	}
 	s.Heal("edge1")
