@@ -1,8 +1,9 @@
 // Package artefactrepo makes signed repositories of artefacts: for releases, and for tests.
 //
 // It owns the metadata (TUF) and the files of a directory, and reads keys from another. It refuses
-// to sign without the keys that a change needs. A Repository is used by one goroutine, and a
-// directory by one process.
+// to sign without the keys that a change needs, and to sign again what these keys have not signed:
+// writing to the directory adds no program. A Repository is used by one goroutine, and a directory
+// by one process.
 package artefactrepo
 
 import (
@@ -16,6 +17,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -49,6 +51,7 @@ type Repository struct {
 	version int64
 	keys    keys
 	targets map[string]*metadata.TargetFiles
+	read    *metadata.Metadata[metadata.TargetsType] // that targets are from; nil once verified
 }
 
 // New makes an empty repository with fresh keys, which exist as long as the process does.
@@ -113,8 +116,32 @@ func Open(dir, keysDir string) (*Repository, error) {
 	if err != nil {
 		return nil, fmt.Errorf("reading %s: %w", dir, err)
 	}
-	r.targets = targets.Signed.Targets
+	r.read, r.targets = targets, maps.Clone(targets.Signed.Targets)
 	return r, nil
+}
+
+// verify reports whether the programs that Open has read were signed by the key of targets.
+func (r *Repository) verify() error {
+	if r.read == nil {
+		return nil
+	}
+	if err := signedBy(r.keys, metadata.TARGETS, namesOf(metadata.TARGETS), r.read); err != nil {
+		return fmt.Errorf("%d.targets.json in %s, which this would sign again: %w", r.version, r.Dir, err)
+	}
+	r.read = nil
+	return nil
+}
+
+// signedBy reports whether all of these keys have signed metadata of a role.
+func signedBy(k keys, role string, names []string, signed any) error {
+	trusted := metadata.Root(time.Now().Add(time.Hour))
+	for _, name := range names {
+		if err := addKey(trusted, k, role, name); err != nil {
+			return err
+		}
+	}
+	trusted.Signed.Roles[role].Threshold = len(names)
+	return trusted.VerifyDelegate(role, signed)
 }
 
 // Programs are those of the repository, by name.
@@ -156,8 +183,15 @@ func (r *Repository) Rotate(role string) error {
 		return err
 	}
 	// The keys of now have to sign too, and are gone from the directory afterwards.
-	before, err := load(r.keys, namesOf(metadata.ROOT)[:rootThreshold])
+	present := namesOf(metadata.ROOT)[:rootThreshold]
+	before, err := load(r.keys, present)
 	if err != nil {
+		return err
+	}
+	if err := signedBy(r.keys, metadata.ROOT, present, root); err != nil {
+		return fmt.Errorf("%s, which this would sign again: %w", r.Root(), err)
+	}
+	if err := r.verify(); err != nil {
 		return err
 	}
 	for _, id := range slices.Clone(root.Signed.Roles[role].KeyIDs) {
@@ -165,17 +199,19 @@ func (r *Repository) Rotate(role string) error {
 			return err
 		}
 	}
-	if err := generate(r.keys, role); err != nil {
+	// The new keys replace the old ones once there is a root.json that names them.
+	fresh := memory{}
+	if err := generate(fresh, role); err != nil {
 		return err
 	}
 	for _, name := range namesOf(role) {
-		if err := addKey(root, r.keys, role, name); err != nil {
+		if err := errors.Join(r.keys.put(name+next, fresh[name]), addKey(root, fresh, role, name)); err != nil {
 			return err
 		}
 	}
 	signers := before
 	if role == metadata.ROOT {
-		after, err := load(r.keys, namesOf(role)[:rootThreshold])
+		after, err := load(fresh, namesOf(role)[:rootThreshold])
 		if err != nil {
 			return err
 		}
@@ -185,6 +221,11 @@ func (r *Repository) Rotate(role string) error {
 	root.Signed.Expires = time.Now().AddDate(rootYears, 0, 0).UTC()
 	if err := r.writeRoot(root, signers); err != nil {
 		return err
+	}
+	for _, name := range namesOf(role) {
+		if err := r.keys.rename(name+next, name); err != nil {
+			return err
+		}
 	}
 	return r.Publish()
 }
@@ -283,6 +324,12 @@ func (r *Repository) AddPacked(version, arch string, packed, program []byte, cha
 	if change != nil {
 		change(&t)
 	}
+	if t.Name != filepath.Base(t.Name) {
+		return t, fmt.Errorf("version %q, architecture %q: no slash can be in them", version, arch)
+	}
+	if err := r.verify(); err != nil {
+		return t, err
+	}
 	if err := atomicfile.Write(filepath.Join(r.Dir, t.Name), packed, 0o644); err != nil {
 		return t, err
 	}
@@ -339,6 +386,9 @@ const kept = 2
 
 // Publish signs the metadata again.
 func (r *Repository) Publish() error {
+	if err := r.verify(); err != nil {
+		return err
+	}
 	signers := map[string][]ed25519.PrivateKey{}
 	for _, role := range []string{metadata.TARGETS, metadata.SNAPSHOT, metadata.TIMESTAMP} {
 		var err error

@@ -2,6 +2,9 @@ package artefactrepo_test
 
 import (
 	"bytes"
+	"crypto"
+	"crypto/x509"
+	"encoding/pem"
 	"errors"
 	"os"
 	"path/filepath"
@@ -9,6 +12,9 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/sigstore/sigstore/pkg/signature"
+	"github.com/theupdateframework/go-tuf/v2/metadata"
 
 	"github.com/skerry-io/skerry/edge/artefactrepo"
 	"github.com/skerry-io/skerry/edge/internal/core/artefact"
@@ -104,6 +110,115 @@ func TestRepositoryInFiles(t *testing.T) {
 	}
 }
 
+// forge adds a program by keys that were stolen: in a repository of the thief's own, whose targets,
+// snapshot and timestamp replace those of this one.
+func (s *system) forge(stolen string) {
+	s.Helper()
+	own := filepath.Join(s.TempDir(), "own")
+	_, err := artefactrepo.Create(own, filepath.Join(s.TempDir(), "other"))
+	s.check(err)
+	s.sign(own, stolen)
+	r, err := artefactrepo.Open(own, stolen)
+	s.check(err)
+	_, err = r.Add("v6.6.6", "amd64", []byte("evil"), nil)
+	s.check(err)
+	for range 20 { // above the versions of this one
+		s.check(r.Publish())
+	}
+	s.check(os.Remove(filepath.Join(own, "root.json")))
+	s.check(os.Remove(filepath.Join(own, "1.root.json")))
+	all, err := os.ReadDir(own)
+	s.check(err)
+	for _, e := range all {
+		raw, err := os.ReadFile(filepath.Join(own, e.Name()))
+		s.check(errors.Join(err, os.WriteFile(filepath.Join(s.dir, e.Name()), raw, 0o644)))
+	}
+}
+
+// sign signs the targets of a repository by other keys.
+func (s *system) sign(dir, keys string) {
+	s.Helper()
+	raw, err := os.ReadFile(filepath.Join(keys, "targets.pem"))
+	s.check(err)
+	block, _ := pem.Decode(raw)
+	key, err := x509.ParsePKCS8PrivateKey(block.Bytes)
+	s.check(err)
+	signer, err := signature.LoadSigner(key, crypto.Hash(0))
+	s.check(err)
+	file := filepath.Join(dir, "1.targets.json")
+	m, err := metadata.Targets().FromFile(file)
+	s.check(err)
+	m.ClearSignatures()
+	_, err = m.Sign(signer)
+	s.check(err)
+	s.check(m.ToFile(file, false))
+}
+
+// Who can write to the repository and has no key has no program signed by its owner.
+func TestSignsAgainOnlyItsOwn(t *testing.T) {
+	s := newSystem(t)
+	_, err := s.open().Add("v1.4.0", "amd64", []byte("program"), nil)
+	s.check(err)
+	change := func(name, from, to string) {
+		t.Helper()
+		path := filepath.Join(s.dir, name)
+		raw, err := os.ReadFile(path)
+		s.check(err)
+		if !strings.Contains(string(raw), from) {
+			t.Fatalf("%s has no %s", name, from)
+		}
+		s.check(os.WriteFile(path, []byte(strings.Replace(string(raw), from, to, 1)), 0o644))
+	}
+	change("root.json", `"threshold":2`, `"threshold":1`)
+	if err := s.open().Rotate("timestamp"); err == nil {
+		t.Error("root.json of a thief was signed")
+	}
+	change("root.json", `"threshold":1`, `"threshold":2`)
+	change("2.targets.json", `"arch":"amd64"`, `"arch":"arm64"`)
+	for what, err := range map[string]error{
+		"refreshed": s.open().Publish(),
+		"rotated":   s.open().Rotate("targets"),
+		"removed":   s.open().Remove("v1.4.0"),
+	} {
+		if err == nil || !strings.Contains(err.Error(), "targets.json") {
+			t.Errorf("%s with targets of a thief: %v", what, err)
+		}
+	}
+	if _, err := s.open().Add("v1.4.1", "amd64", []byte("next"), nil); err == nil {
+		t.Error("a program was added to those of a thief")
+	}
+	if _, err := os.Stat(filepath.Join(s.dir, "edgecore-v1.4.1-amd64.zst")); err == nil {
+		t.Error("its file was written")
+	}
+	change("2.targets.json", `"arch":"arm64"`, `"arch":"amd64"`)
+	_, err = s.open().Add("v1.4.1", "amd64", []byte("next"), nil)
+	s.check(err)
+	if _, err := s.open().Add("../v1.4.2", "amd64", []byte("next"), nil); err == nil || !strings.Contains(err.Error(), "version") {
+		t.Errorf("a version that leads out of the directory: %v", err)
+	}
+}
+
+// A rotation that fails loses no key: it is done again.
+func TestRotateAgain(t *testing.T) {
+	s := newSystem(t)
+	_, err := s.open().Add("v1.4.0", "amd64", []byte("program"), nil)
+	s.check(err)
+	full := filepath.Join(s.dir, "2.root.json") // can't be replaced by a file
+	s.check(os.Mkdir(full, 0o755))
+	if err := s.open().Rotate("root"); err == nil {
+		t.Fatal("root.json was written")
+	}
+	s.check(os.Remove(full))
+	s.check(s.open().Rotate("root"))
+	s.check(s.open().Rotate("root"))
+	if got := s.sees(); !slices.Equal(got, []string{"v1.4.0"}) {
+		t.Errorf("the device sees %v", got)
+	}
+	if keys, _ := filepath.Glob(filepath.Join(s.keys, "*")); len(keys) != 6 {
+		t.Errorf("keys are %v", keys)
+	}
+}
+
 // Keys of every role are replaced, and a device follows, also over several rotations at once. The
 // old keys alone can't sign any more; without the keys of root no key is replaced.
 func TestRotate(t *testing.T) {
@@ -123,12 +238,21 @@ func TestRotate(t *testing.T) {
 	s.sees()
 	thief, err := artefactrepo.Open(s.dir, stolen)
 	s.check(err)
-	_, err = thief.Add("v6.6.6", "amd64", []byte("evil"), nil)
-	s.check(err)
+	if _, err := thief.Add("v6.6.6", "amd64", []byte("evil"), nil); err == nil {
+		t.Error("keys that were replaced sign again what the new ones have signed")
+	}
+	good := filepath.Join(t.TempDir(), "good")
+	s.check(os.CopyFS(good, os.DirFS(s.dir)))
+	s.forge(stolen)
 	if _, err := s.device.Refresh(t.Context(), artefact.Files(s.dir), false); !errors.Is(err, artefact.ErrUntrusted) {
 		t.Errorf("signed by keys that were replaced: %v", err)
 	}
-	s.check(s.open().Remove("v6.6.6"))
+	for what, err := range map[string]error{"published": s.open().Publish(), "rotated": s.open().Rotate("timestamp"), "removed": s.open().Remove("v6.6.6")} {
+		if err == nil {
+			t.Errorf("%s what a thief has signed", what)
+		}
+	}
+	s.check(errors.Join(os.RemoveAll(s.dir), os.CopyFS(s.dir, os.DirFS(good))))
 	s.sees()
 	for _, key := range []string{"root-1.pem", "root-2.pem", "root-3.pem"} {
 		s.check(os.Remove(filepath.Join(s.keys, key)))

@@ -17,10 +17,14 @@ import (
 // rootKeys is how many keys root has, and rootThreshold how many of them have to sign.
 const rootKeys, rootThreshold = 3, 2
 
+// next is the end of the name of a key that has not replaced another yet.
+const next = ".next"
+
 // keys has private keys by their names.
 type keys interface {
 	get(name string) (ed25519.PrivateKey, error)
 	put(name string, key ed25519.PrivateKey) error
+	rename(from, to string) error
 }
 
 func roles() []string {
@@ -87,6 +91,12 @@ func (m memory) put(name string, key ed25519.PrivateKey) error {
 	return nil
 }
 
+func (m memory) rename(from, to string) error {
+	m[to] = m[from]
+	delete(m, from)
+	return nil
+}
+
 // files has keys in a directory, as PKCS #8 in PEM.
 type files string
 
@@ -122,3 +132,5 @@ func (d files) put(name string, key ed25519.PrivateKey) error {
 	}
 	return atomicfile.Write(d.path(name), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: raw}), 0o600)
 }
+
+func (d files) rename(from, to string) error { return os.Rename(d.path(from), d.path(to)) }
