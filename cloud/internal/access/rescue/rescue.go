@@ -19,6 +19,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
 	"time"
 
@@ -42,7 +43,8 @@ const (
 	maxStreams = 4
 	// maxQuestion bounds a question with its body, in bytes; a status is 12 KiB at most.
 	maxQuestion = 32 << 10
-	// maxOperations bounds the operations of an answer, the oldest first.
+	// maxOperations bounds the operations of an answer. Those that have not ended come first: the
+	// device cancels an operation that the answer lacks.
 	maxOperations = 64
 	// cost is charged for a request: a device sends two or three in 15 s.
 	cost = 200 * time.Millisecond
@@ -229,12 +231,26 @@ func (s *session) operations(ctx context.Context) (*v1alpha1.NodeOperationList, 
 	}
 	upgrades := &v1alpha1.NodeOperationList{TypeMeta: metav1.TypeMeta{APIVersion: v1alpha1.SchemeGroupVersion.String(), Kind: "NodeOperationList"}, Items: []v1alpha1.NodeOperation{}}
 	for _, o := range all.Items {
-		if o.Spec.NodeName == string(s.Node()) && o.Spec.Operation == v1alpha1.OperationUpgrade && len(upgrades.Items) < maxOperations {
+		if o.Spec.NodeName == string(s.Node()) && o.Spec.Operation == v1alpha1.OperationUpgrade {
 			o.ManagedFields = nil
 			upgrades.Items = append(upgrades.Items, o)
 		}
 	}
+	slices.SortStableFunc(upgrades.Items, func(a, b v1alpha1.NodeOperation) int {
+		if x, y := ended(&a), ended(&b); x != y {
+			return map[bool]int{false: -1, true: 1}[x]
+		} else if x {
+			return b.CreationTimestamp.Compare(a.CreationTimestamp.Time) // the newest first
+		}
+		return a.CreationTimestamp.Compare(b.CreationTimestamp.Time)
+	})
+	upgrades.Items = upgrades.Items[:min(len(upgrades.Items), maxOperations)]
 	return upgrades, nil
+}
+
+// ended reports whether a device has no more to do for an operation.
+func ended(o *v1alpha1.NodeOperation) bool {
+	return o.Status.CompletedAt != nil && o.Spec.Retry <= o.Status.ObservedRetry
 }
 
 // report writes a status, on condition that the object is the version that was read and that the
@@ -259,8 +275,12 @@ func (s *session) report(ctx context.Context, name string, uid types.UID, body [
 		return refuse(http.StatusBadRequest, "NodeOperation %s: %w", name, err)
 	}
 	// After the read: who took the node over since then has changed the object, or will.
-	if _, newer := errors.AsType[*fence.Superseded](fence.Check(ctx, s.part.config.Client, s)); newer {
+	err = fence.Check(ctx, s.part.config.Client, s)
+	if _, newer := errors.AsType[*fence.Superseded](err); newer {
 		return refuse(http.StatusConflict, "a newer session of this node is open")
+	}
+	if err != nil && !errors.Is(err, fence.ErrNotHeld) { // rescue sessions take no Lease
+		return err
 	}
 	raw, err := json.Marshal(o)
 	if err != nil {

@@ -4,11 +4,13 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net"
 	"net/http"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -24,6 +26,7 @@ import (
 type apiserver struct {
 	operations map[string]*v1alpha1.NodeOperation
 	epoch      string // of the Lease; "" without one
+	broken     bool   // Leases can't be read
 	written    []string
 }
 
@@ -36,6 +39,8 @@ func (a *apiserver) Do(_ context.Context, as kube.Identity, r kube.Request) (*ku
 	switch {
 	case r.Path == "/version":
 		return answer(map[string]string{"gitVersion": "v1.37.2"})
+	case strings.Contains(r.Path, "/leases/") && a.broken:
+		return &kube.Response{Code: http.StatusInternalServerError, Body: []byte("{}")}, nil
 	case strings.Contains(r.Path, "/leases/") && a.epoch != "":
 		return answer(metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Annotations: map[string]string{fence.EpochAnnotation: a.epoch}}})
 	case r.Path == operationsPath() && as.Node == "edge1":
@@ -129,5 +134,38 @@ func TestReports(t *testing.T) {
 				t.Errorf("want %d, got %v; written: %v", c.code, err, a.written)
 			}
 		})
+	}
+}
+
+// Where nobody can tell whether the node has a newer session, no report is written.
+func TestReportWithoutTheLease(t *testing.T) {
+	a, s := newSystem()
+	a.broken = true
+	if _, err := s.ask(t, http.MethodPut, "/operations/up?uid=up", `{"attempts":1}`); err == nil || codeOf(err) != http.StatusServiceUnavailable || len(a.written) > 0 {
+		t.Errorf("%v; written: %v", err, a.written)
+	}
+}
+
+// However many upgrades a device has had, the answer has those that have not ended.
+func TestOperationsInOrder(t *testing.T) {
+	a, s := newSystem()
+	began := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	for i := range 2 * maxOperations {
+		o := *a.operations["up"]
+		o.Name, o.CreationTimestamp = fmt.Sprintf("ended-%03d", i), metav1.NewTime(began.Add(time.Duration(i)*time.Hour))
+		o.Status.CompletedAt = &o.CreationTimestamp
+		if i == 1 {
+			o.Name, o.Spec.Retry = "again", 1
+		}
+		a.operations[o.Name] = &o
+	}
+	a.operations["up"].CreationTimestamp = metav1.NewTime(began.AddDate(1, 0, 0))
+	all, err := s.ask(t, http.MethodGet, "/operations", "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	items := all.(*v1alpha1.NodeOperationList).Items
+	if len(items) != maxOperations || items[0].Name != "again" || items[1].Name != "up" || items[2].Name != "ended-127" {
+		t.Errorf("%d operations, first %s, %s, %s", len(items), items[0].Name, items[1].Name, items[2].Name)
 	}
 }
