@@ -17,7 +17,7 @@ func Expired() controller.Config {
 		operations, kind := controller.Watch[v1alpha1.NodeOperation](r, resource, r.Any), controller.Of[v1alpha1.NodeOperation](r, resource)
 		return controller.Level(func(ctx context.Context) (time.Duration, error) {
 			all, err := operations.List()
-			return expire(all, time.Now(), func(o *v1alpha1.NodeOperation) error { return kind.Delete(ctx, o) }, err)
+			return expire(all, time.Now(), func(o *v1alpha1.NodeOperation) error { return kind.DeleteUnchanged(ctx, o) }, err) // not if a retry was asked for since
 		}), nil
 	}}
 }
