@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"time"
 
@@ -45,7 +46,7 @@ func backupCommand(file *string) *cobra.Command {
 
 // backupInto writes a file that is whole, or none.
 func backupInto(ctx context.Context, lock *app.Lock, path string) (node string, err error) {
-	f, err := os.OpenFile(path+".part", os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	f, err := fresh(path + ".part")
 	if err != nil {
 		return "", cli.Bad(err)
 	}
@@ -55,6 +56,15 @@ func backupInto(ctx context.Context, lock *app.Lock, path string) (node string, 
 		return "", err
 	}
 	return node, os.Rename(path+".part", path)
+}
+
+// fresh creates a file in the place of whatever has its name: a file that others may read, or a
+// link to one, would get the device's keys.
+func fresh(path string) (*os.File, error) {
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	return os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 }
 
 func restoreCommand(file *string) *cobra.Command {
