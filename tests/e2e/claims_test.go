@@ -374,8 +374,8 @@ func TestClaims_36_SlowAnswersCloseNoWatch(t *testing.T) {
 	})
 	mu.Lock()
 	defer mu.Unlock()
-	// A watch ends by itself after 5 to 10 minutes, and is opened again without a list: some of them
-	// in half a minute, while a cloudcore that loses its watches opens all.
+	// A watch ends by itself after 5 to 10 minutes, and is opened again without a list: some of
+	// them in half a minute, while a cloudcore that loses its watches opens all.
 	if reads < 2 || len(opened) > 10 {
 		t.Errorf("%d reads were slow, and watches were opened again: %v", reads, opened)
 	}
