@@ -151,6 +151,7 @@ func Version(program string) *cobra.Command {
 	var output Output
 	c := &cobra.Command{
 		Use: "version", Short: "Print the versions of Skerry and of the Kubernetes in this build", Args: Args(cobra.NoArgs),
+		Example: "  " + program + " version\n  " + program + " version -o json",
 		RunE: func(c *cobra.Command, _ []string) error {
 			v := map[string]string{"skerry": version.Skerry(), "kubernetes": version.Kubernetes()}
 			return output.Print(c.OutOrStdout(), v, func(w io.Writer) error {
@@ -169,6 +170,7 @@ func Config(program, defaults, minimal, standard string, validate func(file stri
 	text := func(use, short, content string) *cobra.Command {
 		return &cobra.Command{
 			Use: use, Short: short, Args: Args(cobra.NoArgs),
+			Example: "  " + program + " config " + use,
 			RunE: func(c *cobra.Command, _ []string) error {
 				_, err := io.WriteString(c.OutOrStdout(), content)
 				return err
@@ -176,8 +178,8 @@ func Config(program, defaults, minimal, standard string, validate func(file stri
 		}
 	}
 	c.AddCommand(
-		text("default", "Print every field with its default and a word on each", defaults),
-		text("minimal", "Print the least that works", minimal),
+		text("default", "Print every field with its default and an explanation", defaults),
+		text("minimal", "Print the smallest file that works", minimal),
 		&cobra.Command{
 			Use: "validate [FILE]", Short: "Check a file and report every mistake with its line", Args: Args(cobra.MaximumNArgs(1)),
 			Long:    "Check a file (default " + standard + ", - for standard input) and report every mistake at once with its line and field.\nExit code 0: fine. 2: not.",

@@ -21,6 +21,7 @@ objects of 'cloudcore install'; and which DaemonSets would run on every device, 
 nothing.
 
 Exit code 0: all fine (there may be warnings). 1: something has to be fixed.`,
+		Example: "  cloudcore check\n  cloudcore check --kubeconfig admin.kubeconfig -o json",
 		RunE: func(c *cobra.Command, _ []string) error {
 			client, err := who.client()
 			if err != nil {

@@ -78,6 +78,7 @@ func kubeVIPApplyCommand(client func() (kubevip.Client, error)) *cobra.Command {
 func kubeVIPDeleteCommand(client func() (kubevip.Client, error)) *cobra.Command {
 	return &cobra.Command{
 		Use: "delete", Short: "Remove kube-vip, and its addresses from Services; may be repeated", Args: cli.Args(cobra.NoArgs),
+		Example: "  cloudcore kube-vip delete",
 		RunE: func(c *cobra.Command, _ []string) error {
 			from, err := client()
 			if err != nil {

@@ -96,6 +96,7 @@ func tokenListCommand(who *admin) *cobra.Command {
 	var output cli.Output
 	c := &cobra.Command{
 		Use: "list", Short: "List the tokens, without their secrets", Args: cli.Args(cobra.NoArgs),
+		Example: "  cloudcore token list",
 		RunE: func(c *cobra.Command, _ []string) error {
 			client, err := who.client()
 			if err != nil {
@@ -118,6 +119,7 @@ func tokenListCommand(who *admin) *cobra.Command {
 func tokenRevokeCommand(who *admin) *cobra.Command {
 	return &cobra.Command{
 		Use: "revoke TOKEN|ID", Short: "Revoke a token; nodes that joined with it stay", Args: cli.Args(cobra.ExactArgs(1)),
+		Example: "  cloudcore token revoke ID    # an ID of cloudcore token list",
 		RunE: func(c *cobra.Command, args []string) error {
 			client, err := who.client()
 			if err != nil {

@@ -327,7 +327,7 @@ func operationsCommand(f getter, streams genericiooptions.IOStreams) *cobra.Comm
 	o := &output{}
 	var all bool
 	c := &cobra.Command{
-		Use: "operations", Short: "Show the roll-outs and operations of devices that have not ended, and what they wait for",
+		Use: "operations", Short: "Show the rollouts and operations of devices that have not ended, and what they wait for",
 		Long: `Show NodeOperationSets that are not complete, with their progress, and then NodeOperations that have not ended, with what they wait for. Nothing is printed where
 there are none. With -o the NodeOperations alone are printed; the sets are kubectl get nodeopset -o yaml.`,
 		Example: "  kubectl skerry operations\n  kubectl skerry operations --all",

@@ -14,7 +14,7 @@ func logCommand(file *string) *cobra.Command {
 	var module string
 	c := &cobra.Command{
 		Use: "log VERBOSITY", Short: "Change the verbosity of the running edgecore, or of one module, until it ends", Args: cli.Args(cobra.ExactArgs(1)),
-		Long: "Change how much the running edgecore writes to its log: 0 to 10, as klog's -v; the configuration has 2. With --module it is that of one module (`edgecore status -v` lists\n" +
+		Long: "Change how much the running edgecore writes to its log: 0 to 10, as klog's -v; the configuration has 2. With --module it is that of one module (`edgecore modules` lists\n" +
 			"them), without it that of all. It lasts until edgecore ends; log.verbosity in edgecore.yaml is for longer.",
 		Example: "  edgecore log --module edgehub 5\n  edgecore log 2",
 		RunE: func(c *cobra.Command, args []string) error {

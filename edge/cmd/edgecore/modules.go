@@ -11,7 +11,8 @@ func modulesCommand(file *string) *cobra.Command {
 	var output cli.Output
 	c := &cobra.Command{
 		Use: "modules", Short: "Print the wiring: modules in the order in which they start, their groups, restart policies, mailboxes and topics",
-		Args: cli.Args(cobra.NoArgs),
+		Example: "  edgecore modules\n  edgecore log --module edgehub 5    # with a name of the first column",
+		Args:    cli.Args(cobra.NoArgs),
 		RunE: func(c *cobra.Command, _ []string) error {
 			cfg, made, err := loadOrDefault(*file)
 			if err != nil {

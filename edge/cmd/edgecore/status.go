@@ -38,6 +38,7 @@ func statusCommand(file *string) *cobra.Command {
 		Use: "status", Short: "Show the status of this device: link, backlog, certificate, what it holds", Args: cli.Args(cobra.NoArgs),
 		Long: "Show the status of this device. Works without the cloud; while edgecore is down it reads its files.\n" +
 			"Exit code 0: edgecore runs. 1: it does not.",
+		Example: "  edgecore status\n  edgecore status -o json | jq .link",
 		RunE: func(c *cobra.Command, _ []string) error {
 			cfg, _, err := loadOrDefault(*file)
 			if err != nil {

@@ -62,6 +62,7 @@ repeated, or cleaned by 'trial down'.`,
 func downCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "down", Short: "Stop everything and leave nothing behind", Args: cli.Args(cobra.NoArgs), PreRunE: asRoot,
+		Example: "  trial down",
 		RunE: func(c *cobra.Command, _ []string) error {
 			t, err := open()
 			if t == nil {
@@ -76,6 +77,7 @@ func statusCommand() *cobra.Command {
 	var output cli.Output
 	c := &cobra.Command{
 		Use: "status", Short: "Show the status of everything, on one screen", Args: cli.Args(cobra.NoArgs), PreRunE: asRoot,
+		Example: "  trial status\n  trial status -o json",
 		RunE: func(c *cobra.Command, _ []string) error {
 			t, err := open()
 			if err != nil {
@@ -165,7 +167,8 @@ func cutCommand() *cobra.Command {
 	silent := false
 	c := &cobra.Command{
 		Use: "cut NODE", Short: "Cut a node's uplink", Args: cli.Args(cobra.ExactArgs(1)), PreRunE: asRoot,
-		Long: "Cut a node's uplink: by default as if the cable were pulled. Its LAN stays.",
+		Long:    "Cut a node's uplink: by default as if the cable were pulled. Its LAN stays.",
+		Example: "  trial cut edge1\n  trial cut edge1 --silent",
 		RunE: func(c *cobra.Command, args []string) error {
 			how := lab.Carrier
 			if silent {
@@ -181,6 +184,7 @@ func cutCommand() *cobra.Command {
 func healCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "heal NODE", Short: "Restore a node's uplink", Args: cli.Args(cobra.ExactArgs(1)), PreRunE: asRoot,
+		Example: "  trial heal edge1",
 		RunE: func(c *cobra.Command, args []string) error {
 			return with(func(t *trial.Trial) error { return t.Heal(c.Context(), args[0]) })
 		},
@@ -218,6 +222,7 @@ func rebootCommand() *cobra.Command {
 		Long: `Cut a node's power and boot it again: all its processes, containers, mounts and interfaces are gone, and what it had on disk is there. A node
 that is cut stays cut. With --orderly the node is shut down first, as by 'systemctl reboot': a logind announces it and waits for the inhibitor locks,
 then everything gets SIGTERM.`,
+		Example: "  trial reboot edge1\n  trial reboot edge1 --offline\n  trial reboot edge1 --orderly",
 		RunE: func(c *cobra.Command, args []string) error {
 			reboot := (*trial.Trial).Reboot
 			if orderly {
@@ -234,6 +239,7 @@ then everything gets SIGTERM.`,
 func powerOffCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "poweroff NODE", Short: "Cut a node's power; 'trial reboot' boots it", Args: cli.Args(cobra.ExactArgs(1)), PreRunE: asRoot,
+		Example: "  trial poweroff edge1\n  trial reboot edge1",
 		RunE: func(c *cobra.Command, args []string) error {
 			return with(func(t *trial.Trial) error { return t.PowerOff(c.Context(), args[0]) })
 		},

@@ -43,7 +43,7 @@ var (
 	ErrExpired   = errors.New("its metadata have expired")
 	ErrReplayed  = errors.New("its metadata are older than those that this device has seen")
 	ErrNoTarget  = errors.New("the metadata name no such version for this device")
-	ErrNoKeys    = errors.New("this device has no keys for upgrades: the package brings them, or /etc/skerry/keys.d")
+	ErrNoKeys    = errors.New("this device has no keys for upgrades: it needs root.json of the repository in /etc/skerry/keys.d (docs/fleet.md#artefacts)")
 )
 
 // Source has the files of a repository.
