@@ -101,7 +101,7 @@ func create(dir string, k keys) (*Repository, error) {
 		}
 	}
 	root.Signed.Roles[metadata.ROOT].Threshold = rootThreshold
-	return r, r.signRoot(root, namesOf(metadata.ROOT)[:rootThreshold])
+	return r, r.signRoot(root, namesOf(metadata.ROOT))
 }
 
 // Open reads a repository. Keys are read from keysDir once something is signed.
@@ -132,7 +132,7 @@ func (r *Repository) verify() error {
 	return nil
 }
 
-// signedBy reports whether all of these keys have signed metadata of a role.
+// signedBy reports whether of these keys as many have signed metadata of a role as have to.
 func signedBy(k keys, role string, names []string, signed any) error {
 	trusted := metadata.Root(time.Now().Add(time.Hour))
 	for _, name := range names {
@@ -140,7 +140,7 @@ func signedBy(k keys, role string, names []string, signed any) error {
 			return err
 		}
 	}
-	trusted.Signed.Roles[role].Threshold = len(names)
+	trusted.Signed.Roles[role].Threshold = min(len(names), rootThreshold)
 	return trusted.VerifyDelegate(role, signed)
 }
 
@@ -183,13 +183,12 @@ func (r *Repository) Rotate(role string) error {
 		return err
 	}
 	// The keys of now have to sign too, and are gone from the directory afterwards.
-	present := namesOf(metadata.ROOT)[:rootThreshold]
-	before, err := load(r.keys, present)
+	present, before, err := r.rootKeys()
 	if err != nil {
 		return err
 	}
-	if err := signedBy(r.keys, metadata.ROOT, present, root); err != nil {
-		return fmt.Errorf("%s, which this would sign again: %w", r.Root(), err)
+	if err := r.verifyRoot(root, present); err != nil {
+		return err
 	}
 	if err := r.verify(); err != nil {
 		return err
@@ -211,7 +210,7 @@ func (r *Repository) Rotate(role string) error {
 	}
 	signers := before
 	if role == metadata.ROOT {
-		after, err := load(fresh, namesOf(role)[:rootThreshold])
+		after, err := load(fresh, namesOf(role))
 		if err != nil {
 			return err
 		}
@@ -228,6 +227,50 @@ func (r *Repository) Rotate(role string) error {
 		}
 	}
 	return r.Publish()
+}
+
+// rootKeys are those of root's keys that are at hand: as many as have to sign, or an error.
+func (r *Repository) rootKeys() (names []string, all []ed25519.PrivateKey, err error) {
+	var missing error
+	for _, name := range namesOf(metadata.ROOT) {
+		k, err := r.keys.get(name)
+		if errors.Is(err, fs.ErrNotExist) {
+			missing = errors.Join(missing, err)
+			continue
+		}
+		if err != nil {
+			return nil, nil, err
+		}
+		names, all = append(names, name), append(all, k)
+	}
+	if len(all) < rootThreshold {
+		return nil, nil, fmt.Errorf("%d of root's keys have to sign: %w", rootThreshold, missing)
+	}
+	return names, all, nil
+}
+
+// verifyRoot follows the versions of root.json up to this one, as devices do, from the newest that
+// enough of the keys at hand have signed.
+func (r *Repository) verifyRoot(root *metadata.Metadata[metadata.RootType], names []string) error {
+	chain := []*metadata.Metadata[metadata.RootType]{root} // the newest first
+	var err error
+	for {
+		oldest := chain[len(chain)-1]
+		if err = signedBy(r.keys, metadata.ROOT, names, oldest); err == nil {
+			break
+		}
+		m, missing := metadata.Root().FromFile(filepath.Join(r.Dir, fmt.Sprintf("%d.root.json", oldest.Signed.Version-1)))
+		if missing != nil || m.Signed.Version != oldest.Signed.Version-1 {
+			return fmt.Errorf("%s, which this would sign again: %w", r.Root(), err)
+		}
+		chain = append(chain, m)
+	}
+	for i := len(chain) - 1; i > 0; i-- {
+		if err := chain[i].VerifyDelegate(metadata.ROOT, chain[i-1]); err != nil {
+			return fmt.Errorf("%s, which this would sign again: %w", r.Root(), err)
+		}
+	}
+	return nil
 }
 
 func (r *Repository) signRoot(root *metadata.Metadata[metadata.RootType], names []string) error {

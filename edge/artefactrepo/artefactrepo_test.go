@@ -196,6 +196,40 @@ func TestSignsAgainOnlyItsOwn(t *testing.T) {
 	if _, err := s.open().Add("../v1.4.2", "amd64", []byte("next"), nil); err == nil || !strings.Contains(err.Error(), "version") {
 		t.Errorf("a version that leads out of the directory: %v", err)
 	}
+	s.check(s.open().Rotate("timestamp"))
+	change("root.json", `"threshold":2`, `"threshold":1`)
+	if err := s.open().Rotate("timestamp"); err == nil {
+		t.Error("a second root.json of a thief was signed")
+	}
+}
+
+// Any two keys of root replace keys, and replace a third one that was lost, also where other two
+// have signed in between. With one it is refused.
+func TestRotateWithoutOneKey(t *testing.T) {
+	for _, lost := range []string{"root-1.pem", "root-2.pem", "root-3.pem"} {
+		t.Run(lost, func(t *testing.T) {
+			s := newSystem(t)
+			_, err := s.open().Add("v1.4.0", "amd64", []byte("program"), nil)
+			s.check(err)
+			away := filepath.Join(t.TempDir(), "away")
+			for _, name := range []string{"root-1.pem", "root-2.pem", "root-3.pem"} {
+				s.check(os.Rename(filepath.Join(s.keys, name), away))
+				s.check(s.open().Rotate("timestamp"))
+				s.check(os.Rename(away, filepath.Join(s.keys, name)))
+			}
+			s.check(os.Remove(filepath.Join(s.keys, lost)))
+			s.check(s.open().Rotate("targets"))
+			s.check(s.open().Rotate("root"))
+			s.check(s.open().Rotate("snapshot"))
+			if got := s.sees(); !slices.Equal(got, []string{"v1.4.0"}) {
+				t.Errorf("the device sees %v", got)
+			}
+			s.check(errors.Join(os.Remove(filepath.Join(s.keys, "root-1.pem")), os.Remove(filepath.Join(s.keys, "root-3.pem"))))
+			if err := s.open().Rotate("targets"); err == nil || !strings.Contains(err.Error(), "root-3") {
+				t.Errorf("with one key: %v", err)
+			}
+		})
+	}
 }
 
 // A rotation that fails loses no key: it is done again.

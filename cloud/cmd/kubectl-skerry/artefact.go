@@ -241,7 +241,7 @@ func (f *artefactFlags) rotateCommand(streams genericiooptions.IOStreams) *cobra
 	roles := []string{"root", "targets", "snapshot", "timestamp"}
 	return &cobra.Command{
 		Use: "rotate ROLE", Short: "Replace the keys of a role: root, targets, snapshot or timestamp", Args: cobra.ExactArgs(1), ValidArgs: roles, SilenceUsage: true,
-		Long: `Replace the keys of a role: root, targets, snapshot or timestamp. Two keys of root have to be in --keys for it: root-1.pem and root-2.pem. Devices follow the
+		Long: `Replace the keys of a role: root, targets, snapshot or timestamp. Two of root's three keys have to be in --keys for it. Devices follow the
 new root.json by themselves; it is also what new devices begin with.`,
 		Example: "  kubectl skerry artefact rotate targets --dir repo --keys keys",
 		RunE: func(_ *cobra.Command, args []string) error {
