@@ -38,16 +38,13 @@ func (l *Lock) Backup(ctx context.Context, w io.Writer) (node string, err error)
 		files[backup.Key] = at.KeyFile
 		names = append(names, backup.Key)
 	}
-	entries, err := os.ReadDir(IdentityDir(l.config))
+	identity, err := backup.IdentityFiles(IdentityDir(l.config))
 	if err != nil {
-		return "", fmt.Errorf("reading the identity: %w", err)
+		return "", err
 	}
-	for _, e := range entries {
-		name := backup.Identity + "/" + e.Name()
-		if e.Type().IsRegular() && e.Name() != ".lock" {
-			files[name] = filepath.Join(IdentityDir(l.config), e.Name())
-			names = append(names, name)
-		}
+	for _, name := range identity {
+		files[name] = filepath.Join(IdentityDir(l.config), filepath.Base(name))
+		names = append(names, name)
 	}
 	m := backup.Manifest{Node: string(id.Node()), Machine: machineID(l.config), Version: version.Skerry(), Time: time.Now().UTC().Truncate(time.Second)}
 	return m.Node, backup.Pack(w, m, files, names)

@@ -17,6 +17,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"strings"
 	"time"
 )
 
@@ -50,6 +51,21 @@ var identityFile = regexp.MustCompile(`^identity/[a-z0-9][a-z0-9.-]{0,63}$`)
 // known reports whether an archive may have a file of that name.
 func known(name string) bool {
 	return name == Store || name == Key || identityFile.MatchString(name)
+}
+
+// IdentityFiles lists the files of an identity's directory by their names in an archive. Hidden
+// ones are left out: locks, and temporary files of a power cut (package atomicfile).
+func IdentityFiles(dir string) (names []string, err error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, fmt.Errorf("reading the identity: %w", err)
+	}
+	for _, e := range entries {
+		if e.Type().IsRegular() && !strings.HasPrefix(e.Name(), ".") {
+			names = append(names, Identity+"/"+e.Name())
+		}
+	}
+	return names, nil
 }
 
 // Pack writes an archive of files, by the names that they have in it.

@@ -120,3 +120,16 @@ func FuzzUnpack(f *testing.F) {
 		}
 	})
 }
+
+// A power cut that left a temporary file in the identity prevents no backup.
+func TestIdentityFiles(t *testing.T) {
+	dir := t.TempDir()
+	for _, name := range []string{"edge.crt", "edge.key", ".lock", ".edge.crt.2893410"} {
+		if err := os.WriteFile(filepath.Join(dir, name), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got, err := backup.IdentityFiles(dir); err != nil || strings.Join(got, " ") != "identity/edge.crt identity/edge.key" {
+		t.Errorf("%v, %v", got, err)
+	}
+}
