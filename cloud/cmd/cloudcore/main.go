@@ -34,8 +34,8 @@ func command() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "cloudcore",
 		Short: "The cloud's end of Skerry: Kubernetes for devices behind thin, unreliable links",
-		Long: `cloudcore accepts the links of edge nodes (websocket and QUIC), brings them what concerns them, and writes to kube-apiserver what they
-report, as those nodes, so that Kubernetes itself judges every write. It keeps nothing of its own: run as many replicas as you like.
+		Long: `cloudcore accepts the links of edge nodes (websocket and QUIC), sends them the objects that they need, and writes their reports to
+kube-apiserver as those nodes, so that Kubernetes authorizes every write. It stores nothing, so it can have any number of replicas.
 
 Without a command it runs until SIGTERM, which sends the edges to another replica first.`,
 		Example: `  cloudcore --config /etc/skerry/cloudcore.yaml

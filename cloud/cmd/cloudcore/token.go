@@ -137,7 +137,7 @@ func tokenRevokeCommand(who *admin) *cobra.Command {
 func nodeCommand() *cobra.Command {
 	var who admin
 	var output cli.Output
-	c := &cobra.Command{Use: "node", Short: "Remove a node that is not to be trusted any more"}
+	c := &cobra.Command{Use: "node", Short: "Revoke a node that is stolen, lost or removed"}
 	who.addTo(c)
 	revoke := &cobra.Command{
 		Use: "revoke NODE", Short: "Ban every certificate that a node has, end its link within a second, and delete the Node", Args: cli.Args(cobra.ExactArgs(1)),

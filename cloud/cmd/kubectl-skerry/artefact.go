@@ -29,9 +29,9 @@ func artefactCommand(streams genericiooptions.IOStreams) *cobra.Command {
 	c := &cobra.Command{
 		Use: "artefact", Aliases: []string{"artefacts"}, Short: "Make and sign the repository of programs that devices are upgraded from",
 		Long: `Make and sign the repository of programs from which devices are upgraded (artefacts.dir of cloudcore.yaml): The Update Framework's metadata, and
-edgecore packed by zstd, whole and as the difference to an earlier one. Nothing is asked of the cluster.
+edgecore packed by zstd, whole and as the difference to an earlier one. It needs no access to the cluster.
 
-The keys never go to the cluster. Those of root are needed by 'init' and 'rotate' alone: keep two of the three in two places, off this machine.`,
+The keys never go to the cluster. Only 'rotate' needs two of the three root keys: after 'init' store these offline, in different places.`,
 		Example: `  kubectl skerry artefact init --dir repo --keys keys          # once; root.json goes to the devices
   kubectl skerry artefact add v1.4.0 edgecore-amd64 edgecore-arm64=arm64 --dir repo --keys keys
   kubectl skerry artefact add v1.4.1 edgecore-new --delta-from edgecore-amd64 --dir repo --keys keys
@@ -42,7 +42,7 @@ The keys never go to the cluster. Those of root are needed by 'init' and 'rotate
 	}
 	c.PersistentFlags().StringVar(&f.dir, "dir", "repo", "Directory of the repository")
 	c.PersistentFlags().StringVar(&f.keys, "keys", "keys", "Directory of the private keys")
-	c.PersistentFlags().DurationVar(&f.valid, "valid", 90*24*time.Hour, "How long devices take the metadata over the link")
+	c.PersistentFlags().DurationVar(&f.valid, "valid", 90*24*time.Hour, "How long devices accept the metadata over the link")
 	c.AddCommand(f.initCommand(streams), f.addCommand(streams), f.listCommand(streams), f.removeCommand(streams), f.refreshCommand(streams), f.rotateCommand(streams))
 	return c
 }
@@ -175,7 +175,7 @@ func said(out io.Writer, t artefactrepo.Target) error {
 
 func (f *artefactFlags) listCommand(streams genericiooptions.IOStreams) *cobra.Command {
 	return &cobra.Command{
-		Use: "list", Short: "List the programs, and until when devices take the metadata", Args: cobra.NoArgs, SilenceUsage: true,
+		Use: "list", Short: "List the programs, and until when devices accept the metadata", Args: cobra.NoArgs, SilenceUsage: true,
 		Example: "  kubectl skerry artefact list --dir repo",
 		RunE: func(*cobra.Command, []string) error {
 			r, err := f.open()

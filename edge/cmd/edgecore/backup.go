@@ -17,10 +17,10 @@ import (
 
 func backupCommand(file *string) *cobra.Command {
 	return &cobra.Command{
-		Use: "backup FILE", Short: "Save the identity and the store of this device, which must not run edgecore meanwhile", Args: cli.Args(cobra.ExactArgs(1)),
-		Long: "Save the identity and the store of this device into an archive, from which `edgecore restore` brings them back on the same device: after a damaged disk, or an\n" +
-			"experiment. Refused while edgecore runs; containers go on while it is stopped. The configuration, containers, images and the volumes of pods are not in it.\n\n" +
-			"Who has the archive is this device to the cloud: it has the device's key, and its Secrets with the key that opens them. It is written with mode 0600;\n" +
+		Use: "backup FILE", Short: "Save the identity and the store of this device; stop edgecore before", Args: cli.Args(cobra.ExactArgs(1)),
+		Long: "Save the identity and the store of this device into an archive, from which `edgecore restore` restores them on the same device, after a damaged disk or an\n" +
+			"experiment. Refused while edgecore runs; containers keep running while it is stopped. Not included: the configuration, containers, images, volumes of pods.\n\n" +
+			"Keep the archive secret: it contains the device's key, and its Secrets with their key, so whoever has it can act as this device. It is written with mode 0600;\n" +
 			"FILE - is standard output, for a program that encrypts.",
 		Example: "  systemctl stop edgecore-names.socket edgecore && edgecore backup /media/usb/edge-17.backup; systemctl start edgecore\n" +
 			"  edgecore backup - | age -r age1... > edge-17.backup.age",
@@ -70,11 +70,11 @@ func fresh(path string) (*os.File, error) {
 func restoreCommand(file *string) *cobra.Command {
 	var yes, otherMachine bool
 	c := &cobra.Command{
-		Use: "restore FILE --yes", Short: "Bring back the identity and the store that edgecore backup saved on this device", Args: cli.Args(cobra.ExactArgs(1)),
-		Long: "Replace the identity and the store of this device by those of a backup. Refused while edgecore runs, for a backup of another node or another machine, and for one\n" +
-			"that is not whole: then nothing has changed. Writes that waited for the cloud when the backup was made are left out; with the next link the device reports\n" +
-			"everything again. A restore that was interrupted is done again.\n\n" +
-			"A backup on a second machine is a clone, and the cloud refuses it while it knows the first. Where this machine replaces the one of the backup: --other-machine,\n" +
+		Use: "restore FILE --yes", Short: "Restore the identity and the store that edgecore backup saved on this device", Args: cli.Args(cobra.ExactArgs(1)),
+		Long: "Replace the identity and the store of this device by those of a backup. It refuses while edgecore runs, and a backup that is incomplete or of another node or machine;\n" +
+			"then nothing has changed. A backup has no writes that waited for the cloud; with the next link the device reports everything again. Repeat a restore that was\n" +
+			"interrupted.\n\n" +
+			"A backup on a second machine is a clone, and the cloud refuses it while the first is recorded. If this machine replaces the first permanently: --other-machine,\n" +
 			"and in the cluster kubectl annotate lease -n kube-node-lease NODE skerry.io/machine-",
 		Example: "  systemctl stop edgecore-names.socket edgecore\n  edgecore restore /media/usb/edge-17.backup --yes\n  systemctl start edgecore",
 		RunE: func(c *cobra.Command, args []string) error {

@@ -30,11 +30,11 @@ func checkCommand(file *string) *cobra.Command {
 		Long: `Run preflight checks: missing prerequisites of edgecore on this machine, and their remedies. Read-only; needs neither the
 cloud nor a running edgecore.
 
-With a HOST and a token, as edgecore join takes them, the cloud is checked too: is it the one that the token pins, does
-a proxy end TLS on the way, is it reached by TCP and by UDP, do the clocks and the versions of Kubernetes fit. The token
+With a HOST and a token, as edgecore join takes them, it also checks the cloud: whether it is the one that the token
+pins, a proxy terminates TLS on the way, TCP and UDP reach it, and the clocks and the Kubernetes versions fit. The token
 does not leave the device and is not used up.
 
-Exit code 0: all fine (there may be notes and warnings). 1: something has to be mended. 2: the call was wrong.`,
+Exit code 0: all fine (there may be notes and warnings). 1: something has to be fixed. 2: invalid command.`,
 		Example: `  edgecore check
   edgecore check --token-file /root/join-token cloud.example.com`,
 		RunE: func(c *cobra.Command, args []string) error {

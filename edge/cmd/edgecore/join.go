@@ -29,13 +29,14 @@ func joinCommand(file *string) *cobra.Command {
 		Long: `Make this device a node of the cluster whose cloudcore is at HOST (port 443 if none is named).
 
 The token comes from 'cloudcore token create'. --token-file reads it from a file, or with - from standard input. --token works too, but every
-user of this machine can see it in the list of processes (ps) while join runs, and it stays in the shell's history. It pins cloudcore's CA: a host that can't show it learns nothing. The device's key is made here and
-never leaves. Where the configuration file does not exist, a minimal one is written. Running join again after it succeeded changes nothing.
+user of this machine can see it in the list of processes (ps) while join runs, and it stays in the shell's history. The token
+pins cloudcore's CA, so no other host learns it. The device creates its key itself, and the key never leaves it. If there is no configuration file, join writes a
+minimal one. To run join again after it has succeeded changes nothing.
 
-Before anything else it runs what 'edgecore check HOST' does and says what is not as it should be. It refuses only where
-the kubelet's version does not fit the cluster; what is missing on the machine can be installed later.
+It first runs the checks of 'edgecore check HOST' and prints their findings. It refuses only a kubelet whose version
+does not fit the cluster; missing requirements of the machine can be installed later.
 
-Exit code 0: joined (or joined before). 1: try again later. 2: refused, or something has to be mended first.`,
+Exit code 0: joined (or joined before). 1: try again later. 2: refused, or something has to be fixed first.`,
 		Example: `  edgecore join --token-file /root/join-token cloud.example.com
   ssh admin@cloud.example.com cloudcore token create | edgecore join --token-file - --node-name edge-17 192.0.2.7:8443`,
 		RunE: func(c *cobra.Command, args []string) error {

@@ -13,9 +13,9 @@ import (
 func logCommand(file *string) *cobra.Command {
 	var module string
 	c := &cobra.Command{
-		Use: "log VERBOSITY", Short: "Change the verbosity of the running edgecore, or of one module, until it ends", Args: cli.Args(cobra.ExactArgs(1)),
-		Long: "Change how much the running edgecore writes to its log: 0 to 10, as klog's -v; the configuration has 2. With --module it is that of one module (`edgecore modules` lists\n" +
-			"them), without it that of all. It lasts until edgecore ends; log.verbosity in edgecore.yaml is for longer.",
+		Use: "log VERBOSITY", Short: "Change the verbosity of the running edgecore, or of one module, until edgecore exits", Args: cli.Args(cobra.ExactArgs(1)),
+		Long: "Change the verbosity of the running edgecore's log: 0 to 10, as klog's -v; the default is 2. With --module it changes only that module's (`edgecore modules` lists\n" +
+			"them). The change lasts until edgecore exits; for a permanent one set log.verbosity in edgecore.yaml.",
 		Example: "  edgecore log --module edgehub 5\n  edgecore log 2",
 		RunE: func(c *cobra.Command, args []string) error {
 			cfg, _, err := loadOrDefault(*file)

@@ -42,14 +42,14 @@ func command() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "edgecore",
 		Short: "The device's end of Skerry: Kubernetes for devices behind thin, unreliable links",
-		Long: `edgecore makes this device a node of a Kubernetes cluster: it runs the upstream kubelet and keeps what the kubelet needs on the device, so that
-pods run, heal and come back after a reboot with no cloud in reach. What the device wanted to tell the cloud waits on disk until the cloud has it.
+		Long: `edgecore makes this device a node of a Kubernetes cluster: it runs the upstream kubelet, and stores on the device the objects that the kubelet
+needs. So pods run, restart and come back after a reboot without the cloud. Statuses and events wait on disk until kube-apiserver has accepted them.
 
-Without a command it runs until SIGTERM. Containers go on when it stops.`,
-		Example: `  edgecore join --token TOKEN cloud.example.com     # once
+Without a command it runs until SIGTERM. Containers keep running when it stops.`,
+		Example: `  edgecore join --token-file FILE cloud.example.com # once
   edgecore --config /etc/skerry/edgecore.yaml       # then, by systemd
   edgecore status                                   # link, backlog, certificate; works offline too
-  edgecore operation reboot                         # once its pods are safely elsewhere
+  edgecore operation reboot                         # after its pods have moved safely
   edgecore check                                    # preflight checks
   edgecore kubectl logs -f -n shop till-7xk2p       # this device's API; offline too`,
 		Args: cli.Args(cobra.NoArgs),

@@ -21,7 +21,7 @@ import (
 
 func operationCommand(file *string) *cobra.Command {
 	c := &cobra.Command{
-		Use: "operation", Aliases: []string{"operations"}, Short: "Reboot, shut down, update or drain this device once its pods are safely elsewhere",
+		Use: "operation", Aliases: []string{"operations"}, Short: "Reboot, shut down, update or drain this device after its pods have moved safely; upgrade edgecore from a file",
 		Long: `Request, list, cancel and force operations of this device. An operation waits until the node's pods have been evicted with respect for every
 PodDisruptionBudget. Works without the cloud: then an operation waits for it, unless it was requested with --when-unreachable Proceed, or is forced. A request made here becomes a NodeOperation in the cloud, as soon as there is a link.
 
@@ -31,10 +31,10 @@ Exit code 0: the request is on the device's disk. 1: edgecore is unreachable, or
   edgecore operation upgrade /media/usb/skerry-v1.4.0.tar    # edgecore itself
   edgecore operation list
   edgecore operation cancel edge-17-reboot-x7k2p
-  edgecore operation force edge-17-reboot-x7k2p --complete   # go ahead, whatever pods are here still`,
+  edgecore operation force edge-17-reboot-x7k2p --complete   # at once, with the pods that are still here`,
 		Args: cli.Args(cobra.NoArgs),
 		RunE: func(c *cobra.Command, _ []string) error {
-			return cli.Badf("what is to be done?\nSee '%s --help'.", c.CommandPath())
+			return cli.Badf("name a subcommand\nSee '%s --help'.", c.CommandPath())
 		},
 	}
 	c.AddCommand(
@@ -92,8 +92,8 @@ func upgradeCommand(file *string) *cobra.Command {
 	c := &cobra.Command{
 		Use: "upgrade FILE", Short: "Upgrade edgecore from a bundle of signed programs, without the cloud", Args: cli.Args(cobra.ExactArgs(1)),
 		Long: `Upgrade edgecore to the newest version in FILE, a tar with the metadata and files of a repository of artefacts (docs/fleet.md). No container
-restarts. The version is tried first, and the one before returns if it is not healthy. FILE has to be signed by keys of this device; metadata that
-have expired are only warned about.`,
+restarts. The device tries the version first, and returns to the previous one if it is not healthy. FILE must be signed by keys that this device trusts
+(/etc/skerry/keys.d); expired metadata cause only a warning.`,
 		Example: "  edgecore operation upgrade /media/usb/skerry-v1.4.0.tar\n  edgecore operation list",
 		RunE: func(c *cobra.Command, args []string) error {
 			cfg, _, err := loadOrDefault(*file)

@@ -15,10 +15,9 @@ import (
 func rehearseCommand(file *string) *cobra.Command {
 	var output cli.Output
 	c := &cobra.Command{
-		Use: "rehearse", Short: "Tell what would happen to each pod if this device rebooted now without a link", Args: cli.Args(cobra.NoArgs),
-		Long: "Tell what would happen to each pod if this device rebooted now without a link: which would not run again, why, and what to do before. It changes nothing, and\n" +
-			"starts and stops nothing.\n\n" +
-			"Exit code 0: all pods would run. 1: some would not, or edgecore can't be asked.",
+		Use: "rehearse", Short: "Predict which pods would run again if this device rebooted now without a link", Args: cli.Args(cobra.NoArgs),
+		Long: "Predict which pods would not run again if this device rebooted now without a link, with the reason and the remedy. It changes, starts and stops nothing.\n\n" +
+			"Exit code 0: all pods would run. 1: some would not, or edgecore does not answer.",
 		Example: "  edgecore rehearse\n  edgecore rehearse && systemctl reboot",
 		RunE: func(c *cobra.Command, _ []string) error {
 			cfg, _, err := loadOrDefault(*file)

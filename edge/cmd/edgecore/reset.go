@@ -24,12 +24,12 @@ func resetCommand(file *string) *cobra.Command {
 	var yes bool
 	c := &cobra.Command{
 		Use: "reset --yes", Short: "Forget the cluster: delete the identity, the store and what edgecore set up in the kernel", Args: cli.Args(cobra.NoArgs),
-		Long: `Delete the identity and the store of this device, with everything that still waited for the cloud, and remove what edgecore set up in the
+		Long: `Delete the identity and the store of this device, with all writes that still wait for the cloud, and remove what edgecore set up in the
 kernel: routes, rules and addresses of virtual IPs, rules of Services unless a kube-proxy of the device has them, the redirection of pods to the edge API, the address of
 names, the network of pods. The configuration file, containers and images stay; the Node object in the cluster too, until 'kubectl delete node' or 'cloudcore node revoke'
 there. Refused while edgecore runs.`,
-		Example: `  edgecore reset          # what would go?
-  edgecore reset --yes    # the network first: where that fails nothing is deleted, and it can be tried again`,
+		Example: `  edgecore reset          # lists what it would delete
+  edgecore reset --yes    # the network first: if that fails, nothing is deleted; repeat it`,
 		RunE: func(c *cobra.Command, _ []string) error {
 			cfg, _, err := loadOrDefault(*file)
 			if err != nil {

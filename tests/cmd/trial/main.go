@@ -31,7 +31,7 @@ you do to them what happens to devices: cut cables, make links thin, kill proces
 
 Everything of a trial is in .trial of this checkout, or in $TRIAL_DIR: with it a second one runs beside the first.
 
-Exit codes: 0 fine; 1 it failed; 2 the call was wrong or not possible now, and nothing was changed.`,
+Exit codes: 0 success; 1 failure; 2 invalid command, or not possible now, and nothing was changed.`,
 		Example: `  trial up                                   # two edges, both transports, a sample application
   trial status
   trial kubectl get pods -A -o wide
