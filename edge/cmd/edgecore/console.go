@@ -27,7 +27,7 @@ func consoleCommand(file *string) *cobra.Command {
 		Long: `Open the console of a KubeVirt virtual machine that runs on this device: a port on 127.0.0.1, from 5900 on, for one VNC client at a time. It is open until
 this command is interrupted, the time is up, the machine ends or the link to the cloud does.
 
-Exit code 0: it was interrupted, or has ended. 1: edgecore can't be asked, or the device is offline. 2: there is no such virtual machine here, or no right to it.`,
+Exit code 0: it was interrupted, or has ended. 1: edgecore does not answer, or the device is offline. 2: there is no such virtual machine here, or no permission for it.`,
 		Example: "  edgecore console factory/plc-gateway            # then: vncviewer 127.0.0.1:5900\n  edgecore console factory/plc-gateway --for 10m --serial",
 		RunE: func(c *cobra.Command, args []string) error {
 			var ok bool
