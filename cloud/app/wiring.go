@@ -237,7 +237,7 @@ func (a *App) approverParts() ([]beehive.Entry, error) {
 	if err != nil {
 		return nil, fmt.Errorf("approver.kubeconfig: %w", err)
 	}
-	approver.linked = func(node types.NodeName) bool { _, ok := a.hub.Session(node); return ok }
+	approver.linked = a.hub.Linked
 	return []beehive.Entry{restarted("approver", approver.Run)}, nil
 }
 

@@ -48,6 +48,8 @@ const (
 	maxOperations = 64
 	// cost is charged for a request: a device sends two or three in 15 s.
 	cost = 200 * time.Millisecond
+	// maxLogged bounds a path in the log, in characters.
+	maxLogged = 100
 	// timeout bounds a question and its answer.
 	timeout = 30 * time.Second
 )
@@ -151,7 +153,7 @@ func (s *session) answer(logger klog.Logger, conn net.Conn) {
 		body, err = json.Marshal(value)
 	}
 	if err != nil {
-		logger.V(2).Info("Refused a question of a device that is rescued", "node", s.Node(), "path", question.URL.Path, "reason", err.Error())
+		logger.V(2).Info("Refused a question of a device that is rescued", "node", s.Node(), "path", fmt.Sprintf("%.*s", maxLogged, question.URL.Path), "reason", err.Error())
 		answer.StatusCode, body = codeOf(err), []byte(err.Error())
 		answer.Header.Set("Content-Type", "text/plain")
 	}

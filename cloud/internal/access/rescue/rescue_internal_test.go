@@ -1,6 +1,7 @@
 package rescue
 
 import (
+	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
@@ -12,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-logr/logr/funcr"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -167,5 +169,30 @@ func TestOperationsInOrder(t *testing.T) {
 	items := all.(*v1alpha1.NodeOperationList).Items
 	if len(items) != maxOperations || items[0].Name != "again" || items[1].Name != "up" || items[2].Name != "ended-127" {
 		t.Errorf("%d operations, first %s, %s, %s", len(items), items[0].Name, items[1].Name, items[2].Name)
+	}
+}
+
+// A device can't fill cloudcore's log: a path that is refused is cut.
+func TestRefusedPathIsCut(t *testing.T) {
+	_, s := newSystem()
+	var logged string
+	logger := funcr.New(func(_, args string) { logged += args }, funcr.Options{Verbosity: 2})
+	near, far := net.Pipe()
+	answered := make(chan struct{})
+	go func() {
+		defer close(answered)
+		s.answer(logger, far)
+	}()
+	if _, err := fmt.Fprintf(near, "GET /%s HTTP/1.1\r\nHost: cloudcore\r\n\r\n", strings.Repeat("x", 20000)); err != nil {
+		t.Fatal(err)
+	}
+	answer, err := http.ReadResponse(bufio.NewReader(near), nil)
+	if err != nil || answer.StatusCode != http.StatusNotFound {
+		t.Errorf("%v, %v", answer, err)
+	}
+	_ = near.Close()
+	<-answered
+	if len(logged) > 1000 || !strings.Contains(logged, "/xxx") {
+		t.Errorf("logged %d bytes: %.100s", len(logged), logged)
 	}
 }

@@ -51,6 +51,13 @@ func (h *Hub) Session(node types.NodeName) (Session, bool) {
 	return s, true
 }
 
+// Linked reports whether a node has an open session, of whichever kind that is: a device that is
+// rescued renews no Lease, and has its name all the same.
+func (h *Hub) Linked(node types.NodeName) bool {
+	_, ok := h.table.get(node)
+	return ok
+}
+
 // Peer returns the certificate of a node's open session, of whichever kind that is.
 func (h *Hub) Peer(node types.NodeName) (*x509.Certificate, bool) {
 	s, ok := h.table.get(node)

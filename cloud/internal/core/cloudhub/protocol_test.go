@@ -89,6 +89,9 @@ func TestHub_RescueSession(t *testing.T) {
 		if all := b.hub.Sessions(); len(all) != 1 || !all[0].Rescue {
 			t.Errorf("sessions are %+v", all)
 		}
+		if !b.hub.Linked("edge-1") || b.hub.Linked("edge-2") {
+			t.Error("another device can take its name")
+		}
 		if peer, ok := b.hub.Peer("edge-1"); !ok || peer == nil {
 			t.Error("a revoked certificate is not found")
 		}
