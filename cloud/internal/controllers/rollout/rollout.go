@@ -160,6 +160,6 @@ func Message(set *appsv1.DaemonSet, most int, devices []string) string {
 	if more := len(devices) - mostNamed; more > 0 {
 		named += fmt.Sprintf(" and %d more", more)
 	}
-	return fmt.Sprintf("the roll-out waits for devices that are away: %s. At most %d pods may be unavailable; to continue without these devices set spec.updateStrategy.rollingUpdate.maxUnavailable above %d",
+	return fmt.Sprintf("the rollout waits for devices that are away: %s. At most %d pods may be unavailable; to continue without these devices set spec.updateStrategy.rollingUpdate.maxUnavailable above %d",
 		named, most, set.Status.NumberUnavailable)
 }

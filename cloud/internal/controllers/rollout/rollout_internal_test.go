@@ -72,7 +72,7 @@ type typed struct {
 
 func (t typed) Kubernetes() kubernetes.Interface { return t.Interface }
 
-// A DaemonSet whose roll-out waits for devices that are away names them: once it has waited for
+// A DaemonSet whose rollout waits for devices that are away names them: once it has waited for
 // a while, again when they are others, and once an hour.
 func TestReporter(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -131,7 +131,7 @@ func TestReporter(t *testing.T) {
 		time.Sleep(time.Second)
 		expect("at first")
 		time.Sleep(poll)
-		expect("it waits", "RolloutWaitsForDevices the roll-out waits for devices that are away: edge1, edge2. At most 1 pods may be unavailable; to continue without these devices set spec.updateStrategy.rollingUpdate.maxUnavailable above 2")
+		expect("it waits", "RolloutWaitsForDevices the rollout waits for devices that are away: edge1, edge2. At most 1 pods may be unavailable; to continue without these devices set spec.updateStrategy.rollingUpdate.maxUnavailable above 2")
 		time.Sleep(10 * poll)
 		expect("it waits on")
 		failing.Store(true)
