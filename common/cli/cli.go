@@ -146,14 +146,17 @@ func (o *Output) Print(w io.Writer, value any, text func(io.Writer) error) error
 	return e.Encode(value)
 }
 
-// Version is the version command.
-func Version(program string) *cobra.Command {
+// Version is the version command. further are numbers of the build that it prints as JSON alone.
+func Version(program string, further map[string]int) *cobra.Command {
 	var output Output
 	c := &cobra.Command{
 		Use: "version", Short: "Print the versions of Skerry and of the Kubernetes in this build", Args: Args(cobra.NoArgs),
 		Example: "  " + program + " version\n  " + program + " version -o json",
 		RunE: func(c *cobra.Command, _ []string) error {
-			v := map[string]string{"skerry": version.Skerry(), "kubernetes": version.Kubernetes()}
+			v := map[string]any{"skerry": version.Skerry(), "kubernetes": version.Kubernetes()}
+			for name, n := range further {
+				v[name] = n
+			}
 			return output.Print(c.OutOrStdout(), v, func(w io.Writer) error {
 				_, err := fmt.Fprintf(w, "%s %s (Kubernetes %s)\n", program, v["skerry"], v["kubernetes"])
 				return err

@@ -11,6 +11,7 @@ import (
 	"github.com/skerry-io/skerry/cloud/internal/core/config"
 	"github.com/skerry-io/skerry/common/cli"
 	"github.com/skerry-io/skerry/common/gctuner"
+	"github.com/skerry-io/skerry/common/protocol"
 )
 
 // standardConfig is where packages put the configuration.
@@ -58,7 +59,7 @@ Without a command it runs until SIGTERM, which sends the edges to another replic
 			_, err := config.Read(file, data)
 			return err
 		}),
-		cli.Version("cloudcore"),
+		cli.Version("cloudcore", map[string]int{"protocol": protocol.Current, "protocolMin": protocol.Oldest}),
 	)
 	return c
 }

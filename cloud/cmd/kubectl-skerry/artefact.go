@@ -89,7 +89,7 @@ half a minute and 1 GB of memory for each.
 
 --kubernetes, --protocol, --protocol-min and --schema are what devices judge the version by before they fetch it. Where VERSION is this program's own they are
 this release's, so use the kubectl-skerry of the release that is added. For another version those that are not given are left out, and devices don't check them;
-'edgecore version' prints its --kubernetes.`,
+'edgecore version -o json' of that version prints them.`,
 		Example: `  kubectl skerry artefact add v1.4.0 edgecore_v1.4.0_linux_amd64 edgecore_v1.4.0_linux_arm64=arm64 --dir repo --keys keys
   kubectl skerry artefact add v1.4.1 edgecore_v1.4.1_linux_amd64 --delta-from edgecore_v1.4.0_linux_amd64 --dir repo --keys keys`,
 		RunE: func(_ *cobra.Command, args []string) error {

@@ -12,7 +12,9 @@ import (
 	"github.com/skerry-io/skerry/common/cli"
 	"github.com/skerry-io/skerry/common/gctuner"
 	"github.com/skerry-io/skerry/common/programpages"
+	"github.com/skerry-io/skerry/common/protocol"
 	"github.com/skerry-io/skerry/edge/app"
+	"github.com/skerry-io/skerry/edge/internal/core/store"
 	"github.com/skerry-io/skerry/edge/internal/setup/config"
 )
 
@@ -96,7 +98,7 @@ Without a command it runs until SIGTERM. Containers keep running when it stops.`
 			_, err := app.Configuration(file, data)
 			return err
 		}),
-		cli.Version("edgecore"),
+		cli.Version("edgecore", map[string]int{"protocol": protocol.Current, "protocolMin": protocol.Oldest, "schema": store.Schema}),
 	)
 	return c
 }
