@@ -20,6 +20,9 @@ type Machine struct {
 	Issued time.Time // of the certificate
 }
 
+// clockSkew is how far the clocks of the signer and of a replica may differ.
+const clockSkew = time.Hour
+
 // maxMachine bounds the identifier that a device reports, in bytes.
 const maxMachine = 16
 
@@ -66,8 +69,13 @@ func (c *Clone) Error() string {
 
 // SameMachine returns a Clone where the machine that has a node's identity is known to be another
 // than that of a session. A device that was joined again, on whatever machine, has another key and
-// a certificate that is younger.
-func SameMachine(have, ours Machine) error {
+// a certificate that is younger. A machine whose certificate was issued after now does not count: a
+// device with its certificate at kube-apiserver can write the annotation, and would refuse every
+// later join.
+func SameMachine(now time.Time, have, ours Machine) error {
+	if have.Issued.After(now.Add(clockSkew)) {
+		return nil
+	}
 	if have.ID == "" || ours.ID == "" || have.ID == ours.ID || have.Key != ours.Key && ours.Issued.After(have.Issued) {
 		return nil
 	}

@@ -17,6 +17,7 @@ func TestOperate_14_ACloneIsTold(t *testing.T) {
 		return fence.MachineOf(id, &x509.Certificate{RawSubjectPublicKeyInfo: []byte(key), NotBefore: issued})
 	}
 	have := machine("aa01", "k1", day)
+	now := day.AddDate(0, 0, 200)
 	for name, tc := range map[string]struct {
 		have, ours fence.Machine
 		clone      bool
@@ -31,6 +32,7 @@ func TestOperate_14_ACloneIsTold(t *testing.T) {
 		"a copy whose device has renewed":         {machine("aa01", "k2", day.AddDate(0, 0, 200)), machine("bb02", "k1", day), true},
 		"a copy with the same key, renewed":       {have, machine("bb02", "k1", day.AddDate(0, 0, 200)), true},
 		"joined again on other hardware":          {have, machine("bb02", "k3", day.AddDate(0, 0, 1)), false},
+		"a claim of the day after tomorrow":       {machine("bb02", "k3", day.AddDate(0, 0, 202)), have, false},
 		"the old hardware after that, once more ": {machine("bb02", "k3", day.AddDate(0, 0, 1)), have, true},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -39,7 +41,7 @@ func TestOperate_14_ACloneIsTold(t *testing.T) {
 			if kept != tc.have {
 				t.Fatalf("kept as %+v, want %+v", kept, tc.have)
 			}
-			err := fence.SameMachine(kept, tc.ours)
+			err := fence.SameMachine(now, kept, tc.ours)
 			if (err != nil) != tc.clone {
 				t.Fatalf("%v, want a clone: %v", err, tc.clone)
 			}

@@ -312,7 +312,7 @@ func (l *lease) acquire(ctx context.Context) error {
 	if err := fence.Plausible(annotations, l.link.Epoch(), at); err != nil {
 		return err
 	}
-	if err := fence.SameMachine(fence.MachineIn(annotations), machineOf(l.link)); err != nil {
+	if err := fence.SameMachine(time.Now(), fence.MachineIn(annotations), machineOf(l.link)); err != nil {
 		return err
 	}
 	return l.put(ctx, at, l.lives(at))
@@ -411,7 +411,7 @@ func (l *lease) next() (*coordinationv1.Lease, error) {
 // SameMachine returns an error if a new session of a node comes from another machine than the open
 // one.
 func SameMachine(open, fresh cloudhub.Session) error {
-	return fence.SameMachine(machineOf(open), machineOf(fresh))
+	return fence.SameMachine(time.Now(), machineOf(open), machineOf(fresh))
 }
 
 // machineOf is the machine that a session comes from.
