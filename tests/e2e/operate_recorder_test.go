@@ -90,7 +90,8 @@ spec:
 	boot := time.Now()
 	s.Reboot("edge1", true) // the power goes
 	s.waitRecorded(boot, "Boot", "", "PowerLoss", "power cut")
-	// With its kubelet edgecore watches logind: a shutdown before that is one without an announcement.
+	// With its kubelet edgecore watches logind: a shutdown before that is one without an
+	// announcement.
 	s.waitRecorded(boot, "Event", "edge1", "Rebooted", "")
 
 	orderly := time.Now()
