@@ -17,7 +17,7 @@ import (
 
 // mac is the hardware address of a host on the LAN.
 func mac(h interface{ Shell(string) string }) string {
-	return strings.Fields(h.Shell("ip -o link show dev lan0 | sed 's/.*link.ether //'"))[0]
+	return strings.Fields(h.Shell("ip -o link show dev lan0 2>/dev/null | sed 's/.*link.ether //'"))[0]
 }
 
 // at is a VirtualIP of the site with another address and number.

@@ -444,7 +444,7 @@ func TestDuplicateAddress(t *testing.T) {
 	stranger := s.lan.Host("10.79.0.150/24", theVIP+"/24")
 	s.give(s.vip())
 	s.start()
-	mac := strings.Fields(stranger.Shell("ip -o link show dev lan0 | sed 's/.*link.ether //'"))[0]
+	mac := strings.Fields(stranger.Shell("ip -o link show dev lan0 2>/dev/null | sed 's/.*link.ether //'"))[0]
 	for _, n := range s.nodes {
 		poll.True(t, n.name+" tells who has the address", func() bool {
 			e := n.report(theVIP)
