@@ -11,6 +11,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
 
 	"github.com/skerry-io/skerry/tests/cluster"
 )
@@ -57,6 +58,23 @@ func TestClaims_41_JoinByForceCountsLostWrites(t *testing.T) {
 	}
 	stop := d.work(t, programs)
 	d.gives(t, s, before, "before")
+	// Without a link a device accepts writes of objects that it holds.
+	cluster.Eventually(t, "the device to hold its Node", func(ctx context.Context) error {
+		w, err := d.kubelet.CoreV1().Nodes().Watch(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + before})
+		if err != nil {
+			return err
+		}
+		defer w.Stop()
+		select {
+		case e := <-w.ResultChan():
+			if e.Type != watch.Added {
+				return fmt.Errorf("the first event is %v", e)
+			}
+			return nil
+		case <-time.After(time.Second):
+			return errors.New("no event")
+		}
+	})
 	stop()
 
 	// The same cloudcore by an address that its certificate does not have.
