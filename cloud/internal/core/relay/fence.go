@@ -50,7 +50,8 @@ func (s *session) fenced(ctx context.Context, w fencedWrite) (o outcome, resp *k
 		if version == "" {
 			fresh := s.versions.awaiting(w.key) == nil
 			version, missing, o, resp = s.confirm(ctx, w)
-			progressed = progressed || fresh && s.versions.awaiting(w.key) != nil || o.accepted()
+			// That an object is missing is read again by the next attempt.
+			progressed = progressed || fresh && s.versions.awaiting(w.key) != nil || o.accepted() && !missing
 			if !o.accepted() || o.done {
 				return o, resp
 			}

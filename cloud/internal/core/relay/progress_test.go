@@ -82,3 +82,33 @@ func failOnACycle(api *apiserver, faults string, every int) {
 		return nil, errors.New("connection reset by peer")
 	}
 }
+
+// A kube-apiserver that answers reads and fails each write, as with a full etcd, is asked ever less
+// often: to read again that an event is gone is no progress.
+func TestClaims_38_ReadsAloneAreNoProgress(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newSystem(t)
+		w.addPod("p", "edge1", "u")
+		e := w.connect("edge1", 1)
+		posts := 0
+		w.api.mu.Lock()
+		w.api.fail = func(_ kube.Identity, r kube.Request) (*kube.Response, error) {
+			if r.Method != http.MethodPost || !strings.HasSuffix(r.Path, "/events") {
+				return nil, nil
+			}
+			posts++
+			return status(http.StatusInternalServerError, metav1.StatusReasonInternalError, "database space exceeded"), nil
+		}
+		w.api.mu.Unlock()
+		e.send(topic.EventWrite.New(message.Resource{}, event(1, topicpb.Verb_PATCH, "p.1", podRef("p", "u"), 2)))
+		time.Sleep(10 * time.Minute)
+		if posts < 30 || posts > 150 {
+			t.Errorf("%d attempts in 10 minutes", posts)
+		}
+		w.api.mu.Lock()
+		w.api.fail = nil
+		w.api.mu.Unlock()
+		time.Sleep(time.Minute)
+		want(t, "results", fmt.Sprint(e.takeResults()), "[1 accepted]")
+	})
+}
