@@ -173,6 +173,7 @@ func (r *Registration) Keep(ctx context.Context) error {
 // follow serves one watch until it ends.
 func (r *Registration) follow(ctx context.Context, w metamanager.Watch) {
 	var again <-chan time.Time // nil while the Node exists
+	var last time.Time         // when it was registered again
 	wait := firstTry
 	for {
 		select {
@@ -183,8 +184,14 @@ func (r *Registration) follow(ctx context.Context, w metamanager.Watch) {
 			switch e.Type {
 			case watch.Deleted:
 				klog.FromContext(ctx).Info("Registering the Node again: it was deleted in the cloud", "node", r.node)
-				wait = firstTry
+				// At once, unless the last one was deleted soon.
 				again = time.After(0)
+				if !last.IsZero() && time.Since(last) < lastTry {
+					again = time.After(wait)
+					wait = min(2*wait, lastTry)
+				} else {
+					wait = firstTry
+				}
 			case watch.Added, watch.Modified:
 				again = nil
 				if r.uid != "" && r.uid != e.Object.UID {
@@ -198,6 +205,8 @@ func (r *Registration) follow(ctx context.Context, w metamanager.Watch) {
 			if !r.register(ctx) {
 				again = time.After(wait)
 				wait = min(2*wait, lastTry)
+			} else {
+				last = time.Now()
 			}
 		}
 	}

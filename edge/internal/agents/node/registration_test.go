@@ -151,3 +151,49 @@ func TestRegistration(t *testing.T) {
 		}
 	})
 }
+
+// A Node that is deleted each time it is registered, by a controller that does not want it, is
+// registered ever less often, and at once after it had stayed.
+func TestClaims_38_NodeThatIsDeletedEachTimeIsNoSpin(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := &device{events: make(chan metamanager.Event), held: true, linked: true}
+		k := node.NewRegistration(d, "edge1", memory{}, func() {})
+		if _, err := k.Register(t.Context(), metamanager.Write{Verb: "create", Body: []byte("a Node")}); err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- k.Keep(ctx) }()
+		see := func(e watch.EventType) {
+			d.events <- metamanager.Event{Type: e, Object: object.Object{UID: "u"}}
+			synctest.Wait()
+		}
+		see(watch.Added)
+		see(watch.Deleted)
+		deletions := 1
+		for end, have := time.Now().Add(10*time.Minute), 1; time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+			if n := d.count(); n > have {
+				have = n
+				see(watch.Added)
+				see(watch.Deleted)
+				deletions++
+			}
+		}
+		if deletions < 10 || deletions > 40 {
+			t.Errorf("%d registrations in 10 minutes of a Node that is deleted at once", deletions)
+		}
+		time.Sleep(time.Minute)
+		see(watch.Added)
+		time.Sleep(time.Minute)
+		before := d.count()
+		see(watch.Deleted)
+		if d.count() != before+1 {
+			t.Error("a Node that had stayed is not registered at once")
+		}
+		cancel()
+		close(d.events)
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+}
