@@ -59,9 +59,11 @@ const (
 	dialMin = 250 * time.Millisecond
 	dialMax = 2 * time.Second
 	// refusedMax bounds it where the peer ends each connection before a word: it does
-	// not admit this device. A connection that lasted for steady was a good one.
+	// not admit this device. A connection that lasted for steady was a good one; so many in a row
+	// that ended earlier are refusals too, whatever the peer sent.
 	refusedMax = 30 * time.Second
 	steady     = 5 * time.Second
+	shortMost  = 4
 )
 
 // Pod is the status of a pod by its device's kubelet.
@@ -101,6 +103,7 @@ type peer struct {
 	began    time.Time      // of conn
 	spoke    bool           // conn has received a word
 	refusals int            // connections in a row that ended before a word
+	short    int            // connections in a row that ended before steady
 	heard    time.Time
 	asking   bool      // a question to its kernel is under way
 	failures int       // questions in a row without an answer
@@ -199,8 +202,8 @@ func (c *core) members(now time.Time, all map[string][]netip.Prefix) {
 			c.peers[node] = p
 			c.changed[node] = true
 		}
-		if p.refusals > 0 { // the site's state may have been the reason
-			p.refusals, p.pause, p.dial = 0, dialMin, now
+		if p.refuses() { // the site's state may have been the reason
+			p.refusals, p.short, p.pause, p.dial = 0, 0, dialMin, now
 		}
 		if !slices.Equal(p.ranges, ranges) {
 			p.ranges = ranges
@@ -226,8 +229,8 @@ func (c *core) dials(node string) bool { return c.node < node }
 
 // connected adds a connection. The newer replaces the older: a restarted device has lost that one.
 // It is no proof of the device yet: with TLS 1.3 the end that dials takes its handshake for done
-// before the other one has judged its certificate, and messages that came from the device in an
-// earlier boot is of pods whose addresses others may have by now.
+// before the other one has judged its certificate. Messages of the device's earlier boot don't
+// count for it: others may have the addresses of its pods by now.
 func (c *core) connected(now time.Time, node string, conn uint64, at netip.Addr) {
 	p := c.peers[node]
 	if p == nil {
@@ -311,10 +314,15 @@ func (c *core) closed(now time.Time, node string, conn uint64) {
 	p.conn = 0
 	switch {
 	case p.spoke && now.Sub(p.began) >= steady:
-		p.dial, p.pause, p.ask = now, dialMin, now
+		p.dial, p.pause, p.ask, p.short = now, dialMin, now, 0
 	case p.spoke:
+		p.short++
 		p.dial, p.ask = now.Add(p.pause), now
-		p.pause = min(2*p.pause, dialMax)
+		most := dialMax
+		if p.refuses() {
+			most = refusedMax
+		}
+		p.pause = min(2*p.pause, most)
 	default:
 		p.refusals++
 		p.dial = now.Add(p.pause)
@@ -399,7 +407,7 @@ func (c *core) restore(now time.Time, node string, w *Word, at netip.Addr) {
 
 // seen records that a device may be back, by its beacon or because of a new network.
 func (c *core) seen(now time.Time, node string) {
-	if p := c.peers[node]; p != nil && p.conn == 0 && c.dials(node) && p.refusals == 0 {
+	if p := c.peers[node]; p != nil && p.conn == 0 && c.dials(node) && !p.refuses() {
 		p.pause = dialMin
 		if p.dial.After(now.Add(dialMin)) {
 			p.dial = now.Add(dialMin)
@@ -422,7 +430,7 @@ func (c *core) tick(now time.Time) {
 		}
 		if p.conn == 0 && c.dials(node) && !now.Before(p.dial) {
 			p.dial = now.Add(p.pause)
-			if p.refusals == 0 {
+			if !p.refuses() {
 				p.pause = min(2*p.pause, dialMax)
 			}
 			c.act(doDial, node, 0, netip.Addr{})
@@ -450,6 +458,10 @@ func (c *core) next() (at time.Time) {
 	}
 	return at
 }
+
+// refuses reports whether the peer ends this device's connections: a beacon then is no reason to
+// dial sooner.
+func (p *peer) refuses() bool { return p.refusals > 0 || p.short > shortMost }
 
 // holds reports whether a device's last word still counts.
 func (p *peer) holds() bool {
