@@ -64,7 +64,7 @@ func (r *run) report(ctx context.Context, f Facts, roles []Role, programmed erro
 	r.mu.Unlock()
 	for name, n := range entries {
 		v := byName[name]
-		n.service, n.address, n.pool = v.Spec.Service, v.Spec.Address, v.Spec.Pool
+		n.service, n.address, n.pool, n.generation = v.Spec.Service, v.Spec.Address, v.Spec.Pool, v.Generation
 		was, known := old[name]
 		known = known && was.uid == n.uid
 		n.entry.Since = &now
@@ -73,6 +73,9 @@ func (r *run) report(ctx context.Context, f Facts, roles []Role, programmed erro
 		}
 		if known && equal(was.entry, n.entry) {
 			n.entry = was.entry
+		}
+		if known && was.generation != n.generation {
+			r.kit.Reports.Drop(ref(name)) // Set then reports it again
 		}
 		if err := r.kit.Reports.Set(ref(name), n.uid, n.entry); err != nil {
 			errs = append(errs, err)

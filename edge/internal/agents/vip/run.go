@@ -153,7 +153,10 @@ type reported struct {
 	service v1alpha1.VirtualIPService
 	address string
 	pool    string
-	entry   v1alpha1.VirtualIPNodeStatus
+	// generation is the object's. With another one the cloud may have dropped the entry: of a node
+	// that had left the address in between, maybe without a link.
+	generation int64
+	entry      v1alpha1.VirtualIPNodeStatus
 }
 
 // wake makes the current run, if there is one, sync again.

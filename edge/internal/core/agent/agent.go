@@ -53,9 +53,6 @@ type Config struct {
 	Resync time.Duration
 	// RetryMin and RetryMax bound the delay after a failure; 1 s and 30 s.
 	RetryMin, RetryMax time.Duration
-	// RepeatAfter is the least time between two reports of the same entry: at link-up older ones
-	// are reported again, since the cloud may have lost them. 10 min.
-	RepeatAfter time.Duration
 }
 
 func (c *Config) defaults() {
@@ -66,7 +63,6 @@ func (c *Config) defaults() {
 	}
 	or(&c.RetryMin, time.Second)
 	or(&c.RetryMax, 30*time.Second)
-	or(&c.RepeatAfter, 10*time.Minute)
 }
 
 // State is an agent as `edgecore status` shows it.
@@ -154,7 +150,7 @@ func (m *Module) note(change func(*State)) {
 func (m *Module) Run(ctx context.Context, port *beehive.Port) error {
 	r := &Run{
 		name: m.config.Name, node: m.config.NodeName, api: m.config.API, port: port,
-		Reports: newReports(m.config.Reporter, m.config.RepeatAfter),
+		Reports: newReports(m.config.Reporter),
 		note:    func(text string) { m.note(func(s *State) { s.Note = text }) },
 	}
 	r.loop = rerun.New(func(ctx context.Context) (time.Duration, error) { return m.once(ctx, r) },

@@ -189,8 +189,8 @@ func routeRef(name string) object.Ref {
 	return object.Ref{Resource: v1alpha1.Resource(v1alpha1.StaticRoutes), Name: name}
 }
 
-// Reports are a state: sent when they change, kept when the outbox refuses, and repeated at link-up
-// once they are old, in batches, however often the link is opened.
+// Reports are a state: sent when they change, kept when the outbox refuses, and repeated in batches
+// once the cloud has lost them. A link that opens repeats none, however old they are.
 func TestReports(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		outbox := &agenttest.Outbox{}
@@ -222,7 +222,10 @@ func TestReports(t *testing.T) {
 		time.Sleep(11 * time.Minute)
 		expect("link up for long", 100, `"a"`)
 		setLink(t, b, true, 2)
-		expect("link-up after 11 min: the first batch", 164, `"a"`)
+		expect("another link after 11 min", 100, `"a"`)
+		m.Repeat()
+		synctest.Wait()
+		expect("the cloud has lost all: the first batch", 164, `"a"`)
 		time.Sleep(2 * time.Second)
 		expect("the second batch", 200, `"a"`)
 		for epoch := range uint64(10) {

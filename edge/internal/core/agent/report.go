@@ -32,12 +32,10 @@ const (
 )
 
 // Reports are the entries of one run. There is one for each object; a newer one replaces an older
-// one. An entry is sent when it is set and differs from the last one sent, and again at link-up
-// when it was last sent longer than RepeatAfter ago: the cloud may have lost it with a restored
-// etcd or a replaced object. Their number is bounded by the objects.
+// one. An entry is sent when it is set and differs from the last one sent, or the object is another
+// one of that name, and after Repeat. Their number is bounded by the objects.
 type Reports struct {
 	reporter Reporter
-	repeat   time.Duration
 
 	mu      sync.Mutex
 	doubted bool // the cloud may have lost the reports of earlier runs
@@ -51,8 +49,8 @@ type entry struct {
 	sent time.Time // when it was handed over; zero: not yet
 }
 
-func newReports(reporter Reporter, repeat time.Duration) *Reports {
-	return &Reports{reporter: reporter, repeat: repeat, entries: map[object.Ref]*entry{}, due: map[object.Ref]*entry{}}
+func newReports(reporter Reporter) *Reports {
+	return &Reports{reporter: reporter, entries: map[object.Ref]*entry{}, due: map[object.Ref]*entry{}}
 }
 
 // Set makes v, which is written as JSON, the node's entry of an object.
@@ -185,17 +183,6 @@ func (p *Reports) done(ref object.Ref, of *entry) {
 	delete(p.due, ref)
 	if of.body == nil {
 		delete(p.entries, ref)
-	}
-}
-
-// linkUp makes those due that were sent long ago.
-func (p *Reports) linkUp(now time.Time) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for ref, e := range p.entries {
-		if !e.sent.IsZero() && now.Sub(e.sent) >= p.repeat {
-			p.due[ref] = e
-		}
 	}
 }
 

@@ -160,12 +160,8 @@ func (r *Run) handle(ctx context.Context, m message.Message) error {
 		return err
 	}
 	r.mu.Lock()
-	opened := state.Up && (!r.link.Up || r.link.Link.Epoch != state.Link.Epoch)
 	r.link = state
 	r.mu.Unlock()
-	if opened {
-		r.Reports.linkUp(time.Now())
-	}
 	r.Wake()
 	return nil
 }
