@@ -167,6 +167,39 @@ func TestToken(t *testing.T) {
 	}
 }
 
+// FuzzParseNodeCSR_signed has names that are signed by the request's own key: behind the signature.
+func FuzzParseNodeCSR_signed(f *testing.F) {
+	f.Add("system:node:edge1", "system:nodes", "", "", "")
+	f.Add("system:node:edge1", "system:nodes", "system:masters", "", "")
+	f.Add("system:node:edge1", "system:nodes", "", "unit", "")
+	f.Add("system:node:еdge1", "system:nodes", "", "", "edge1.example.") // a Cyrillic letter
+	f.Add("system:node:", "system:nodes\x00", "", "", "")
+	f.Add("system:node:EDGE1", "system:nodes ", "", "", "")
+	key := newKey(f)
+	f.Fuzz(func(t *testing.T, name, group, another, unit, host string) {
+		c := &x509.CertificateRequest{Subject: pkix.Name{CommonName: name, Organization: []string{group}}}
+		if another != "" {
+			c.Subject.Organization = append(c.Subject.Organization, another)
+		}
+		if unit != "" {
+			c.Subject.OrganizationalUnit = []string{unit}
+		}
+		if host != "" {
+			c.DNSNames = []string{host}
+		}
+		der, err := x509.CreateCertificateRequest(rand.Reader, c, key)
+		if err != nil {
+			t.Skip()
+		}
+		_, node, err := pki.ParseNodeCSR(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE REQUEST", Bytes: der}))
+		switch {
+		case err != nil:
+		case pki.ValidNodeName(node) != nil || name != "system:node:"+string(node) || group != "system:nodes" || another+unit+host != "":
+			t.Errorf("took %q of %q, %q, %q, %q for the node %q", name, group, another, unit, host, node)
+		}
+	})
+}
+
 func FuzzParseToken(f *testing.F) {
 	f.Add("abcdef.0123456789abcdef@sha256:" + strings.Repeat("0a", 32))
 	f.Add("abcdef.0123456789abcdef")

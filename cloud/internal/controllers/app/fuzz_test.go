@@ -42,5 +42,8 @@ func FuzzMerge(f *testing.F) {
 				t.Errorf("an entry of %q", e.Name)
 			}
 		}
+		if again, _, err := app.Kind().Merge(merged, map[string][]byte{"edge1": body}); err != nil || again != nil {
+			t.Errorf("the second time: %v, %s", err, again)
+		}
 	})
 }

@@ -32,5 +32,25 @@ func FuzzMerge(f *testing.F) {
 				t.Errorf("an entry %+v", e)
 			}
 		}
+		// The same report again changes no entry, and one that withdraws it leaves the other.
+		if again, _, err := marks.Kind().Merge(merged, map[string][]byte{"edge1": body}); err != nil || again != nil {
+			t.Errorf("the second time: %v, %s", err, again)
+		}
+		if err := json.Unmarshal(removed(t, merged), &o); err != nil || len(o.Status.Nodes) != 1 || o.Status.Nodes[0].Name != "edge2" {
+			t.Errorf("%v: after it was withdrawn: %+v", err, o.Status.Nodes)
+		}
 	})
+}
+
+// removed is an object after edge1 has withdrawn its report.
+func removed(t *testing.T, object []byte) []byte {
+	t.Helper()
+	left, _, err := marks.Kind().Merge(object, map[string][]byte{"edge1": nil})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if left == nil {
+		return object
+	}
+	return left
 }

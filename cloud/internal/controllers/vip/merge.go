@@ -57,6 +57,9 @@ func merge(v *v1alpha1.VirtualIP, reports map[string][]byte) (refused map[string
 // tidy bounds a node's report of itself, and drops malformed values.
 func tidy(e *v1alpha1.VirtualIPNodeStatus, now time.Time) {
 	e.Message = short(e.Message)
+	if e.Since.IsZero() { // as JSON it is null, which is not stored: each report of it would be a change
+		e.Since = nil
+	}
 	if e.Since != nil && e.Since.After(now) { // a clock that is ahead does not make a node the newest holder for good
 		at := metav1.NewTime(now).Rfc3339Copy()
 		e.Since = &at

@@ -515,11 +515,20 @@ func FuzzSelect(f *testing.F) {
 	f.Add("", "a in (b,c),!d", "metadata.name!=x,status.phase=Running")
 	f.Add("../\x00", "a in ("+strings.Repeat("b,", 50_000)+"c)", "")
 	f.Add("", strings.Repeat("a!=b,", 10_000)+"a", strings.Repeat("metadata.name=x,", 10_000)+"spec.nodeName=\\")
-	o := &kube.Object{Key: kube.Key{Namespace: "default", Name: "x"}}
+	f.Add("default", "app=web", "metadata.name=x,metadata.namespace=default,spec.nodeName!=edge1,status.phase=Running")
+	resources := []schema.GroupVersionResource{kube.Pods, kube.Secrets, {Version: "v1", Resource: "services"}, {Group: "skerry.io", Version: "v1alpha1", Resource: "staticroutes"}}
 	f.Fuzz(func(t *testing.T, namespace, labels, fields string) {
-		sel, err := kube.Select(kube.Pods, kube.Source{Namespace: namespace, Labels: labels, Fields: fields})
-		if err == nil {
-			sel.Matches(o)
+		for _, resource := range resources {
+			sel, err := kube.Select(resource, kube.Source{Namespace: namespace, Labels: labels, Fields: fields})
+			if err != nil {
+				continue
+			}
+			for _, labels := range []map[string]string{nil, {"app": "web"}} {
+				o := &kube.Object{Key: kube.Key{Namespace: "default", Name: "x"}, Labels: labels}
+				if sel.Matches(o) && sel.Namespace != "" && sel.Namespace != o.Namespace {
+					t.Errorf("an object of another namespace than %q", sel.Namespace)
+				}
+			}
 		}
 	})
 }

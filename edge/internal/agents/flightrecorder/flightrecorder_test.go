@@ -270,5 +270,23 @@ func TestOfEvent(t *testing.T) {
 
 func FuzzParse(f *testing.F) {
 	f.Add([]byte(`{"kind":"Boot","time":"2026-11-27T08:00:00Z"}` + "\n\x00half"))
-	f.Fuzz(func(_ *testing.T, data []byte) { parse(data) })
+	f.Add([]byte(`{"kind":"Container","id":"containerd://1"}` + "\n" + `{"kind":"Link","reason":"Up"}`))
+	f.Add([]byte(strings.Repeat(`{"kind":"Event","cause":"`+strings.Repeat("x", 300)+`"}`+"\n", 200)))
+	f.Fuzz(func(t *testing.T, data []byte) {
+		before := len(parse(data))
+		// A process that continues with such a file records in it.
+		dir := t.TempDir()
+		if err := os.WriteFile(filepath.Join(dir, "00000000.jsonl"), data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		r := open(t, dir)
+		r.Add(t.Context(), Record{Kind: Stop, Reason: "Fuzzed"})
+		if err := r.Close(); err != nil {
+			t.Fatal(err)
+		}
+		all, err := Read(dir)
+		if err != nil || len(all) == 0 || all[len(all)-1].Reason != "Fuzzed" || len(all) > before+1 {
+			t.Errorf("%d records of %d, %v", len(all), before, err)
+		}
+	})
 }

@@ -253,15 +253,28 @@ func TestFleet_10_NoByteComesTwice(t *testing.T) {
 }
 
 func FuzzName(f *testing.F) {
-	for _, s := range []string{"timestamp.json", "../x", "a/b", "a\nb", ".hidden", "$(x)", ""} {
+	for _, s := range []string{"timestamp.json", "../x", "a/b", "a\nb", ".hidden", "$(x)", "", "./timestamp.json", "a/../timestamp.json", "a"} {
 		f.Add(s)
 	}
-	dir := f.TempDir()
+	// One file may be opened; each other one is there too.
+	parent := f.TempDir()
+	dir := filepath.Join(parent, "bundle")
+	for _, name := range []string{"../x", "timestamp.json", "a/b", ".hidden"} {
+		file := filepath.Join(dir, name)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(file), 0o755), os.WriteFile(file, []byte(name), 0o644)); err != nil {
+			f.Fatal(err)
+		}
+	}
 	f.Fuzz(func(t *testing.T, name string) {
 		r, err := artefact.Files(dir).Open(t.Context(), name, 0)
 		if err == nil {
+			raw, _ := io.ReadAll(r) // a directory can't be read
 			r.Close()
-			t.Errorf("%q was opened", name)
+			if name != "timestamp.json" && len(raw) > 0 {
+				t.Errorf("%q was opened, and has %q", name, raw)
+			}
+		} else if name == "timestamp.json" {
+			t.Error(err)
 		}
 		link := artefact.Link{}
 		if strings.ContainsAny(name, "/\n $'\"") {

@@ -528,30 +528,46 @@ func FuzzRequest(f *testing.F) {
 		"/api/v1/namespaces/..%2f..%2fsecrets/pods", "/api/v1/namespaces/a%00b/pods/c", "//api//v1//pods", "/api/v1/pods?labelSelector=" + strings.Repeat("a,", 10_000),
 		"/api/v1/namespaces/n/pods/p/exec?command=sh", "/api/v1/nodes/another/proxy/", "/api/v1/pods?continue=" + strings.Repeat("x", 64<<10), "/apis/a.b/v1/" + strings.Repeat("c/", 1000),
 	} {
-		f.Add("GET", seed, "application/json;as=Table;v=v1;g=meta.k8s.io,application/json")
+		f.Add("GET", seed, "application/json;as=Table;v=v1;g=meta.k8s.io,application/json", "", "")
 	}
-	f.Add("PATCH", "/api/v1/namespaces/default/pods/a/status", "")
-	f.Add("DELETE", "/api/v1/namespaces/default/pods/a", "application/vnd.kubernetes.protobuf")
-	f.Fuzz(func(t *testing.T, method, path, accept string) {
-		r, err := http.NewRequestWithContext(t.Context(), method, "http://edge.invalid"+path, nil)
-		if err != nil {
-			t.Skip()
-		}
-		r.RequestURI = r.URL.RequestURI()
-		r.Header.Set("Accept", accept)
-		b := newFakeBackend(t)
-		b.setLinked(false)
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-		defer cancel()
-		w := httptest.NewRecorder()
-		edgeapi.New(edgeapi.Config{NodeName: node, Backend: b}).Handler(edgeapi.AsDevice).ServeHTTP(w, r.WithContext(ctx))
-		if w.Code >= 300 && !strings.Contains(w.Header().Get("Content-Type"), "protobuf") {
-			if body := w.Body.String(); !strings.Contains(body, "Status") {
-				t.Errorf("%s %s: %d without a Status: %s", method, path, w.Code, body)
+	f.Add("PATCH", "/api/v1/namespaces/default/pods/a/status", "", "application/strategic-merge-patch+json", `{"status":{"phase":"Running"}}`)
+	f.Add("PATCH", "/api/v1/namespaces/default/pods/a", "", "application/json-patch+json", `[{"op":"remove","path":"/metadata/labels"}]`)
+	f.Add("PUT", "/api/v1/namespaces/default/pods/a/status", "", "application/json", `{"kind":"Pod","apiVersion":"v1","metadata":{"name":"b"},"metadata":{"name":"a","uid":"v"}}`)
+	f.Add("POST", "/api/v1/namespaces/default/events", "", "application/json", `{"kind":"Event","apiVersion":"v1","metadata":{"name":"e","namespace":"kube-system"}}`)
+	f.Add("POST", "/api/v1/namespaces/default/pods/a/eviction", "application/json", "application/vnd.kubernetes.protobuf", "k8s\x00")
+	f.Add("DELETE", "/api/v1/namespaces/default/pods/a", "application/vnd.kubernetes.protobuf", "application/json", `{"preconditions":{"uid":"v"}}`)
+	f.Add("GET", "/api/v1/pods?watch=1&timeoutSeconds=1&resourceVersion=1", "application/vnd.kubernetes.protobuf;stream=watch", "", "")
+	f.Fuzz(func(t *testing.T, method, path, accept, contentType, body string) {
+		for _, synced := range []bool{false, true} {
+			b := newFakeBackend(t)
+			if synced {
+				b.sync(pods)
+				b.sync(events)
+				b.set(pods, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "a", UID: "u"}, Spec: corev1.PodSpec{NodeName: node}})
 			}
-		}
-		if w.Code == http.StatusOK && strings.Contains(w.Body.String(), `"items":[]`) {
-			t.Errorf("%s %s: an empty list of what was never synced: %s", method, path, w.Body)
+			b.setLinked(false)
+			handler := edgeapi.New(edgeapi.Config{NodeName: node, Backend: b}).Handler(edgeapi.AsDevice)
+			for range 2 { // the second one finds the writes of the first
+				r, err := http.NewRequestWithContext(t.Context(), method, "http://edge.invalid"+path, strings.NewReader(body))
+				if err != nil {
+					t.Skip()
+				}
+				r.RequestURI = r.URL.RequestURI()
+				r.Header.Set("Accept", accept)
+				r.Header.Set("Content-Type", contentType)
+				ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+				w := httptest.NewRecorder()
+				handler.ServeHTTP(w, r.WithContext(ctx))
+				cancel()
+				if w.Code >= 300 && !strings.Contains(w.Header().Get("Content-Type"), "protobuf") {
+					if body := w.Body.String(); !strings.Contains(body, "Status") {
+						t.Errorf("%s %s: %d without a Status: %s", method, path, w.Code, body)
+					}
+				}
+				if !synced && w.Code == http.StatusOK && strings.Contains(w.Body.String(), `"items":[]`) {
+					t.Errorf("%s %s: an empty list of what was never synced: %s", method, path, w.Body)
+				}
+			}
 		}
 	})
 }

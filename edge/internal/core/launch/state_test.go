@@ -1,10 +1,14 @@
 package launch
 
 import (
+	"crypto/sha256"
+	"encoding/json"
+	"fmt"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 )
 
 var (
@@ -146,9 +150,25 @@ func FuzzDecode(f *testing.F) {
 	if err != nil {
 		f.Fatal(err)
 	}
-	f.Add(raw)
-	f.Add([]byte(magic + "\n\n{}\n"))
-	f.Fuzz(func(t *testing.T, raw []byte) {
+	f.Add(raw, false)
+	f.Add([]byte(magic+"\n\n{}\n"), false)
+	// Behind the checksum: a body with a valid one.
+	body := func(s State) []byte {
+		b, err := json.Marshal(s)
+		if err != nil {
+			f.Fatal(err)
+		}
+		return b
+	}
+	f.Add(body(s), true)
+	f.Add(body(s.Confirm(noon)), true)
+	f.Add(body(s.Back(Unhealthy, "x")), true)
+	f.Add([]byte(`{"confirmed":{"slot":"../c"}}`), true)
+	f.Add([]byte(`{"trial":{"starts":-9223372036854775808},"former":{"until":"9999-12-31T23:59:59Z","crashes":9223372036854775807}}`), true)
+	f.Fuzz(func(t *testing.T, raw []byte, sealed bool) {
+		if sealed {
+			raw = fmt.Appendf(nil, "%s\n%x\n%s\n", magic, sha256.Sum256(raw), raw)
+		}
 		s, err := Decode(raw)
 		if err != nil {
 			return
@@ -157,11 +177,18 @@ func FuzzDecode(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if back, err := Decode(again); err != nil || cmp.Diff(s, back) != "" {
+		if back, err := Decode(again); err != nil || cmp.Diff(s, back, cmpopts.EquateEmpty()) != "" {
 			t.Errorf("%+v became %+v, %v", s, back, err)
 		}
-		if _, p := s.Start(Facts{Boot: "1", Now: noon}); p.Slot != Package && p.Slot != A && p.Slot != B {
-			t.Errorf("slot %q is started", p.Slot)
+		next := s
+		for range 2 * (MaxStarts + MaxCrashes) { // until a trial, and a probation, are over
+			var p Program
+			if next, p = next.Start(Facts{Boot: "1", Now: noon}); p.Slot != Package && p.Slot != A && p.Slot != B {
+				t.Errorf("slot %q is started", p.Slot)
+			}
+		}
+		if len(next.Rejected) > max(maxRejected, len(s.Rejected)) {
+			t.Errorf("%d programs are rejected", len(next.Rejected))
 		}
 	})
 }

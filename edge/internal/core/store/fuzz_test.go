@@ -68,7 +68,18 @@ func FuzzUnframe(f *testing.F) {
 	path := [][]byte{[]byte("outbox")}
 	f.Add([]byte("key"), store.Frame(path, []byte("key"), 1, record))
 	f.Add([]byte("key"), []byte{1, 0, 0, 0, 0})
+	f.Add([]byte("key"), store.Frame(path, []byte("key"), 2, []byte("sealed")))
+	f.Add([]byte("key"), record)
 	f.Fuzz(func(t *testing.T, key, value []byte) {
+		// Behind the checksum too: whoever has the file can make one.
+		whole := store.Frame(path, key, 1, value)
+		if form, payload, err := store.Unframe(path, key, whole); err != nil || form != 1 || !bytes.Equal(payload, value) {
+			t.Errorf("%x of %x: %v", payload, value, err)
+		}
+		if _, _, err := store.Unframe([][]byte{[]byte("objects")}, key, whole); err == nil {
+			t.Error("a record is valid in another place")
+		}
+		_ = proto.Unmarshal(value, &storepb.Entry{})
 		form, payload, err := store.Unframe(path, key, value)
 		if err != nil {
 			return

@@ -210,8 +210,12 @@ func FuzzParse(f *testing.F) {
 			f.Fatal(err)
 		}
 	}
-	f.Add(record(record(nil, b.blocks[0]), b.blocks[1]))
-	f.Fuzz(func(t *testing.T, raw []byte) {
+	f.Add(record(record(nil, b.blocks[0]), b.blocks[1]), false)
+	f.Add(b.blocks[0].packed, true)
+	f.Fuzz(func(t *testing.T, raw []byte, sealed bool) {
+		if sealed { // behind the checksum
+			raw = record(record(nil, block{packed: raw}), b.blocks[1])
+		}
 		blocks, whole := parse(raw)
 		if whole > len(raw) {
 			t.Fatalf("%d of %d bytes", whole, len(raw))
@@ -220,6 +224,24 @@ func FuzzParse(f *testing.F) {
 			if one.samples < 1 || one.through < one.first {
 				t.Errorf("%+v", one)
 			}
+		}
+		// A process that continues with them sends each, until all are taken.
+		again := &buffer{most: 100, stream: 8, next: 1}
+		for _, one := range blocks {
+			again.load(one)
+		}
+		for range len(blocks) {
+			m, err := again.message(true)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if m == nil {
+				break
+			}
+			again.taken(m.GetStream(), m.GetFirst()+uint64(len(m.GetSteps())), m.GetLost())
+		}
+		if n := again.waiting(); n != 0 {
+			t.Errorf("%d samples are left", n)
 		}
 	})
 }

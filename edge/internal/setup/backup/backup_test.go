@@ -4,6 +4,7 @@ import (
 	"archive/tar"
 	"bytes"
 	"compress/gzip"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -106,9 +107,26 @@ func TestUnpack_refuses(t *testing.T) {
 }
 
 func FuzzUnpack(f *testing.F) {
-	f.Add(packed(f))
-	f.Add([]byte("hello"))
-	f.Fuzz(func(t *testing.T, raw []byte) {
+	f.Add(packed(f), false)
+	f.Add([]byte("hello"), false)
+	zip, err := gzip.NewReader(bytes.NewReader(packed(f)))
+	if err != nil {
+		f.Fatal(err)
+	}
+	archive, err := io.ReadAll(zip)
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(archive, true) // behind the compression
+	f.Add(bytes.ReplaceAll(archive, []byte("identity/node.pem"), []byte("identity/../../xx")), true)
+	f.Fuzz(func(t *testing.T, raw []byte, zipped bool) {
+		if zipped {
+			var out bytes.Buffer
+			zip := gzip.NewWriter(&out)
+			_, _ = zip.Write(raw)
+			_ = zip.Close()
+			raw = out.Bytes()
+		}
 		parent := t.TempDir()
 		dir := filepath.Join(parent, "into")
 		if err := os.Mkdir(dir, 0o700); err != nil {

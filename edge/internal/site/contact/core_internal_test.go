@@ -382,6 +382,8 @@ func FuzzPeer(f *testing.F) {
 		f.Fatal(err)
 	}
 	f.Add(beacon)
+	f.Add(framed(&contactpb.Word{BootId: "b", Sequence: 7, TunnelKey: bytes.Repeat([]byte{1}, 32), TunnelPort: 51820, Lan: []string{"192.0.2.3", "fe80::1%eth0"}}, nil))
+	f.Add(framed(&contactpb.Word{BootId: "another", Sequence: 1<<64 - 1, TunnelKey: bytes.Repeat([]byte{2}, 32), TunnelPort: 1}, nil))
 	ranges := []netip.Prefix{netip.MustParsePrefix("10.0.1.0/24")}
 	f.Fuzz(func(t *testing.T, data []byte) {
 		if node, port, err := readBeacon(data); err == nil && (node == "" || port == 0) {
@@ -402,6 +404,33 @@ func FuzzPeer(f *testing.F) {
 			if len(uid) > maxText || len(p.Addresses) > maxAddresses {
 				t.Errorf("%q has %d addresses", uid, len(p.Addresses))
 			}
+		}
+		for _, a := range w.LAN {
+			if a.Zone() != "" || a.Is4In6() || a.IsLoopback() {
+				t.Errorf("it is in the LAN at %v", a)
+			}
+		}
+		// Whatever it is, another device's key stays that device's.
+		at, c := time.Unix(1, 0), newCore("b", map[string]bool{})
+		c.members(at, map[string][]netip.Prefix{"a": nil, "c": ranges})
+		first := word()
+		first.Tunnel = Tunnel{Key: [32]byte(bytes.Repeat([]byte{1}, 32)), Port: 51820}
+		c.connected(at, "a", 1, home)
+		c.said("a", 1, first)
+		c.connected(at, "c", 2, home)
+		for range 2 {
+			c.said("c", 2, w)
+			c.tick(at)
+			at = at.Add(idle)
+		}
+		if c.tunnel("a") != first.Tunnel || c.tunnel("c").Key == first.Tunnel.Key {
+			t.Errorf("the key of a is at %v, c has %v", c.tunnel("a"), c.tunnel("c"))
+		}
+		c.closed(at, "c", 2)
+		c.connected(at, "c", 3, home)
+		c.said("c", 3, w)
+		if p := c.peers["c"]; p.status != Met || p.word != w {
+			t.Errorf("the first word of a connection does not count: %v", p.status)
 		}
 	})
 }
@@ -446,7 +475,7 @@ func TestClaims_38_RefusedDialIsNoConnection(t *testing.T) {
 }
 
 // A connection that was good is dialled again at once; one that ends each time after its first word
-// is not.
+// is not, however many beacons arrive.
 func TestClaims_38_GoodConnectionIsDialledAgainAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newScript(t, "c")
