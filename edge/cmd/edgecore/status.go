@@ -159,7 +159,11 @@ func writeStatus(out io.Writer, s app.Status) error {
 	}
 	if s.Site != nil {
 		for n, p := range s.Site.Peers {
-			row(map[bool]string{true: "site", false: ""}[n == 0], "%s is %s at %s, with %d pods", p.Node, p.Status, p.Address, p.Pods)
+			at := ""
+			if p.Address.IsValid() { // it was met since the start
+				at = " at " + p.Address.String()
+			}
+			row(map[bool]string{true: "site", false: ""}[n == 0], "%s is %s%s, with %d pods", p.Node, p.Status, at, p.Pods)
 		}
 	}
 	if s.Disk != nil && s.Disk.Problem != "" {

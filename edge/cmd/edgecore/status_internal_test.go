@@ -1,6 +1,7 @@
 package main
 
 import (
+	"net/netip"
 	"strings"
 	"testing"
 	"time"
@@ -13,6 +14,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/core/metamanager/outbox"
 	"github.com/skerry-io/skerry/edge/internal/pods/podhealth"
 	"github.com/skerry-io/skerry/edge/internal/setup/join"
+	"github.com/skerry-io/skerry/edge/internal/site/contact"
 	"github.com/skerry-io/skerry/tests/golden"
 )
 
@@ -31,7 +33,10 @@ func TestStatus(t *testing.T) {
 			Since: now.Add(-90 * time.Minute), LastContact: now.Add(-3 * time.Second),
 		},
 		Identity: &join.Status{Node: "edge-17", NotAfter: now.Add(365 * 24 * time.Hour), RotateAt: now.Add(250 * 24 * time.Hour)},
-		Data:     &metamanager.Status{Outbox: metamanager.OutboxStatus{Status: outbox.Status{Waiting: map[string]int{"state": 2}}}},
+		Site: &contact.State{Peers: []contact.Peer{
+			{Node: "edge-18", Status: "Met", Address: netip.MustParseAddr("192.0.2.18"), Pods: 2}, {Node: "edge-19", Status: "Unmet"},
+		}},
+		Data: &metamanager.Status{Outbox: metamanager.OutboxStatus{Status: outbox.Status{Waiting: map[string]int{"state": 2}}}},
 		Modules: []beehive.ModuleHealth{
 			{Name: "metamanager", State: beehive.Ready, Since: now.Add(-2 * time.Hour)},
 			{Name: "podnet", State: beehive.BackingOff, Since: now.Add(-time.Minute), Restarts: 4, LastError: "opening netlink: no buffer space available"},
