@@ -112,7 +112,7 @@ func (s *system) makeMachine() {
 	s.Check(err)
 	s.await("the machine's boot", "systemctl is-system-running --wait")
 	s.Check(s.guest.Join(s.T.Context(), machine.Package{Root: s.Root, Images: filepath.Join(s.Dir, "images")}, token,
-		"modules: {edged: {kubelet: {evictionPressureTransitionPeriod: 1s}}, edgeHub: {keepalive: 3s, idleTimeout: 9s}}\n"))
+		"modules: {edged: {kubelet: {evictionPressureTransitionPeriod: 1s, shutdownGracePeriod: 90s, shutdownGracePeriodCriticalPods: 30s}}, edgeHub: {keepalive: 3s, idleTimeout: 9s}}\n"))
 	s.WaitReady(node, true)
 	s.makeNamespace()
 	s.Apply(s.namespace, pods())
