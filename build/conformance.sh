@@ -10,6 +10,6 @@ go test -c -vet=off "${build[@]}" -o bin/e2e.test k8s.io/kubernetes/test/e2e
 go build "${build[@]}" -o bin/ginkgo github.com/onsi/ginkgo/v2/ginkgo
 go build "${build[@]}" -o bin/agnhost k8s.io/kubernetes/test/images/agnhost
 go build "${build[@]}" -o bin/kubectl k8s.io/kubernetes/cmd/kubectl
-# The certificate and the key that agnhost's image has beside it.
+# The certificate and the key that agnhost's image contains.
 cp -f "$(go list -m -f '{{.Dir}}' k8s.io/kubernetes)"/test/images/agnhost/porter/localhost.{crt,key} "$dir/"
 chmod u+w "$dir"/localhost.*

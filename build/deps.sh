@@ -61,7 +61,7 @@ while read -r package file why; do
 	if [ "${missing[*]+${missing[-1]}}" = "$package" ]; then echo "deps: missing $package: $why"; fi
 done <<<"$list"
 
-# That kernel is unpacked beside the machine's own, which it does not touch: nothing of it is installed.
+# That kernel is unpacked only: it is not installed, and the machine's own stays unchanged.
 kernel=/var/cache/skerry/kernel
 fetch_kernel() {
 	[ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null && [ "$(dpkg --print-architecture)" = amd64 ] || return 0

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # each.sh Fuzz|Benchmark COMMAND...: runs COMMAND NAME PACKAGE for each function of that kind. go test takes one fuzz target at a time, and looking at the
-# sources spares the compilation of every package that has none. tests/bench is not beside the code: `make bench` runs it.
+# sources spares the compilation of every package that has none. tests/bench is separate from the code: `make bench` runs it.
 set -euo pipefail
 kind=$1
 shift

@@ -179,7 +179,7 @@ func (r retry) String() string {
 
 // secondTries takes failures out of the counts and returns them: packages which came to their end
 // with the tests that failed, others whole. With more than most packages the cause is not chance,
-// and no package is tried again.
+// and no package is run a second time.
 func (s *summary) secondTries(most int) []retry {
 	var again []retry
 	for pkg, c := range s.by {

@@ -43,7 +43,7 @@ type Line struct {
 	End     int64     `json:"end"`
 	Time    time.Time `json:"time"`
 	Stderr  bool      `json:"stderr,omitempty"`
-	Partial bool      `json:"partial,omitempty"` // the next line goes on with it
+	Partial bool      `json:"partial,omitempty"` // the next line continues it
 	Text    string    `json:"text"`
 }
 

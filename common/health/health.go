@@ -65,7 +65,7 @@ func (s *Server) Handler() http.Handler {
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, r *http.Request) { answer(w, r, s.live, s.ready) })
 	metrics := promhttp.HandlerFor(s.metrics, promhttp.HandlerOpts{MaxRequestsInFlight: 4})
 	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, r *http.Request) {
-		if s.guarded && !s.bears(r) {
+		if s.guarded && !s.hasToken(r) {
 			w.Header().Set("WWW-Authenticate", `Bearer realm="metrics"`)
 			http.Error(w, "metrics need the token of the file metrics.token in dataDir", http.StatusUnauthorized)
 			return
@@ -75,7 +75,7 @@ func (s *Server) Handler() http.Handler {
 	return mux
 }
 
-func (s *Server) bears(r *http.Request) bool {
+func (s *Server) hasToken(r *http.Request) bool {
 	token, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
 	return ok && s.token != "" && subtle.ConstantTimeCompare([]byte(token), []byte(s.token)) == 1
 }

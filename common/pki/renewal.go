@@ -64,7 +64,7 @@ func ParseRenewRequest(body []byte, roots *x509.CertPool, now time.Time, limit t
 		return refuse(ReasonNotEnded, "the certificate is good until %s: dial with it", end.UTC().Format(time.RFC3339))
 	case !now.Before(end.Add(limit)):
 		return refuse(ReasonEndedLongAgo, "the certificate ended at %s, and cloudcore renews one for %s after its end (join.renewEnded): "+
-			"make a token with `cloudcore token create --node %s`, run `edgecore join --force --token-file FILE` on the device, which goes on as it is and takes the new identity by itself",
+			"make a token with `cloudcore token create --node %s`, run `edgecore join --force --token-file FILE` on the device; edgecore keeps running and uses the new identity without a restart",
 			end.UTC().Format(time.RFC3339), limit, node)
 	}
 	return node, certs, r, nil

@@ -172,7 +172,7 @@ func (s *Stream) answered() {
 func (s *Stream) resize(read int) int {
 	const (
 		slack = 50 * time.Millisecond // for the readers and writers at the ends
-		rest  = 10 * time.Second      // until a path is tried again
+		rest  = 10 * time.Second      // before a failed path is retried
 	)
 	old := s.window
 	if s.moved += read; s.moved < 2*old {

@@ -58,8 +58,8 @@ func threadTime() time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// beside is another process of the benchmark's program that works during a measurement.
-type beside struct {
+// companion is another process of the benchmark's program that works during a measurement.
+type companion struct {
 	pid   int
 	stdin io.Closer
 	lines *bufio.Reader
@@ -71,7 +71,7 @@ type beside struct {
 // processes by session (sched(7), the autogroup feature), niceness counts within a session alone:
 // the trial's programs have sessions of their own, so this one gets its own too, and that is made
 // as nice.
-func aside(b *testing.B, nice int, env, value string) *beside {
+func aside(b *testing.B, nice int, env, value string) *companion {
 	b.Helper()
 	exe, err := os.Executable()
 	check(b, err)
@@ -83,7 +83,7 @@ func aside(b *testing.B, nice int, env, value string) *beside {
 	stdout, err := cmd.StdoutPipe()
 	check(b, err)
 	check(b, cmd.Start())
-	p := &beside{pid: cmd.Process.Pid, stdin: stdin, lines: bufio.NewReader(stdout), wait: cmd.Wait}
+	p := &companion{pid: cmd.Process.Pid, stdin: stdin, lines: bufio.NewReader(stdout), wait: cmd.Wait}
 	err = os.WriteFile(p.proc("autogroup"), []byte(strconv.Itoa(nice)), 0)
 	if err != nil && !errors.Is(err, os.ErrNotExist) { // a kernel without the feature
 		b.Fatal(err)
@@ -91,17 +91,17 @@ func aside(b *testing.B, nice int, env, value string) *beside {
 	line, err := p.lines.ReadString('\n')
 	check(b, err)
 	if line != "begun\n" {
-		b.Fatalf("the process beside says %q", line)
+		b.Fatalf("the companion process reports %q", line)
 	}
 	return p
 }
 
-func (p *beside) proc(file string) string {
+func (p *companion) proc(file string) string {
 	return filepath.Join("/proc", strconv.Itoa(p.pid), file)
 }
 
 // end stops it, and returns its output.
-func (p *beside) end(b *testing.B) string {
+func (p *companion) end(b *testing.B) string {
 	b.Helper()
 	check(b, p.stdin.Close())
 	line, err := p.lines.ReadString('\n')

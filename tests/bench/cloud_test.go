@@ -285,7 +285,7 @@ func (s *bench) queue(b *testing.B) {
 	}{
 		{whatQueueOne, "writers=1", "at least 0.9 x", 0.9}, {whatQueueEight, "writers=8", "scales with the writers", 2}, {whatQueueMany, "writers=64", "scales with the writers", 8},
 	} {
-		r := row{what: q.what, unit: "x", beside: "the same pages and two fdatasyncs a commit, without a database", goal: q.goal, judge: atLeast(q.least, "x")}
+		r := row{what: q.what, unit: "x", floorName: "the same pages and two fdatasyncs a commit, without a database", goal: q.goal, judge: atLeast(q.least, "x")}
 		have := measured(b, string(out), q.writers)
 		r.ours = have["x-floor"]
 		r.note = fmt.Sprintf("a commit writes some pages, syncs, writes the page that makes them valid, and syncs again: that alone took %.3g µs, and a commit some %.3g µs of CPU beside the waits for the "+

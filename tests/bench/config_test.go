@@ -109,8 +109,8 @@ func (s *bench) configMaps(b *testing.B) {
 	defer cancel()
 	s.makeMaps(ctx, b)
 	defer s.dropMaps(ctx, b)
-	running := row{what: whatManyPod, unit: "ms", beside: "plain kubelet", goal: "at most 1.15 x", judge: ratio(1.15)}
-	server := row{what: whatManyCloud, unit: "ms", beside: "for the plain kubelet", goal: "at most 1.2 x", judge: ratio(1.2)}
+	running := row{what: whatManyPod, unit: "ms", floorName: "plain kubelet", goal: "at most 1.15 x", judge: ratio(1.15)}
+	server := row{what: whatManyCloud, unit: "ms", floorName: "for the plain kubelet", goal: "at most 1.2 x", judge: ratio(1.2)}
 	costs := map[string]map[string][]float64{edge: {}, plain: {}} // of CPU, in ms
 	reads := map[string][]float64{}
 	// A pod of the row before may have had the same ConfigMaps, and be gone just now. A few more
@@ -150,9 +150,9 @@ func (s *bench) mapUpdates(b *testing.B) {
 	defer cancel()
 	s.makeMaps(ctx, b)
 	defer s.dropMaps(ctx, b)
-	rate := row{what: whatManyRate, unit: "a second", beside: "client-go's watch at kube-apiserver", goal: "at least 1000 a second", judge: atLeast(1000, "a second")}
+	rate := row{what: whatManyRate, unit: "a second", floorName: "client-go's watch at kube-apiserver", goal: "at least 1000 a second", judge: atLeast(1000, "a second")}
 	extra := row{what: whatManyExtra, unit: "writes", goal: "0", judge: atMost(0, "writes")}
-	cost := row{what: whatManyCPU, unit: "ms", beside: "the plain kubelet's, with the same pod", goal: "at most 1 ms", judge: atMost(1, "ms")}
+	cost := row{what: whatManyCPU, unit: "ms", floorName: "the plain kubelet's, with the same pod", goal: "at most 1 ms", judge: atMost(1, "ms")}
 	used, few := map[string][]float64{}, []float64{} // of CPU, for each update, in ms; of edgecore, with one watch more than its kubelet's
 	var commits []float64
 	holder := manyPod("holder", edge)

@@ -63,7 +63,7 @@ func (s *bench) failovers(b *testing.B) {
 	}}, metav1.CreateOptions{})
 	check(b, err)
 
-	r := row{what: whatFailover, unit: "ms", beside: "a plain Deployment on the same two devices, at the same time", goal: "at most 2 x", judge: ratio(2)}
+	r := row{what: whatFailover, unit: "ms", floorName: "a plain Deployment on the same two devices, at the same time", goal: "at most 2 x", judge: ratio(2)}
 	for range *rounds {
 		ours, floor := f.round()
 		r.ours, r.floor = append(r.ours, ms(ours)), append(r.floor, ms(floor))

@@ -100,7 +100,7 @@ func (s *bench) dismiss(b *testing.B) {
 
 // attack starts an attacker, which has as great a share of the processors as each of the others:
 // real ones bring their own.
-func (s *bench) attack(b *testing.B, a attack) *beside {
+func (s *bench) attack(b *testing.B, a attack) *companion {
 	b.Helper()
 	a.Host = cmp.Or(a.Host, s.address(b))
 	a.ServerName, a.Nodes, a.Namespace = lab.Cloud().String(), hostileLinks, namespace
@@ -136,13 +136,13 @@ func (s *bench) hostileLinks(b *testing.B, before float64) {
 	limit := s.memoryLimit(b)
 	rise := float64(hostileLinks*hostileLinkBytes) / 1e6
 	memory := row{
-		what: whatHostileMemory, unit: "MB", beside: "without them", tail: true, goal: fmt.Sprintf("at most %.0f MB more, and %.0f MB in all", rise, limit),
+		what: whatHostileMemory, unit: "MB", floorName: "without them", tail: true, goal: fmt.Sprintf("at most %.0f MB more, and %.0f MB in all", rise, limit),
 		judge: func(ours, floor float64) (string, bool) {
 			return fmt.Sprintf("%+.4g MB", ours-floor), ours-floor <= rise && ours <= limit
 		},
 	}
-	change := row{what: whatHostileChange, unit: "ms", beside: "without them", goal: "at most 2 x", judge: ratio(2)}
-	busy := row{what: whatHostileBusy, unit: "ms", beside: "without them, beside busy loops that take as much CPU as the attack", goal: "at most 2 x", judge: ratio(2)}
+	change := row{what: whatHostileChange, unit: "ms", floorName: "without them", goal: "at most 2 x", judge: ratio(2)}
+	busy := row{what: whatHostileBusy, unit: "ms", floorName: "without them, beside busy loops that take as much CPU as the attack", goal: "at most 2 x", judge: ratio(2)}
 	var watched, attacked, burnt window
 	var did string
 	for range *rounds {
@@ -195,7 +195,7 @@ type window struct {
 }
 
 // window makes changes and returns the 99th percentile of their latencies at the edge.
-func (s *bench) window(b *testing.B, pod string, round int, w *window, others ...*beside) float64 {
+func (s *bench) window(b *testing.B, pod string, round int, w *window, others ...*companion) float64 {
 	b.Helper()
 	used := func() map[string]float64 {
 		used := s.spent(b)
@@ -280,7 +280,7 @@ func (s *bench) hostileHandshakes(b *testing.B) {
 		link.WebSocket: {what: whatHostileReconnect}, link.QUIC: {what: whatHostileQUIC},
 	}
 	for _, r := range rows {
-		r.unit, r.beside, r.goal, r.judge = "ms", "without one", "at most 2 x", ratio(2)
+		r.unit, r.floorName, r.goal, r.judge = "ms", "without one", "at most 2 x", ratio(2)
 	}
 	var did string
 	for range *rounds {

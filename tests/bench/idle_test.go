@@ -49,13 +49,13 @@ func (s *bench) idle(b *testing.B) {
 	defer stop()
 	pause(b, heartbeat)
 
-	bytes := row{what: whatIdleBytes, unit: "bytes", beside: "one TLS record of one byte and its TCP acknowledgement each 10 s", goal: "at most 1.3 x, without samples", judge: ratio(1.3)}
+	bytes := row{what: whatIdleBytes, unit: "bytes", floorName: "one TLS record of one byte and its TCP acknowledgement each 10 s", goal: "at most 1.3 x, without samples", judge: ratio(1.3)}
 	syncs := row{what: whatIdleSyncs, unit: "fsyncs", goal: "0", judge: atMost(0, "fsyncs")}
-	writes := row{what: whatIdleWrites, unit: "writes", beside: "plain kubelet, by its Lease and status", goal: "at most the plain kubelet's", judge: ratio(1.02)}
-	cpu := row{what: whatIdleCPU, unit: "ms", beside: "plain kubelet", goal: "at most 1.05 x", judge: ratio(1.05)}
+	writes := row{what: whatIdleWrites, unit: "writes", floorName: "plain kubelet, by its Lease and status", goal: "at most the plain kubelet's", judge: ratio(1.02)}
+	cpu := row{what: whatIdleCPU, unit: "ms", floorName: "plain kubelet", goal: "at most 1.05 x", judge: ratio(1.05)}
 	samples := row{what: whatSamples, unit: "bytes", goal: "at most 20 kB", judge: atMost(20_000, "bytes")}
 	sampled := s.sampleBytes(b)
-	lease := row{what: whatLease, unit: "bytes", ours: []float64{s.leaseSize(b, edge)}, floor: []float64{s.leaseSize(b, plain)}, beside: "the plain kubelet's", goal: "at most 1200 bytes more", judge: above(1200, "bytes")}
+	lease := row{what: whatLease, unit: "bytes", ours: []float64{s.leaseSize(b, edge)}, floor: []float64{s.leaseSize(b, plain)}, floorName: "the plain kubelet's", goal: "at most 1200 bytes more", judge: above(1200, "bytes")}
 	lease.note = "as protobuf, managed fields included. Skerry's annotations are in it: the session, its traffic by class, the epoch and the replica (docs/dev/decisions/0104, 0116). Each renewal writes it anew, 180 times in an hour."
 	place := s.audit(b)
 	before, err := s.status(b.Context(), b)
@@ -103,7 +103,7 @@ func (s *bench) idle(b *testing.B) {
 	}
 	syncs.note += " Tokens that the kubelet has renewed, each after some 48 minutes, are kept and not counted: " + fmt.Sprint(written[keptTokens]) + " in that time."
 	samples.ours = []float64{(lastSampled - sampled) * perHour}
-	samples.note = fmt.Sprintf("the messages and their answers, with %d bytes each for TLS, TCP, IP, Ethernet and the acknowledgement, over %v. TestOperate_05 counts them on a cable, of a busy device.", besideMessage, *idle)
+	samples.note = fmt.Sprintf("the messages and their answers, with %d bytes each for TLS, TCP, IP, Ethernet and the acknowledgement, over %v. TestOperate_05 counts them on a cable, of a busy device.", messageOverhead, *idle)
 	count := map[string]float64{}
 	for _, w := range place.since(b) {
 		count[by(w)] += perHour
@@ -155,9 +155,9 @@ func (s *bench) leaseSize(b *testing.B, node string) float64 {
 	return float64(len(raw))
 }
 
-// besideMessage is the overhead of a message on the cable: a TLS record, two
+// messageOverhead is the overhead of a message on the cable: a TLS record, two
 // packets.
-const besideMessage = 22 + 66 + 66
+const messageOverhead = 22 + 66 + 66
 
 // sampleBytes are the bytes that samples of metrics of all nodes have taken on the cable. Only logs
 // and other streams share their class.
@@ -171,7 +171,7 @@ func (s *bench) sampleBytes(b *testing.B) (sum float64) {
 		case strings.HasPrefix(name, "skerry_hub_bytes_total{") && strings.Contains(name, `class="stream"`):
 			sum += n
 		case strings.HasPrefix(name, "skerry_hub_messages_total{") && strings.Contains(name, `topic="metrics.`):
-			sum += n * besideMessage
+			sum += n * messageOverhead
 		}
 	}
 	return sum

@@ -165,7 +165,7 @@ const churned = 30
 // take turns, so that a slow moment of the machine meets both.
 func (s *bench) podRunning(b *testing.B) {
 	s.up(b)
-	r := row{what: whatPod, unit: "ms", beside: "plain kubelet", goal: "at most 1.1 x + 100 ms", judge: func(ours, floor float64) (string, bool) {
+	r := row{what: whatPod, unit: "ms", floorName: "plain kubelet", goal: "at most 1.1 x + 100 ms", judge: func(ours, floor float64) (string, bool) {
 		return fmt.Sprintf("%.2f x", ours/floor), ours <= 1.1*floor+100
 	}}
 	for i := range 2 * *rounds {
@@ -178,7 +178,7 @@ func (s *bench) podRunning(b *testing.B) {
 // tenPods: as podRunning, with a pause after each sample, and the cost of each.
 func (s *bench) tenPods(b *testing.B) {
 	s.up(b)
-	r := row{what: whatTen, unit: "ms", beside: "plain kubelet", goal: "at most 1.1 x", judge: ratio(1.1)}
+	r := row{what: whatTen, unit: "ms", floorName: "plain kubelet", goal: "at most 1.1 x", judge: ratio(1.1)}
 	costs := map[string]map[string][]float64{edge: {}, plain: {}} // of CPU, in ms
 	requests := map[string][]float64{}
 	run := func(node string, round int) float64 {
@@ -210,7 +210,7 @@ func (s *bench) memory(b *testing.B) {
 	ours, theirs := podsOf("memory", edge, 10), podsOf("memory", plain, 10)
 	s.start(b, ours...)
 	s.start(b, theirs...)
-	r := row{what: whatMemory, unit: "MB", beside: "plain kubelet of the same version", goal: "at most 6 MB more", judge: above(6, "MB")}
+	r := row{what: whatMemory, unit: "MB", floorName: "plain kubelet of the same version", goal: "at most 6 MB more", judge: above(6, "MB")}
 	pause(b, time.Minute) // edgecore has given back by then the pages that only its start needed (docs/dev/decisions/0073)
 	for range *rounds {
 		pause(b, 20*time.Second)
@@ -230,7 +230,7 @@ func (s *bench) memory(b *testing.B) {
 func (s *bench) memoryRise(b *testing.B) {
 	s.up(b)
 	const settle = 30 * time.Second
-	r := row{what: whatRise, unit: "MB", beside: "plain kubelet of the same version", goal: "at most 12 MB more", judge: above(12, "MB")}
+	r := row{what: whatRise, unit: "MB", floorName: "plain kubelet of the same version", goal: "at most 12 MB more", judge: above(12, "MB")}
 	pause(b, settle)
 	ours, theirs := s.memoryOf(b, edge, "edgecore", "VmRSS:"), s.memoryOf(b, plain, "plainkubelet", "VmRSS:")
 	for i := range churned {
@@ -276,7 +276,7 @@ func (s *bench) reboot(b *testing.B) {
 	ours, theirs := podsOf("reboot", edge, 10), podsOf("reboot", plain, 10)
 	s.start(b, ours...)
 	s.start(b, theirs...)
-	r := row{what: whatReboot, unit: "ms", beside: "plain kubelet, on line", goal: "at most 1.0 x", judge: ratio(1)}
+	r := row{what: whatReboot, unit: "ms", floorName: "plain kubelet, on line", goal: "at most 1.0 x", judge: ratio(1)}
 	for range *rounds {
 		check(b, s.Reboot(b.Context(), edge, true))
 		r.ours = append(r.ours, s.containersUp(b, edge, "edgecore", 10))

@@ -62,8 +62,8 @@ func (s *bench) podChange(b *testing.B) {
 	s.start(b, p)
 	defer s.remove(b, p)
 	s.awaitLinked(b)
-	half := row{what: whatChange50, unit: "ms", beside: "client-go's watch at kube-apiserver", goal: "at most 0.5 ms more", judge: above(0.5, "ms")}
-	most := row{what: whatChange99, unit: "ms", beside: "client-go's watch at kube-apiserver", goal: "at most 1.5 x", judge: ratio(1.5)}
+	half := row{what: whatChange50, unit: "ms", floorName: "client-go's watch at kube-apiserver", goal: "at most 0.5 ms more", judge: above(0.5, "ms")}
+	most := row{what: whatChange99, unit: "ms", floorName: "client-go's watch at kube-apiserver", goal: "at most 1.5 x", judge: ratio(1.5)}
 	cost := map[string][]float64{} // of CPU, for each change, in ms
 	for i := range *rounds {
 		before := s.spent(b)
@@ -214,10 +214,10 @@ func (s *bench) events(b *testing.B) {
 	ctx, cancel := context.WithTimeout(b.Context(), 20*upTimeout)
 	defer cancel()
 	straight := s.asPlain(b)
-	rate := row{what: whatEventRate, unit: "a second", beside: "client-go straight to kube-apiserver, as the plain node", goal: "at least 0.95 x", judge: ratioAtLeast(0.95)}
-	one := row{what: whatEventRateOne, unit: "a second", beside: "client-go straight to kube-apiserver, in any order", judge: ratioAtLeast(0)}
+	rate := row{what: whatEventRate, unit: "a second", floorName: "client-go straight to kube-apiserver, as the plain node", goal: "at least 0.95 x", judge: ratioAtLeast(0.95)}
+	one := row{what: whatEventRateOne, unit: "a second", floorName: "client-go straight to kube-apiserver, in any order", judge: ratioAtLeast(0)}
 	queued := row{
-		what: whatEventsUp, unit: "s", beside: fmt.Sprintf("client-go straight, the same 1,000, by %d or by %d writers, whichever are faster", eventWriters, eventWritersMost),
+		what: whatEventsUp, unit: "s", floorName: fmt.Sprintf("client-go straight, the same 1,000, by %d or by %d writers, whichever are faster", eventWriters, eventWritersMost),
 		// A cable of the trial has neither a round trip nor a bandwidth that would count.
 		goal: "99th percentile at most 1 s + 3 round trips + bytes / bandwidth", judge: atMost(1, "s"), tail: true,
 	}
@@ -343,7 +343,7 @@ func (s *bench) resync(b *testing.B) {
 	defer s.remove(b, holder)
 	none := row{what: whatResyncNone, unit: "bytes", goal: "at most 4096 bytes", judge: atMost(4096, "bytes")}
 	changed := func(what string) row {
-		return row{what: what, unit: "bytes", beside: "the changed objects, compressed together by zstd", goal: "at most 1.15 x in every round", judge: ratio(1.15), tail: true}
+		return row{what: what, unit: "bytes", floorName: "the changed objects, compressed together by zstd", goal: "at most 1.15 x in every round", judge: ratio(1.15), tail: true}
 	}
 	ten, killed, maps := changed(whatResyncTen), changed(whatResyncKill), changed(whatResyncMaps)
 	var wire []float64
@@ -547,9 +547,9 @@ func (s *bench) cuts(b *testing.B) {
 		link, ready, pod, again string
 	}{{lab.Carrier, whatCarrierLink, whatCarrierReady, whatCarrierPod, whatCarrierAgain}, {lab.Silent, whatSilentLink, whatSilentReady, whatSilentPod, whatSilentAgain}} {
 		link := row{what: kind.link, unit: "s", goal: "at most 1 s", judge: atMost(1, "s")}
-		node := row{what: kind.ready, unit: "s", beside: "plain kubelet", goal: "at most 3 s", judge: atMost(3, "s")}
-		again := row{what: kind.again, unit: "s", beside: "plain kubelet", goal: "at most 3 s", judge: atMost(3, "s")}
-		running := row{what: kind.pod, unit: "s", beside: "plain kubelet", goal: "at most 4 s", judge: atMost(4, "s")}
+		node := row{what: kind.ready, unit: "s", floorName: "plain kubelet", goal: "at most 3 s", judge: atMost(3, "s")}
+		again := row{what: kind.again, unit: "s", floorName: "plain kubelet", goal: "at most 3 s", judge: atMost(3, "s")}
+		running := row{what: kind.pod, unit: "s", floorName: "plain kubelet", goal: "at most 4 s", judge: atMost(4, "s")}
 		for i := range *rounds {
 			linked, ours, floor := s.cutOnce(b, kind.how, i)
 			link.ours = append(link.ours, linked)

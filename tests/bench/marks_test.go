@@ -29,7 +29,7 @@ func (s *bench) marks(b *testing.B) {
 	have := measured(b, string(out), "")
 	s.rows = append(s.rows,
 		row{
-			what: whatMarks, unit: "ms CPU", ours: have["cpu-ms-ours"], floor: have["cpu-ms-floor"], beside: "iptables-restore and ip6tables-restore with the same rules",
+			what: whatMarks, unit: "ms CPU", ours: have["cpu-ms-ours"], floor: have["cpu-ms-floor"], floorName: "iptables-restore and ip6tables-restore with the same rules",
 			goal: "at most 1.5 x", judge: ratio(1.5),
 			note: fmt.Sprintf("1,067 rules for IPv4 and 67 for IPv6; what there is, is read first. Processor time, of edgecore's part and of the programs. By the clock: %.0f ms "+
 				"and %.0f ms, at a load of %s.", median(have["ms-ours"]), median(have["ms-floor"]), load()),

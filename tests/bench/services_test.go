@@ -69,7 +69,7 @@ func (s *bench) services(b *testing.B) {
 		pause(b, servicesSettle)
 		most := map[int]float64{100: 6, names1000: 18}[n]
 		r := row{
-			what: map[int]string{100: whatServices100, names1000: whatServices1000}[n], unit: "MB", beside: "kube-proxy and CoreDNS as processes of their own, on a plain node", goal: fmt.Sprintf("at most %g MB", most),
+			what: map[int]string{100: whatServices100, names1000: whatServices1000}[n], unit: "MB", floorName: "kube-proxy and CoreDNS as processes of their own, on a plain node", goal: fmt.Sprintf("at most %g MB", most),
 			judge: func(ours, _ float64) (string, bool) { return fmt.Sprintf("%+.4g MB", ours), ours <= most },
 		}
 		var now proxyAndNames
@@ -282,8 +282,8 @@ func (s *bench) nameTimes(b *testing.B) {
 	}
 	note := fmt.Sprintf("%d queries over UDP, one after the other, of %d Services by turns, from the device's own network; the uplink was cut. The load average was %s.", queries, names1000, load())
 	s.rows = append(s.rows,
-		row{what: whatName50, unit: "us", ours: at(ours, 0.5), floor: at(floor, 0.5), beside: "the echo of a datagram", goal: "", judge: above(200, "us"), note: note},
-		row{what: whatName99, unit: "us", ours: at(ours, 0.99), floor: at(floor, 0.99), beside: "the echo of a datagram", goal: "at most 200 us more", judge: above(200, "us"), note: "as above."})
+		row{what: whatName50, unit: "us", ours: at(ours, 0.5), floor: at(floor, 0.5), floorName: "the echo of a datagram", goal: "", judge: above(200, "us"), note: note},
+		row{what: whatName99, unit: "us", ours: at(ours, 0.99), floor: at(floor, 0.99), floorName: "the echo of a datagram", goal: "at most 200 us more", judge: above(200, "us"), note: "as above."})
 }
 
 // at is a percentile of samples.
@@ -313,8 +313,8 @@ func (s *bench) coreTimes(b *testing.B) {
 	}
 	note := fmt.Sprintf("%d queries to each over UDP, by turns, of %d Services, from the node's own network, with the link whole. CoreDNS has kubeadm's configuration. The load average was %s.", queries, names1000, load())
 	s.rows = append(s.rows,
-		row{what: whatCore50, unit: "us", ours: at(ours, 0.5), floor: at(floor, 0.5), beside: "CoreDNS", judge: ratio(1), note: note},
-		row{what: whatCore99, unit: "us", ours: at(ours, 0.99), floor: at(floor, 0.99), beside: "CoreDNS", judge: ratio(1), note: "as above."})
+		row{what: whatCore50, unit: "us", ours: at(ours, 0.5), floor: at(floor, 0.5), floorName: "CoreDNS", judge: ratio(1), note: note},
+		row{what: whatCore99, unit: "us", ours: at(ours, 0.99), floor: at(floor, 0.99), floorName: "CoreDNS", judge: ratio(1), note: "as above."})
 }
 
 func us(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1000 }

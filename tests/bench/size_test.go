@@ -26,7 +26,7 @@ func (s *bench) sizes(b *testing.B) {
 	}
 	s.rows = append(s.rows,
 		row{
-			what: whatSizeEdge, unit: "MB", ours: size("edgecore"), floor: size("plainkubelet"), beside: "plain kubelet of the same version",
+			what: whatSizeEdge, unit: "MB", ours: size("edgecore"), floor: size("plainkubelet"), floorName: "plain kubelet of the same version",
 			goal: "at most 96 MB", judge: atMost(96, "MB"), note: "with the kubelet inside. What each program holds, and why edgecore is smaller, is in docs/dev/decisions/0071.",
 		},
 		row{

@@ -40,7 +40,7 @@ func (s *bench) slowLink(b *testing.B) {
 	defer func() { check(b, s.Shape(context.WithoutCancel(b.Context()), edge, lab.Shape{})) }()
 
 	aChunk := float64(chunk*8*1000) / slowRate
-	r := row{what: whatSlow, unit: "ms", beside: "the same link, with nothing else on it", goal: fmt.Sprintf("at most one chunk more, %.0f ms", aChunk), judge: above(aChunk, "ms")}
+	r := row{what: whatSlow, unit: "ms", floorName: "the same link, with nothing else on it", goal: fmt.Sprintf("at most one chunk more, %.0f ms", aChunk), judge: above(aChunk, "ms")}
 	r.floor = s.slowChange(b, p.Name, "idle")
 	stop := s.bulk(b, p.Name)
 	r.ours = s.slowChange(b, p.Name, "busy")

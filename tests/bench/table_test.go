@@ -18,13 +18,13 @@ import (
 
 // A row is one figure and its floor, each as its samples.
 type row struct {
-	what   string
-	unit   string
-	ours   []float64
-	floor  []float64 // may be empty, where the goal is a number
-	beside string    // name of the floor
-	goal   string
-	judge  judgement
+	what      string
+	unit      string
+	ours      []float64
+	floor     []float64 // may be empty, where the goal is a number
+	floorName string    // name of the floor
+	goal      string
+	judge     judgement
 	// tail has the longest sample judged instead of the median: the goal is a 99th percentile, and
 	// there are fewer samples than a hundred.
 	tail bool
@@ -69,12 +69,12 @@ func samples(v []float64, unit string) string {
 }
 
 func (r row) line() string {
-	floor, beside := 0.0, samples(r.floor, r.unit)
+	floor, measured := 0.0, samples(r.floor, r.unit)
 	if len(r.floor) > 0 {
 		floor = median(r.floor)
 	}
-	if r.beside != "" {
-		beside = r.beside + ": " + beside
+	if r.floorName != "" {
+		measured = r.floorName + ": " + measured
 	}
 	judged := median(r.ours)
 	if r.tail {
@@ -85,7 +85,7 @@ func (r row) line() string {
 	if !met {
 		verdict = "**no**"
 	}
-	return fmt.Sprintf("| %s | %s | %s | %s | %s | %s |", r.what, samples(r.ours, r.unit), beside, figure, r.goal, verdict)
+	return fmt.Sprintf("| %s | %s | %s | %s | %s | %s |", r.what, samples(r.ours, r.unit), measured, figure, r.goal, verdict)
 }
 
 const (
@@ -134,7 +134,7 @@ func page(old string, rows []row) []byte {
 	}
 	var out bytes.Buffer
 	fmt.Fprintf(&out, `# Benchmarks
-Written by `+"`make bench`"+`, which measures every figure beside its floor in the same run: the two take turns, so that a slow moment of the machine meets both. A
+Written by `+"`make bench`"+`, which measures every figure together with its floor in the same run: the two take turns, so that a slow moment of the machine meets both. A
 figure is made of medians; behind each stand the least and the most of its samples. Each row can be measured alone, so some may be of an earlier run.
 
 Last written %s on %s. Absolute times belong to the machine: what a busy one takes longer for is in

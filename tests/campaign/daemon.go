@@ -74,7 +74,7 @@ func (d *daemon) supervise(ctx context.Context) error {
 		}
 		<-child.Done()
 		if exit, ok := errors.AsType[*exec.ExitError](child.Err()); ok && exit.ExitCode() == 1 {
-			_ = d.revive(child) // it is tried again
+			_ = d.revive(child) // retried by the next pass
 		}
 	}
 	return nil

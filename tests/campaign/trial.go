@@ -228,7 +228,7 @@ func (r *onTrial) supervise(ctx context.Context, d *device, thing []string) erro
 		}
 		if r.do(func() error { return r.trial.Signal(ctx, d.edge.name, "edgecore", 0) }) != nil && ctx.Err() == nil {
 			over := d.disturb()
-			_ = r.do(func() error { return r.trial.Start(ctx, d.edge.name, "edgecore") }) // it is tried again
+			_ = r.do(func() error { return r.trial.Start(ctx, d.edge.name, "edgecore") }) // retried by the next pass
 			over()
 		}
 		r.release(thing)

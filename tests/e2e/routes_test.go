@@ -377,7 +377,7 @@ func TestRoutes_20_CutsTheLinkAndIsRolledBack(t *testing.T) {
 	if out := s.Kubectl("describe", "staticroute", "evil"); !strings.Contains(out, "the cloud does not answer any more") {
 		t.Errorf("kubectl describe:\n%s", out)
 	}
-	// Repaired by the administrator, it is tried again.
+	// Once the administrator has repaired it, the device applies it again.
 	s.staticRoute("evil", "{subnet: 172.26.0.0/16, gateway: "+lanRouter+", nodeSelector: {matchLabels: {kubernetes.io/hostname: edge1}}}")
 	s.waitStaticRoute("evil", "1/1 True Applied edge1")
 }

@@ -144,7 +144,7 @@ type uiView struct {
 	failed map[string]string // what can't be read now, and why
 }
 
-// sources are what the page shows beside the four of the status; without the rights for them the
+// sources are the page's lists in addition to the four of the status; without the rights for them the
 // rest is shown.
 func (v *uiView) sources(c *cluster) []source {
 	of := func(plural string, add func(runtime.Object)) source {

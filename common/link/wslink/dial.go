@@ -90,9 +90,9 @@ func (d *Dialer) Dial(ctx context.Context, address string) (link.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, d.config.Link.HandshakeTimeout)
 	defer cancel()
 	to := &url.URL{Scheme: "wss", Host: address, Path: Path}
-	direct, bears := d.direct(to), d.config.Link.IdleTimeout
+	direct, idle := d.direct(to), d.config.Link.IdleTimeout
 	if direct {
-		bears *= patience
+		idle *= patience
 	}
 	var raw *deadline.Conn
 	var stop func() bool
@@ -113,7 +113,7 @@ func (d *Dialer) Dial(ctx context.Context, address string) (link.Conn, error) {
 					_ = c.Close()
 					return nil, fmt.Errorf("asking when the peer acknowledged: %w", err)
 				}
-				raw.Acked(bears, ago)
+				raw.Acked(idle, ago)
 			}
 			stop = context.AfterFunc(ctx, func() { _ = c.Close() }) // the library heeds a deadline while it talks, but no cancellation
 			return raw, nil
@@ -123,7 +123,7 @@ func (d *Dialer) Dial(ctx context.Context, address string) (link.Conn, error) {
 		ReadBufferSize:  readBuffer, WriteBufferSize: batch, WriteBufferPool: d.pool,
 		Subprotocols: []string{subprotocol()},
 	}
-	ws, response, err := w.DialContext(ctx, to.String(), http.Header{idleHeader: {formatIdle(bears)}})
+	ws, response, err := w.DialContext(ctx, to.String(), http.Header{idleHeader: {formatIdle(idle)}})
 	if stop != nil && !stop() {
 		err = errors.Join(context.Cause(ctx), err)
 		if ws != nil {

@@ -144,7 +144,7 @@ type Hello struct {
 	BootId          string                 `protobuf:"bytes,3,opt,name=boot_id,json=bootId,proto3" json:"boot_id,omitempty"`                             // /proc/sys/kernel/random/boot_id of the device
 	Epoch           uint64                 `protobuf:"varint,4,opt,name=epoch,proto3" json:"epoch,omitempty"`                                            // grows with every connect of this node, kept in the edge's store
 	KeepaliveMillis int64                  `protobuf:"varint,5,opt,name=keepalive_millis,json=keepaliveMillis,proto3" json:"keepalive_millis,omitempty"` // between two heartbeats; the cloud ends a session in which it heard nothing for some of them
-	Trust           []byte                 `protobuf:"bytes,6,opt,name=trust,proto3" json:"trust,omitempty"`                                             // sums up whom the edge trusts (pki.TrustSum); absent: it takes no Trust
+	Trust           []byte                 `protobuf:"bytes,6,opt,name=trust,proto3" json:"trust,omitempty"`                                             // digest of the trusted authorities (pki.TrustSum); absent: it takes no Trust
 	ProtocolMin     uint32                 `protobuf:"varint,7,opt,name=protocol_min,json=protocolMin,proto3" json:"protocol_min,omitempty"`             // the oldest version that the edge speaks; absent: protocol alone
 	Features        []string               `protobuf:"bytes,8,rep,name=features,proto3" json:"features,omitempty"`                                       // optional features that the edge supports (package protocol)
 	Machine         string                 `protobuf:"bytes,9,opt,name=machine,proto3" json:"machine,omitempty"`                                         // a digest of what the device's firmware calls itself, in hexadecimal; absent: unknown
@@ -346,7 +346,7 @@ func (x *Welcome) GetHistory() string {
 	return ""
 }
 
-// Trust is whom an edge is to trust from now on.
+// Trust has the authorities that an edge trusts from now on.
 type Trust struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Ca            []byte                 `protobuf:"bytes,1,opt,name=ca,proto3" json:"ca,omitempty"`                             // PEM: the authorities of cloudcore's certificates, the next one's too while one takes the place of another
@@ -1419,7 +1419,7 @@ func (x *WriteResult) GetStatus() []byte {
 	return nil
 }
 
-// APIRequest is an HTTP request for kube-apiserver, sent as this node (or as the service account whose token it bears).
+// APIRequest is an HTTP request for kube-apiserver, sent as this node (or as the service account whose token it has).
 type APIRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Method        string                 `protobuf:"bytes,1,opt,name=method,proto3" json:"method,omitempty"`

@@ -14,7 +14,7 @@ func maintenanceCommand(file *string) *cobra.Command {
 	return &cobra.Command{
 		Use: "maintenance on|off", Short: "Hand this device's virtual IPs over to other nodes, or take part again",
 		Long: "Hand this device's virtual IPs over to other nodes of their pools before you work on it, or let it take part again.\n" +
-			"It holds over reboots, and needs no cloud. An address that no other node can take has no holder meanwhile.",
+			"It holds over reboots, and needs no cloud. An address that no other node can take has no holder during that time.",
 		Example: "  edgecore maintenance on && edgecore status",
 		Args:    cli.Args(cobra.ExactArgs(1)), ValidArgs: []string{"on", "off"},
 		RunE: func(c *cobra.Command, args []string) error {

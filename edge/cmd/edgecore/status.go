@@ -175,7 +175,7 @@ func writeStatus(out io.Writer, s app.Status) error {
 			row("", "oldest from %s", ago(*d.Outbox.Oldest, s.At))
 		}
 		if q := d.Outbox.Quota; q != nil {
-			state := "is tried again"
+			state := "retrying"
 			if q.Until.Before(s.At) {
 				state = "was tried again"
 			}

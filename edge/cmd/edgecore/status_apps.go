@@ -14,7 +14,7 @@ func writeApps(row func(name, format string, args ...any), s *app.Status) {
 		text = fmt.Sprint(len(s.Apps))
 	}
 	if s.Silent {
-		text += "; NOT REPORTED: there is no link for too long, what runs goes on"
+		text += "; NOT REPORTED: there has been no link for too long; running pods keep running"
 	}
 	row("applications", "%s", text)
 	for _, a := range s.Apps {

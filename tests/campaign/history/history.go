@@ -76,7 +76,7 @@ type Record struct {
 	Name     string `json:"name,omitempty"` // with its namespace
 	UID      string `json:"uid,omitempty"`
 	About    string `json:"about,omitempty"` // of an event: the uid of what it is about
-	Node     string `json:"node,omitempty"`  // for whom the object is
+	Node     string `json:"node,omitempty"`  // that the object is for
 	Value    int64  `json:"value,omitempty"` // a counter that its writer never sets back
 	Base     int64  `json:"base,omitempty"`
 	// Unknown is a request without an answer: it may have been done, also later. For an

@@ -29,7 +29,7 @@ func command() *cobra.Command {
 		Long: `trial brings up a cloud (a real Kubernetes control plane and cloudcore) and edges (each a host of its own behind NAT, with containerd and edgecore), and lets
 you do to them what happens to devices: cut cables, make links thin, kill processes, cut the power.
 
-Everything of a trial is in .trial of this checkout, or in $TRIAL_DIR: with it a second one runs beside the first.
+Everything of a trial is in .trial of this checkout, or in $TRIAL_DIR: with it a second one runs next to the first.
 
 Exit codes: 0 success; 1 failure; 2 invalid command, or not possible now, and nothing was changed.`,
 		Example: `  trial up                                   # two edges, both transports, a sample application

@@ -26,7 +26,7 @@ repeated, or cleaned by 'trial down'.`,
   trial up --edges 3 --link quic
   trial up --set modules.edged.reportEvent=true      # in every edge's edgecore.yaml
   trial up --clouds 2                                # two replicas of cloudcore behind one address
-  trial up --plain 1                                 # an ordinary kubelet beside them, to compare
+  trial up --plain 1                                 # also an ordinary kubelet, to compare
   trial up --in-cluster                              # cloudcore as its own Deployment on two ordinary nodes`,
 		RunE: func(c *cobra.Command, _ []string) error {
 			t, err := open()
@@ -53,7 +53,7 @@ repeated, or cleaned by 'trial down'.`,
 	f.BoolVar(&o.Quick, "quick", false, "the cloud notices a lost node within 12 s and evicts after 10 s more, instead of 50 s and 5 min")
 	f.DurationVar(&o.CertificateLife, "certificate-life", 0, "how long the nodes' certificates are good, like 1m, to see them renewed; 0 leaves Kubernetes its year")
 	f.BoolVar(&o.InCluster, "in-cluster", false, "cloudcore runs as 'cloudcore install' prints it, on two ordinary nodes, behind a load balancer")
-	f.BoolVar(&o.IPv6, "ipv6", false, "the links to the cloud have IPv6 beside IPv4; the cloud is 2001:db8:51::10")
+	f.BoolVar(&o.IPv6, "ipv6", false, "the links to the cloud have IPv6 in addition to IPv4; the cloud is 2001:db8:51::10")
 	f.BoolVar(&o.Audit, "audit", false, "kube-apiserver writes an audit log")
 	f.BoolVar(&o.Sample, "sample", o.Sample, "run the sample application on every node")
 	return c

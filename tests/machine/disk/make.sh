@@ -1,6 +1,6 @@
 #!/bin/sh
 # make.sh ROOT [IMAGE]: makes the disk of a Debian 12 with systemd and containerd, without edgecore, of the tree in ROOT; mmdebstrap makes that where it is absent.
-# $DISK is the folder of this script's files. Guests write into files of their own beside the disk, never to it.
+# $DISK is the folder of this script's files. Guests write into overlay files next to the disk, never to it.
 set -eu
 root=$1 image=${2:-}
 if [ ! -d "$root" ]; then

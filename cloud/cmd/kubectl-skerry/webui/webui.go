@@ -79,7 +79,7 @@ type Timeline struct {
 
 // Config configures a Server.
 type Config struct {
-	Token string // each request for data bears it
+	Token string // each request for data has it as a header
 	// Device asks the cluster about a device, Recorder the device itself, over its link. An error
 	// is for people to read.
 	Device, Recorder func(ctx context.Context, name string) (Timeline, error)

@@ -20,7 +20,7 @@ import (
 
 const (
 	workers = 4
-	// evictAgain is when an eviction that a PodDisruptionBudget refused is tried again.
+	// evictAgain is the delay before an eviction that a PodDisruptionBudget refused is retried.
 	evictAgain = 10 * time.Second
 )
 

@@ -189,9 +189,9 @@ func (s *Store) Replace(all []runtime.Object) error {
 }
 
 // replace makes all the content of the collection as of a version, unless accept, which is called
-// with the lock held, returns false. Where beside is set, a watch runs at the same time, and its
+// with the lock held, returns false. If concurrent is set, a watch runs at the same time, and its
 // events of versions up to this one are ignored.
-func (s *Store) replace(all []runtime.Object, version uint64, accept func() bool, beside bool) error {
+func (s *Store) replace(all []runtime.Object, version uint64, accept func() bool, concurrent bool) error {
 	fresh := make([]*Object, 0, len(all))
 	keep := make(map[Key]bool, len(all))
 	for _, o := range all {
@@ -208,7 +208,7 @@ func (s *Store) replace(all []runtime.Object, version uint64, accept func() bool
 		return nil
 	}
 	s.version, s.floor = version, 0
-	if beside {
+	if concurrent {
 		s.floor = version
 	}
 	for key := range s.objects {

@@ -24,8 +24,8 @@ const (
 	maxJobs    = 512 // writes of one node that wait; the edge itself keeps at most 64 on the way
 	firstTry   = 200 * time.Millisecond
 	lastTry    = 10 * time.Second
-	// believeForbidden is how long a 403 is tried again: right after a pod is bound, or an
-	// apiserver has started, the Node authorizer lags behind.
+	// believeForbidden is how long a write is retried after a 403: right after a pod is bound, or
+	// an apiserver has started, the Node authorizer lags behind.
 	believeForbidden = 30 * time.Second
 	// attemptTimeout is for one attempt: a kube-apiserver that has gone silent is no reason to wait
 	// for TCP to notice.

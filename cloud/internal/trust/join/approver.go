@@ -29,7 +29,7 @@ import (
 const credentialID = "authentication.kubernetes.io/credential-id"
 
 const (
-	// A request that could not be judged is tried again after these times.
+	// The delays before a request that could not be judged is retried.
 	retryMin = 200 * time.Millisecond
 	retryMax = 30 * time.Second
 )

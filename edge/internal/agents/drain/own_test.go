@@ -52,7 +52,7 @@ func TestTrialComesFirst(t *testing.T) {
 	w.state.Operations[0].Spec.Cancel, w.state.Operations[1].Spec.Cancel = true, true
 	w.does(drain.Do)
 	if w.last.Operation != "up" {
-		t.Errorf("it goes on with %s", w.last.Operation)
+		t.Errorf("it continues with %s", w.last.Operation)
 	}
 	w.is(v1alpha1.DrainRequested, drain.Cancelled, drain.Running)
 }

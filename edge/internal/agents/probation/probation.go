@@ -376,7 +376,7 @@ func (p *Probation) load() {
 	}
 }
 
-// save keeps both. mu is held. State that a full disk does not take is tried again after the next
+// save keeps both. mu is held. State that a full disk refuses is saved again after the next
 // boot.
 func (p *Probation) save() {
 	proven, err := json.Marshal(p.proven)

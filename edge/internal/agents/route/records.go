@@ -276,7 +276,7 @@ func (r *records) held(now time.Time, linked bool, c *claim) *rejection {
 		return nil
 	case one.Postponed:
 		return reject(v1alpha1.RouteRolledBack, "%s while this route was tried, and it did not come back without the route: "+
-			"the route is tried again when the link opens", one.Struck)
+			"the device applies the route again when the link opens", one.Struck)
 	case one.Strikes == 0:
 		return nil
 	case one.Strikes >= lastStrike:

@@ -107,7 +107,7 @@ func (w *Works) returned(ctx context.Context, o drain.Operation, state launch.St
 				return w.later(work, err.Error())
 			}
 			work.Tried = false
-			return w.later(work, "the network was down during the trial: it is tried again with a link")
+			return w.later(work, "the network was down during the trial: retrying once there is a link")
 		}
 		state = state.Judge()
 	}

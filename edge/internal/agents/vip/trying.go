@@ -44,7 +44,7 @@ func (r *run) withheldNow() map[types.UID]string {
 	}
 	if len(r.trial.uids) == 0 && r.trial.result == nil && !r.kit.Link().Up {
 		for _, uid := range trying {
-			out[uid] = "edgecore ended while it was finding out whether this address cuts the node off; it is tried again when there is a link"
+			out[uid] = "edgecore ended while it was testing whether this address cuts the node off; it repeats the test when there is a link"
 		}
 	}
 	for _, uid := range r.suspects[min(1, len(r.suspects)):] {

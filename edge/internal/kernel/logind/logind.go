@@ -45,7 +45,8 @@ const (
 	// SystemBus is where the bus of the device is (D-Bus specification, "System message bus").
 	SystemBus = "unix:path=/run/dbus/system_bus_socket"
 
-	// retry is the delay before a missing or lost bus is tried again: many devices have no bus.
+	// retry is the delay before the next attempt to connect to a missing or lost bus: many devices
+	// have no bus.
 	retry = 30 * time.Second
 	// callTimeout bounds one call of logind.
 	callTimeout = 10 * time.Second
@@ -69,7 +70,7 @@ const (
 type Config struct {
 	// Bus is the bus's address; default SystemBus.
 	Bus string
-	// Retry is the delay before a missing bus is tried again; default 30 s.
+	// Retry is the delay before the next attempt to connect to a missing bus; default 30 s.
 	Retry time.Duration
 	// Why is the reason shown by systemd-inhibit --list.
 	Why string

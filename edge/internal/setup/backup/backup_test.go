@@ -49,7 +49,7 @@ func TestUnpack(t *testing.T) {
 	}
 }
 
-// An archive is whole, and writes nothing beside its directory.
+// An archive is complete, and is unpacked into its directory alone.
 func TestUnpack_refuses(t *testing.T) {
 	whole := packed(t)
 	made := func(entries ...*tar.Header) []byte {
@@ -99,8 +99,8 @@ func TestUnpack_refuses(t *testing.T) {
 			if _, err := backup.Unpack(bytes.NewReader(tc.raw), dir); err == nil || !strings.Contains(err.Error(), tc.want) {
 				t.Errorf("%v, want %q", err, tc.want)
 			}
-			if beside, err := os.ReadDir(parent); err != nil || len(beside) != 1 {
-				t.Errorf("%v %v", err, beside)
+			if entries, err := os.ReadDir(parent); err != nil || len(entries) != 1 {
+				t.Errorf("%v %v", err, entries)
 			}
 		})
 	}
@@ -133,8 +133,8 @@ func FuzzUnpack(f *testing.F) {
 			t.Fatal(err)
 		}
 		_, _ = backup.Unpack(bytes.NewReader(raw), dir)
-		if beside, err := os.ReadDir(parent); err != nil || len(beside) != 1 {
-			t.Errorf("%v %v", err, beside)
+		if entries, err := os.ReadDir(parent); err != nil || len(entries) != 1 {
+			t.Errorf("%v %v", err, entries)
 		}
 	})
 }

@@ -354,7 +354,7 @@ func ports(ctx context.Context, m Machine) (Level, string, string) {
 		_ = l.Close()
 	}
 	if len(taken) > 0 {
-		return Fail, "in use by another process: " + strings.Join(taken, ", "), "ss -ltnp says by whom; stop it, or set another address in edgecore.yaml"
+		return Fail, "in use by another process: " + strings.Join(taken, ", "), "ss -ltnp shows the process; stop it, or set another address in edgecore.yaml"
 	}
 	return Fine, "free", ""
 }

@@ -143,7 +143,7 @@ func (e *Encryption) validate(at *field.Path) field.ErrorList {
 		errs = append(errs, field.Forbidden(at.Child("keyCredential"), "keyCommand is set: only one of them gives the key"))
 	}
 	if e.KeyFile != "" && e.Sealed() {
-		errs = append(errs, field.Forbidden(at.Child("keyFile"), "keyCommand or keyCredential is set: a key in a file beside it would be of no use"))
+		errs = append(errs, field.Forbidden(at.Child("keyFile"), "keyCommand or keyCredential is set: a key in a file as well would not be used"))
 	}
 	return errs
 }

@@ -201,7 +201,7 @@ func (w *walker) content(id uint64, page []byte, depth int, path [][]byte, last 
 	e := binary.NativeEndian
 	flags, count := e.Uint16(page[8:]), int(e.Uint16(page[10:]))
 	if flags != flagBranch && flags != flagLeaf {
-		return w.Damaged(path, &DamageError{Reason: fmt.Sprintf("page %d is of type %#x where a tree should go on", id, flags)})
+		return w.Damaged(path, &DamageError{Reason: fmt.Sprintf("page %d is of type %#x in the place of a branch or leaf page", id, flags)})
 	}
 	if pageHeader+count*elementSize > len(page) || (flags == flagBranch && count == 0) {
 		return w.Damaged(path, &DamageError{Reason: fmt.Sprintf("page %d has %d elements, more or less than it can have", id, count)})
