@@ -144,8 +144,8 @@ type uiView struct {
 	failed map[string]string // what can't be read now, and why
 }
 
-// sources are the page's lists in addition to the four of the status; without the rights for them the
-// rest is shown.
+// sources are the page's lists in addition to the four of the status; without the rights for them
+// the rest is shown.
 func (v *uiView) sources(c *cluster) []source {
 	of := func(plural string, add func(runtime.Object)) source {
 		all := c.objects.Resource(v1alpha1.Resource(plural))
