@@ -282,9 +282,6 @@ func (s *system) proxy() (address string) {
 // the edgecore that runs, whose containers continue, and of one that can't start. One that is
 // stopped by a signal is told from one that does not run.
 func TestClaims_39_ReadOnlyDiskAndStoppedProcess(t *testing.T) {
-	if _, err := os.Stat("/dev/loop-control"); err != nil {
-		t.Skip(err)
-	}
 	s := newSystem(t)
 	s.realDisk("edge1")
 	before := s.Containers("edge1")

@@ -66,7 +66,6 @@ func TestEveryday_03_09_12_RealMachineIsSwitchedOff(t *testing.T) {
 // TestEveryday_03: the machine is off for a day by its clock, and its link is away; then edgecore
 // is stopped and started, and containers continue.
 func TestEveryday_03_RealMachineIsOffForADay(t *testing.T) {
-	inFull(t)
 	s := newSystem(t)
 	changed, before := s.follow(), s.running()
 	s.cut()
@@ -140,7 +139,6 @@ func TestEveryday_20_RealMachineIsUpgraded(t *testing.T) {
 // TestEveryday_02: an orderly reboot with a link, at whose boot the machine gets a lease of another
 // address: its pods stay, and the cloud has the address.
 func TestEveryday_02_19_RealMachineRebootsOnLine(t *testing.T) {
-	inFull(t)
 	s := newSystem(t)
 	changed, before := s.follow(), s.running()
 	boot := s.reboots("echo 77 >/etc/machine-lease; systemctl reboot")
@@ -159,7 +157,6 @@ func TestEveryday_02_19_RealMachineRebootsOnLine(t *testing.T) {
 // TestEveryday_04: edgecore is killed, and hangs until systemd's watchdog ends it; containerd is
 // restarted. Containers continue.
 func TestEveryday_04_RealMachineIsWatched(t *testing.T) {
-	inFull(t)
 	s := newSystem(t)
 	changed, before := s.follow(), s.running()
 	const pid = "systemctl show --property=MainPID --value edgecore"
@@ -170,12 +167,4 @@ func TestEveryday_04_RealMachineIsWatched(t *testing.T) {
 	s.run("systemctl restart containerd")
 	s.same(before, "a restart of containerd")
 	s.unchanged(changed)
-}
-
-// inFull skips a test that is played in make long-test alone.
-func inFull(t *testing.T) {
-	t.Helper()
-	if !long() {
-		t.Skip("the machine is one for a few boots: make long-test plays this")
-	}
 }
