@@ -31,6 +31,8 @@ const (
 	// maxSeen bounds the messages that are remembered. At the bound all are forgotten, so that
 	// each may be written a few times more.
 	maxSeen = 2048
+	// maxModules bounds the modules with a verbosity of their own.
+	maxModules = 64
 	// moduleKey is the key of the module in a logger's values (package beehive).
 	moduleKey = "module"
 )
@@ -116,6 +118,9 @@ func (l *Log) Set(module string, verbosity int) error {
 		l.all = verbosity
 		clear(l.modules)
 		return nil
+	}
+	if _, ok := l.modules[module]; !ok && len(l.modules) >= maxModules {
+		return fmt.Errorf("module: %d modules have a verbosity of their own already; set that of all first", maxModules)
 	}
 	l.modules[module] = verbosity
 	return nil

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -93,6 +94,15 @@ func TestLog_Set(t *testing.T) {
 			t.Errorf("a verbosity of %d is taken", bad)
 		}
 	}
+	for i := range 64 {
+		set(fmt.Sprint("module", i), 1)
+	}
+	if l.Set("one-more", 1) == nil {
+		t.Error("there is no bound on modules")
+	}
+	set("module0", 2) // it has one already
+	set("", 0)
+	set("one-more", 1)
 }
 
 // words are the messages of a text.
@@ -134,6 +144,18 @@ func TestLog_repeats(t *testing.T) {
 		}
 		if n := strings.Count(out.String(), "\n"); n != 10000 {
 			t.Errorf("%d of 10000 messages with values of their own", n)
+		}
+		// They took the place of the older messages, whose counts begin again.
+		out.Reset()
+		for range 4 {
+			logger.Error(errors.New("refused"), "Failed to dial", "server", "a")
+		}
+		logger.Info("Progress", "done", 0)
+		for range 9 {
+			logger.Error(errors.New("refused"), "Failed to dial", "server", "a")
+		}
+		if n := strings.Count(out.String(), `"server":"a"`); n != 5 {
+			t.Errorf("a message was written %d times", n)
 		}
 	})
 }

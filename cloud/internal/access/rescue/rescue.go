@@ -121,14 +121,14 @@ func (s *session) accept(ctx context.Context, target string) (net.Conn, error) {
 	case target == protocol.RescueTarget:
 		s.Charge(cost)
 		near, far := net.Pipe()
-		go s.answer(klog.FromContext(ctx), far) // ends with the stream, or after timeout
+		go s.answer(klog.FromContext(ctx), far) // ends with the session, or after timeout
 		return near, nil
 	}
 	return nil, fmt.Errorf("a rescue session leads to operations and artefacts, not to %.64q", target)
 }
 
-// answer serves one question. It ends once the stream is closed, as it is with its session: no
-// report is written afterwards.
+// answer serves one question. It ends with the session, after which no report is written, and at
+// the latest after timeout.
 func (s *session) answer(logger klog.Logger, conn net.Conn) {
 	defer conn.Close()
 	_ = conn.SetDeadline(time.Now().Add(timeout))
