@@ -373,6 +373,11 @@ func (r *Repository) AddPacked(version, arch string, packed, program []byte, cha
 	if err := r.verify(); err != nil {
 		return t, err
 	}
+	for _, have := range r.Programs() {
+		if have.Name == t.Name && have.Digest != t.Digest { // devices may be fetching it
+			return t, fmt.Errorf("the repository has another program as %s for %s (%s): remove %s first, or add this one as another version", version, arch, have.Digest, version)
+		}
+	}
 	if err := atomicfile.Write(filepath.Join(r.Dir, t.Name), packed, 0o644); err != nil {
 		return t, err
 	}

@@ -84,6 +84,11 @@ func TestRepositoryInFiles(t *testing.T) {
 	if got := s.sees(); !slices.Equal(got, []string{"v1.4.0", "v1.4.1", "v1.4.1"}) {
 		t.Errorf("the device sees %v", got)
 	}
+	if _, err := s.open().Add("v1.4.1", "amd64", one, nil); err == nil || !strings.Contains(err.Error(), "remove v1.4.1 first") {
+		t.Errorf("another program by a name that is taken: %v", err)
+	}
+	_, err = s.open().Add("v1.4.1", "amd64", two, artefactrepo.OfThisRelease) // the same once more
+	s.check(err)
 	c, err := s.device.Refresh(t.Context(), artefact.Files(s.dir), false)
 	s.check(err)
 	whole, deltas, err := c.Find("v1.4.1", "amd64", "")
