@@ -346,7 +346,7 @@ func TestTraps_14_ACutCableIsNotTheRoutesFault(t *testing.T) {
 				return nil
 			})
 			if long {
-				if e := l.reported("office", v1alpha1.RouteRolledBack, 1); !strings.Contains(e.Message, "tried again when the link opens") {
+				if e := l.reported("office", v1alpha1.RouteRolledBack, 1); !strings.Contains(e.Message, "applies the route again when the link opens") {
 					t.Errorf("message: %s", e.Message)
 				}
 			}
