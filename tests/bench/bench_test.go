@@ -44,7 +44,8 @@ type bench struct {
 	*trial.Trial
 	client    kubernetes.Interface
 	rows      []row
-	fleet     *hollow.Fleet // nil without hollow nodes
+	fleet     *hollow.Fleet  // nil without hollow nodes
+	operate   hollow.Operate // of the fleet that link makes
 	stopFleet func() error
 }
 
@@ -81,6 +82,7 @@ func BenchmarkRow(b *testing.B) {
 		{"Steady", (*bench).steady},
 		{"Storm", (*bench).storm},
 		{"HollowQUIC", (*bench).hollowQUIC},
+		{"Rollout", (*bench).rollout},
 		{"Hostile", (*bench).hostile},
 		{"Fleet", (*bench).manyNodes},
 	} {

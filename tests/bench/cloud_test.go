@@ -208,7 +208,7 @@ func (s *bench) link(b *testing.B, transport link.Transport, nodes int) {
 		}
 	}
 	s.fleet, err = hollow.New(hollow.Config{
-		Nodes: nodes, Prefix: hollowPrefix, Server: server, ServerName: lab.Cloud().String(), Transport: transport, Roots: roots,
+		Nodes: nodes, Prefix: hollowPrefix, Server: server, ServerName: lab.Cloud().String(), Transport: transport, Roots: roots, Operate: s.operate,
 		Identity: hollow.FromCA(filepath.Join(dir, "ca.crt"), filepath.Join(dir, "ca.key")),
 	})
 	check(b, err)

@@ -294,4 +294,5 @@ var order = slices.Concat(
 	[]string{whatHollowMemory, whatHollowHeap, whatHollowQUIC, whatHollowLinked, whatHollowStep, whatHollowCPU, whatSteady, whatHollowWrites},
 	[]string{whatFleetKilled, whatFleetLost, whatFleetReady},
 	[]string{whatHostileMemory, whatHostileChange, whatHostileBusy, whatHostileReconnect, whatHostileQUIC},
+	[]string{whatRolloutWrites, whatRolloutRequests, whatRolloutBytes, whatRolloutTime},
 )

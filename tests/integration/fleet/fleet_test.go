@@ -1,0 +1,225 @@
+// Package fleet_test rolls operations out to a thousand devices: the real cloudcore with the rights
+// of its manifests, a real kube-apiserver, and links of hollow devices, which report what a device
+// would.
+package fleet_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/klog/v2"
+
+	"github.com/skerry-io/skerry/common/api/v1alpha1"
+	"github.com/skerry-io/skerry/tests/cluster"
+	"github.com/skerry-io/skerry/tests/cluster/binary"
+	"github.com/skerry-io/skerry/tests/cluster/process"
+	"github.com/skerry-io/skerry/tests/hollow"
+)
+
+const (
+	devices = 1000
+	bad     = "v9.9.9" // goes back on every device
+	good    = "v9.9.10"
+)
+
+// system is a cloudcore with hollow devices.
+type system struct {
+	t     *testing.T
+	audit string
+	plane *cluster.ControlPlane
+	sets  dynamic.ResourceInterface
+	fleet *hollow.Fleet
+
+	mu      sync.Mutex
+	touched map[string]map[string]bool // by version: the devices
+}
+
+func newSystem(t *testing.T) *system {
+	s := &system{t: t, audit: filepath.Join(t.TempDir(), "audit.log"), touched: map[string]map[string]bool{bad: {}, good: {}}}
+	s.plane = cluster.Own(t, "--audit="+s.audit)
+	s.plane.Apply(t, "manifests/crds")
+	s.plane.Apply(t, "manifests/cloudcore")
+	admin, err := dynamic.NewForConfig(s.plane.Admin())
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.sets = admin.Resource(v1alpha1.Resource(v1alpha1.NodeOperationSets))
+	links := s.cloudcore()
+	host, port, _ := net.SplitHostPort(links)
+	number, _ := strconv.Atoi(port)
+	roots, err := hollow.Roots(t.Context(), s.plane.Client())
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.fleet, err = hollow.New(hollow.Config{
+		Nodes: devices, Server: host, Port: number, Roots: roots, Identity: hollow.FromCA(s.plane.CAFile(), s.plane.CAKeyFile()),
+		Operate: hollow.Ends(func(node string, o *v1alpha1.NodeOperation) string {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			s.touched[o.Spec.Upgrade.Version][node] = true
+			if o.Spec.Upgrade.Version == bad {
+				return v1alpha1.OperationRolledBack
+			}
+			return hollow.Done
+		}),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := s.fleet.Allow(t.Context(), s.plane.Client()); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(klog.NewContext(context.WithoutCancel(t.Context()), klog.New(nil)))
+	done := make(chan error, 1)
+	go func() { done <- s.fleet.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	patient, stop := context.WithTimeout(t.Context(), 5*time.Minute)
+	defer stop()
+	if err := s.fleet.AwaitWhole(patient); err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// cloudcore starts the program, and returns its address for links.
+func (s *system) cloudcore() (links string) {
+	t := s.t
+	root, err := binary.Root()
+	if err != nil {
+		t.Fatal(err)
+	}
+	programs, err := binary.Build(t.Context(), root, "cloudcore")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	kubeconfig, file := filepath.Join(dir, "kubeconfig"), filepath.Join(dir, "cloudcore.yaml")
+	s.plane.AccountKubeconfig(t, "cloudcore", kubeconfig)
+	links = cluster.FreeAddress(t, "tcp")
+	health := cluster.FreeAddress(t, "tcp")
+	config := fmt.Sprintf("apiVersion: config.skerry.io/v1alpha1\nkind: CloudCore\nkubeconfig: %s\nhealth: {listen: %q}\ntunnel: {listen: \"\"}\njoin: {listen: \"\"}\n"+
+		"advertise: [127.0.0.1]\nhub:\n  websocket: {listen: %q}\n  quic: {listen: \"\"}\n", kubeconfig, health, links)
+	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cluster.StartProgram(t, "cloudcore", process.Spec{Path: programs[0], Args: []string{"--config", file}, Log: filepath.Join(dir, "log")}, 30*time.Second)
+	cluster.WaitReady(t, "cloudcore", health)
+	return links
+}
+
+func (s *system) apply(version string) {
+	s.t.Helper()
+	_, err := s.sets.Apply(s.t.Context(), "edgecore", &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": v1alpha1.SchemeGroupVersion.String(), "kind": "NodeOperationSet", "metadata": map[string]any{"name": "edgecore"},
+		"spec": map[string]any{
+			"template":     map[string]any{"operation": "Upgrade", "upgrade": map[string]any{"version": version}},
+			"nodeSelector": map[string]any{}, "maxParallel": int64(500),
+			"waves": []any{map[string]any{"selector": map[string]any{"matchLabels": map[string]any{"canary": "yes"}}, "soak": "3s"}},
+		},
+	}}, metav1.ApplyOptions{FieldManager: "test", Force: true})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// await waits until the set's condition Ready has a reason, for its newest generation.
+func (s *system) await(reason string) (status v1alpha1.NodeOperationSetStatus) {
+	s.t.Helper()
+	cluster.Eventually(s.t, "the set to be "+reason, func(ctx context.Context) error {
+		u, err := s.sets.Get(ctx, "edgecore", metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		var set v1alpha1.NodeOperationSet
+		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, &set); err != nil {
+			return err
+		}
+		status = set.Status
+		c := meta.FindStatusCondition(status.Conditions, v1alpha1.SetReady)
+		if c == nil || status.ObservedGeneration != set.Generation || c.Reason != reason {
+			return errors.New(fmt.Sprint("it is ", status.Progress, " ", status.Conditions))
+		}
+		return nil
+	})
+	return status
+}
+
+// writes are the audited writes of operations, sets, Nodes' annotations and events.
+func (s *system) writes() map[string]int {
+	s.t.Helper()
+	found := map[string]int{}
+	for _, r := range cluster.ReadAudit(s.t, s.audit, func(r cluster.Request) bool { return r.Write() && r.ResponseStatus.Code < 300 }) {
+		key := r.Verb + " " + r.ObjectRef.Resource
+		if r.ObjectRef.Subresource != "" {
+			key += "/" + r.ObjectRef.Subresource
+		}
+		switch {
+		case r.ObjectRef.Resource == v1alpha1.NodeOperations, r.ObjectRef.Resource == v1alpha1.NodeOperationSets, r.ObjectRef.Resource == "events":
+			found[key]++
+		case key == "patch nodes" && r.ImpersonatedUser.Username == "" && r.User.Username == "system:serviceaccount:skerry-system:cloudcore":
+			found[key]++
+		}
+	}
+	return found
+}
+
+// Scenario 17: a bad canary stops the roll-out: one of a thousand devices was touched. The next
+// template reaches all of them, with few writes each.
+func TestFleet_17_BadCanaryStopsTheRollout(t *testing.T) {
+	s := newSystem(t)
+	canary := "hollow-" + strconv.Itoa(devices/2)
+	if _, err := s.plane.Client().CoreV1().Nodes().Patch(t.Context(), canary, types.MergePatchType, []byte(`{"metadata":{"labels":{"canary":"yes"}}}`), metav1.PatchOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	s.apply(bad)
+	status := s.await("FailureThreshold")
+	if status.Matched != devices || status.Failed != 1 || len(status.Failures) != 1 || status.Failures[0].Node != canary || status.Failures[0].Reason != v1alpha1.OperationRolledBack {
+		t.Errorf("its status is %+v", status)
+	}
+	before := s.writes()
+	if n := before["create "+v1alpha1.NodeOperations]; n != 1 {
+		t.Errorf("%d operations were made", n)
+	}
+	began := time.Now()
+	s.apply(good)
+	status = s.await("Complete")
+	if status.Done != devices {
+		t.Errorf("its status is %+v", status)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.touched[bad]) != 1 || !s.touched[bad][canary] {
+		t.Errorf("the bad version came to %d devices", len(s.touched[bad]))
+	}
+	if len(s.touched[good]) != devices {
+		t.Errorf("the good version came to %d devices", len(s.touched[good]))
+	}
+	after, total := s.writes(), 0
+	for key := range after {
+		after[key] -= before[key]
+		total += after[key]
+	}
+	if n := after["create "+v1alpha1.NodeOperations]; n != devices {
+		t.Errorf("%d operations were made for %d devices", n, devices)
+	}
+	t.Logf("%d devices in %v, %.2f writes each: %v", devices, time.Since(began).Round(time.Second), float64(total)/devices, after)
+}
