@@ -91,15 +91,18 @@ func registration(name string, now time.Time) *topicpb.APIRequest {
 	}
 }
 
-// status is an idle kubelet's report: the times of its conditions.
+// status is the report of an idle kubelet: its conditions with new times. A node whose Lease ended
+// becomes Ready again by it.
 func status(name string, id uint64, now time.Time) *topicpb.Write {
 	type condition struct {
 		Type              corev1.NodeConditionType `json:"type"`
+		Status            corev1.ConditionStatus   `json:"status"`
 		LastHeartbeatTime metav1.Time              `json:"lastHeartbeatTime"`
 	}
 	at := metav1.NewTime(now)
 	body, err := json.Marshal(map[string]any{"status": map[string]any{"conditions": []condition{
-		{corev1.NodeMemoryPressure, at}, {corev1.NodeDiskPressure, at}, {corev1.NodePIDPressure, at}, {corev1.NodeReady, at},
+		{corev1.NodeMemoryPressure, corev1.ConditionFalse, at}, {corev1.NodeDiskPressure, corev1.ConditionFalse, at},
+		{corev1.NodePIDPressure, corev1.ConditionFalse, at}, {corev1.NodeReady, corev1.ConditionTrue, at},
 	}}})
 	if err != nil {
 		panic(fmt.Sprintf("hollow: a patch does not encode: %v", err))
