@@ -204,7 +204,7 @@ func (a *App) newWorks(cloud *rest.Config) (*upgrade.Works, error) {
 	images := newImages(a, edge, a.imageService)
 	a.kept = images.list
 	a.works = upgrade.New(upgrade.Config{
-		Started: started, Launched: ok, Directory: directory,
+		Started: started, Launched: ok, Self: "/proc/self/exe", Directory: directory,
 		Artefacts: artefact.New(artefact.Config{
 			Keys: a.keys, Dir: filepath.Join(a.config.DataDir, artefactsDir), Arch: runtime.GOARCH, Now: a.clock.Now,
 			Free: func() (int64, error) { return freeBytes(a.config.DataDir) },

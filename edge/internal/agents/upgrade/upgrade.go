@@ -44,8 +44,9 @@ func (w *Works) upgrade(ctx context.Context, o drain.Operation, state launch.Sta
 	}
 	work.Upgrade.Digest = target.Digest
 	p := launch.Program{Slot: state.Free(), Version: target.Version, Digest: target.Digest, Overlay: state.Confirmed.Overlay}
+	running := w.running(ctx, state)
 	switch {
-	case state.Confirmed.Digest == target.Digest:
+	case running.digest == target.Digest:
 		return done(work, v1alpha1.OperationUnchanged, "the device runs "+spec.Version+" already")
 	case state.Rejects(p) && o.Spec.Retry == 0:
 		return failed(work, v1alpha1.OperationRejected, "an earlier trial of this program went back; raise retry to try it again")
@@ -53,7 +54,7 @@ func (w *Works) upgrade(ctx context.Context, o drain.Operation, state launch.Sta
 	if err := w.judge(ctx, target, spec, offline); err != nil {
 		return w.refuse(work, err)
 	}
-	target, base := w.choose(target, deltas, state)
+	target, base := choose(target, deltas, running)
 	work.Upgrade.Size, work.Upgrade.Delta = target.Length, target.From != ""
 	if err := w.config.Artefacts.Clean(target); err != nil {
 		return w.later(work, err.Error())
@@ -81,13 +82,33 @@ func (w *Works) upgrade(ctx context.Context, o drain.Operation, state launch.Sta
 	return w.arm(ctx, o, state.Forgive(p), p, work, report)
 }
 
+// runs is the program that the device runs, for which there may be a delta.
+type runs struct{ digest, path string }
+
+// running returns the confirmed program; the zero value if it is unknown, as while another program
+// is executed instead. The digest of the package's program is in no state, so it is computed.
+func (w *Works) running(ctx context.Context, state launch.State) runs {
+	if state.Confirmed.Slot != launch.Package {
+		return runs{state.Confirmed.Digest, w.config.Directory.Program(state.Confirmed.Slot)}
+	}
+	if w.config.Started.Program.Slot != launch.Package {
+		return runs{}
+	}
+	digest, err := artefact.Digest(w.config.Self)
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "Failed to read the running program; deltas to it are not used", "path", w.config.Self)
+		return runs{}
+	}
+	return runs{digest, w.config.Self}
+}
+
 // choose takes the smallest file that makes the program: a delta to the one that runs, or all of
 // it.
-func (w *Works) choose(whole artefact.Target, deltas []artefact.Target, state launch.State) (t artefact.Target, base string) {
+func choose(whole artefact.Target, deltas []artefact.Target, running runs) (t artefact.Target, base string) {
 	t = whole
 	for _, d := range deltas {
-		if d.From == state.Confirmed.Digest && state.Confirmed.Slot != launch.Package && d.Length < t.Length {
-			t, base = d, w.config.Directory.Program(state.Confirmed.Slot)
+		if d.From == running.digest && d.Length < t.Length {
+			t, base = d, running.path
 		}
 	}
 	return t, base

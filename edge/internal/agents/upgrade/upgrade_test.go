@@ -1,13 +1,16 @@
 package upgrade_test
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -39,6 +42,7 @@ type system struct {
 	schema    int
 	writable  error
 	version   string
+	self      string // the file of the package's program; "" if it can't be read
 	zone      *time.Location
 	images    images
 	reports   []drain.Work
@@ -81,7 +85,7 @@ func (s *system) process() (w *upgrade.Works, restarted func() bool) {
 	}
 	ended := false
 	return upgrade.New(upgrade.Config{
-		Started: launch.Started{Dir: s.directory.Path, Program: program, Trial: state.Trial != nil}, Launched: true, Directory: s.directory,
+		Started: launch.Started{Dir: s.directory.Path, Program: program, Trial: state.Trial != nil}, Launched: true, Self: s.self, Directory: s.directory,
 		Artefacts: artefact.New(artefact.Config{Keys: []string{s.repo.Dir}, Dir: filepath.Join(s.dir, "artefacts"), Arch: "amd64", Now: time.Now}),
 		Cloud:     artefact.Files(s.repo.Dir), Bundle: artefact.Files(s.repo.Dir), Device: device{s}, Images: &s.images,
 		Checks:   func(context.Context) ([]v1alpha1.HealthCheck, error) { return s.checks, nil },
@@ -212,6 +216,73 @@ func TestRescuedDevice(t *testing.T) {
 			t.Errorf("with a link: %+v", work)
 		}
 	})
+}
+
+// The first upgrade of a device, whose program is the package's, takes a delta to that. A later one
+// takes a delta to the program in its slot. The version of the package needs no upgrade.
+func TestDeltaToTheRunningProgram(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSystem(t)
+		programs := map[string][]byte{}
+		for i, version := range []string{"v1.3.0", "v1.4.0", "v1.5.0"} {
+			programs[version] = incompressible(64<<10, i)
+			s.add(version, string(programs[version]), nil)
+		}
+		s.self = filepath.Join(s.dir, "edgecore")
+		s.check(os.WriteFile(s.self, programs["v1.3.0"], 0o700))
+		if work, _ := s.do(operation(upgradeTo("v1.3.0"))); work.Reason != v1alpha1.OperationUnchanged {
+			t.Errorf("the version of the package: %+v", work)
+		}
+		for _, step := range [][2]string{{"v1.3.0", "v1.4.0"}, {"v1.4.0", "v1.5.0"}} {
+			base, program := programs[step[0]], programs[step[1]]
+			packed, err := artefactrepo.Delta(base, program)
+			s.check(err)
+			delta, err := s.repo.AddDelta(step[1], "amd64", base, packed, program, nil)
+			s.check(err)
+			o := operation(upgradeTo(step[1]))
+			o.Name = step[1]
+			if work, restarts := s.do(o); !restarts || !work.Upgrade.Delta || work.Upgrade.Fetched != delta.Length {
+				t.Fatalf("from %s: %+v %+v", step[0], work, work.Upgrade)
+			}
+			if work, _ := s.do(o); work.Reason != v1alpha1.OperationConfirmed {
+				t.Fatalf("from %s: %+v", step[0], work)
+			}
+			state, err := s.directory.Load()
+			s.check(err)
+			if got, err := os.ReadFile(s.directory.Program(state.Confirmed.Slot)); err != nil || !bytes.Equal(got, program) {
+				t.Errorf("from %s: the slot has another program (%v)", step[0], err)
+			}
+		}
+	})
+}
+
+// A delta to another program than the running one is not fetched, nor one whose base can't be read.
+func TestWholeProgramWithoutItsBase(t *testing.T) {
+	for name, self := range map[string]string{"another program": "edgecore", "not readable": "missing"} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newSystem(t)
+				s.self = filepath.Join(s.dir, self)
+				s.check(os.WriteFile(filepath.Join(s.dir, "edgecore"), []byte("built by somebody"), 0o700))
+				base, program := incompressible(64<<10, 1), incompressible(64<<10, 2)
+				s.add("v1.4.0", string(program), nil)
+				packed, err := artefactrepo.Delta(base, program)
+				s.check(err)
+				_, err = s.repo.AddDelta("v1.4.0", "amd64", base, packed, program, nil)
+				s.check(err)
+				if work, restarts := s.do(operation(upgradeTo("v1.4.0"))); !restarts || work.Upgrade.Delta {
+					t.Errorf("%+v %+v", work, work.Upgrade)
+				}
+			})
+		})
+	}
+}
+
+// incompressible is a program of which all versions but for their ends are alike.
+func incompressible(size, version int) []byte {
+	program := make([]byte, size)
+	_, _ = rand.NewChaCha8([32]byte{}).Read(program)
+	return append(program, strings.Repeat(strconv.Itoa(version), version+1)...)
 }
 
 func TestDowngradeThatIsAllowed(t *testing.T) {

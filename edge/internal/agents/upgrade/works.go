@@ -55,6 +55,7 @@ type Device interface {
 type Config struct {
 	Started   launch.Started // how this process was started
 	Launched  bool           // it was started by skerry-launch
+	Self      string         // the file of this process's program
 	Directory launch.Directory
 	Artefacts *artefact.Store
 	Cloud     artefact.Source

@@ -175,6 +175,20 @@ func (s *Store) Unpack(t Target, base string) (_ string, err error) {
 	return path, nil
 }
 
+// Digest is that of a program's file, as a Target has it.
+func Digest(path string) (string, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return "", fmt.Errorf("computing a digest: %w", err)
+	}
+	defer f.Close()
+	h := sha256.New()
+	if _, err := io.Copy(h, f); err != nil {
+		return "", fmt.Errorf("computing a digest of %s: %w", path, err)
+	}
+	return "sha256:" + hex.EncodeToString(h.Sum(nil)), nil
+}
+
 // DictionaryID marks the running program as the dictionary of a delta.
 const DictionaryID = 1
 
