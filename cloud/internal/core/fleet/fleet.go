@@ -140,22 +140,24 @@ func Of(f Facts, limits Limits, now time.Time) []Node {
 	return result
 }
 
-// allDown has the action of each link that is down name the cloud, where all of several links are.
+// allDown has the actions begin with the cloud, if no link of several is known to be up: a
+// cloudcore that ended soon after its start leaves devices as NoKubelet.
 func allDown(nodes []Node) {
 	down := 0
 	for i := range nodes {
 		switch nodes[i].Link {
-		case Down:
-			down++
-		case Up, NoKubelet:
+		case Up:
 			return
+		case Down, NoKubelet:
+			down++
 		case Never:
 		}
 	}
 	for i := range nodes {
 		for p := range nodes[i].Problems {
-			if problem := &nodes[i].Problems[p]; down > 1 && problem.Reason == "LinkDown" {
-				problem.Action = "all links are down: is cloudcore running, and its address reached? kubectl get pods -n skerry-system"
+			problem := &nodes[i].Problems[p]
+			if down > 1 && (problem.Reason == "LinkDown" || problem.Reason == "NoKubelet") {
+				problem.Action = "no device is in contact: is cloudcore running, and its address reached? kubectl get pods -n skerry-system; if so, " + problem.Action
 			}
 		}
 	}

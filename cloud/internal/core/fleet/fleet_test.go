@@ -198,9 +198,10 @@ func TestSession_OfADeviceThatLies(t *testing.T) {
 	}
 }
 
-// With all links down the action names the cloud; with one that is up, the device.
+// With no link up the actions name the cloud; with one that is up, the device.
 func TestOf_AllLinksDown(t *testing.T) {
 	down := func(name string) *coordinationv1.Lease { return lease(name, 3*time.Hour, 5*time.Hour, nil) }
+	noKubelet := func(name string) *coordinationv1.Lease { return lease(name, 3*time.Hour, 2*time.Hour, nil) }
 	cloud := func(selected bool, leases ...*coordinationv1.Lease) (named int) {
 		f := fleet.Facts{Leases: leases, Selected: selected}
 		for _, l := range leases {
@@ -219,6 +220,8 @@ func TestOf_AllLinksDown(t *testing.T) {
 		got, want int
 	}{
 		{cloud(false, down("a"), down("b"), down("c")), 3},
+		{cloud(false, down("a"), noKubelet("b")), 2},
+		{cloud(false, noKubelet("a"), lease("b", 5*time.Second, time.Hour, nil)), 0},
 		{cloud(false, down("a")), 0},
 		{cloud(true, down("a"), down("b")), 0},
 		{cloud(false, down("a"), down("b"), lease("c", 5*time.Second, time.Hour, nil)), 0},
