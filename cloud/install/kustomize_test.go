@@ -48,20 +48,58 @@ func TestRenderAsKustomize(t *testing.T) {
 // The configuration that docs/maintenance.md has users write: fields of cloudcore.yaml, and a patch
 // of the Deployment by kustomize.
 func TestDocumentedConfiguration(t *testing.T) {
-	page, err := os.ReadFile("../../docs/maintenance.md")
+	const page = "maintenance.md"
+	more := "relay: {leaseRenewal: 10s}" + unindented(documented(t, page, "\n```yaml\nrelay: {leaseRenewal: 10s}"), 2)
+	patch := "#" + unindented(documented(t, page, "\n  ```yaml\n  # kustomization.yaml;"), 2)
+	deployment := patched(t, more, patch)
+	for _, part := range []string{"value: 5400MiB", "memory: 6000Mi", "secretName: cloudcore-logs", "mountPath: /etc/cloudcore-logs", "name: cloudcore-config-", "mountPath: /etc/skerry\n"} {
+		if !strings.Contains(deployment, part) {
+			t.Errorf("the Deployment has no %q:\n%s", part, deployment)
+		}
+	}
+}
+
+// The volume of artefacts in a cluster: docs/fleet.md has the lines that go into that patch.
+func TestDocumentedVolumeOfArtefacts(t *testing.T) {
+	const page = "fleet.md"
+	more := "artefacts: " + documented(t, page, "\n```yaml\nartefacts: ")
+	patch := "#" + unindented(documented(t, "maintenance.md", "\n  ```yaml\n  # kustomization.yaml;"), 2)
+	head, _, ok := strings.Cut(patch, "          volumes:")
+	if !ok {
+		t.Fatalf("the patch has no volumes:\n%s", patch)
+	}
+	deployment := patched(t, more, head+"          volumes:"+documented(t, page, "\n```yaml\n          volumes:"))
+	for _, part := range []string{"claimName: artefacts", "mountPath: /srv/artefacts", "mountPath: /etc/skerry\n"} {
+		if !strings.Contains(deployment, part) {
+			t.Errorf("the Deployment has no %q:\n%s", part, deployment)
+		}
+	}
+}
+
+// documented is the rest of a block of a page of docs.
+func documented(t *testing.T, page, begin string) string {
+	t.Helper()
+	text, err := os.ReadFile("../../docs/" + page)
 	if err != nil {
 		t.Fatal(err)
 	}
-	block := func(begin string) string {
-		_, rest, ok := strings.Cut(string(page), begin)
-		body, _, _ := strings.Cut(rest, "```")
-		if !ok {
-			t.Fatalf("the page has no block that begins with %q", begin)
-		}
-		return strings.ReplaceAll(body, "\n  ", "\n") // it is in a list
+	_, rest, ok := strings.Cut(string(text), begin)
+	if !ok {
+		t.Fatalf("%s has no block that begins with %q", page, begin)
 	}
-	o := install.Options{Advertise: []string{"cloud.example.com"}, Image: "c:1", Replicas: 2}
-	o.File = install.ConfigFile{Name: "more.yaml", Data: []byte("relay: {leaseRenewal: 10s}" + block("\n```yaml\nrelay: {leaseRenewal: 10s}"))}
+	body, _, _ := strings.Cut(rest, "```")
+	return body
+}
+
+// unindented is a block of a list.
+func unindented(block string, by int) string {
+	return strings.ReplaceAll(block, "\n"+strings.Repeat(" ", by), "\n")
+}
+
+// patched is cloudcore's Deployment with further fields of cloudcore.yaml, after a kustomization.
+func patched(t *testing.T, more, kustomization string) string {
+	t.Helper()
+	o := install.Options{Advertise: []string{"cloud.example.com"}, Image: "c:1", Replicas: 2, File: install.ConfigFile{Name: "more.yaml", Data: []byte(more)}}
 	if err := o.Validate(); err != nil {
 		t.Fatal(err)
 	}
@@ -70,30 +108,24 @@ func TestDocumentedConfiguration(t *testing.T) {
 		t.Fatal(err)
 	}
 	disk := filesys.MakeFsInMemory()
-	patch := block("\n  ```yaml\n  # kustomization.yaml;")
-	if err := errors.Join(disk.WriteFile("/k/install.yaml", printed), disk.WriteFile("/k/kustomization.yaml", []byte("#"+patch))); err != nil {
+	if err := errors.Join(disk.WriteFile("/k/install.yaml", printed), disk.WriteFile("/k/kustomization.yaml", []byte(kustomization))); err != nil {
 		t.Fatal(err)
 	}
 	built, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(disk, "/k")
 	if err != nil {
-		t.Fatalf("%v of\n%s", err, patch)
+		t.Fatalf("%v of\n%s", err, kustomization)
 	}
 	for _, r := range built.Resources() {
-		if r.GetKind() != "Deployment" || r.GetName() != "cloudcore" {
-			continue
-		}
-		text, err := r.AsYAML()
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, part := range []string{"value: 5400MiB", "memory: 6000Mi", "secretName: cloudcore-logs", "mountPath: /etc/cloudcore-logs", "name: cloudcore-config-", "mountPath: /etc/skerry\n"} {
-			if !strings.Contains(string(text), part) {
-				t.Errorf("the Deployment has no %q:\n%s", part, text)
+		if r.GetKind() == "Deployment" && r.GetName() == "cloudcore" {
+			text, err := r.AsYAML()
+			if err != nil {
+				t.Fatal(err)
 			}
+			return string(text)
 		}
-		return
 	}
-	t.Error("no Deployment came out")
+	t.Fatal("no Deployment came out")
+	return ""
 }
 
 var emptyLines = regexp.MustCompile(`\n[ ]*(?:\n[ ]*)*\n`)
