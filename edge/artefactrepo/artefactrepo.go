@@ -120,8 +120,12 @@ func Open(dir, keysDir string) (*Repository, error) {
 	return r, nil
 }
 
-// verify reports whether the programs that Open has read were signed by the key of targets.
+// verify reports whether the programs that Open has read were signed by the key of targets, and are
+// the newest.
 func (r *Repository) verify() error {
+	if err := r.newest(); err != nil {
+		return err
+	}
 	if r.read == nil {
 		return nil
 	}
@@ -462,10 +466,26 @@ func (r *Repository) Publish() error {
 	if err := sign(timestamp, signers[metadata.TIMESTAMP], filepath.Join(r.Dir, "timestamp.json")); err != nil {
 		return err
 	}
+	if err := r.keys.signed(r.version); err != nil {
+		return err
+	}
 	for _, role := range []string{"targets", "snapshot"} {
 		if err := os.Remove(filepath.Join(r.Dir, fmt.Sprintf("%d.%s.json", r.version-kept, role))); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
+	}
+	return nil
+}
+
+// newest refuses a repository that is older than the last one that the keys have signed: devices
+// refuse metadata older than those they have seen, and versions that were withdrawn would be back.
+func (r *Repository) newest() error {
+	last, err := r.keys.last()
+	if err != nil {
+		return err
+	}
+	if r.version < last {
+		return fmt.Errorf("%s is an older copy: its metadata are of version %d, and these keys have signed version %d; restore the newest, for example from where cloudcore reads it", r.Dir, r.version, last)
 	}
 	return nil
 }

@@ -115,6 +115,34 @@ func TestRepositoryInFiles(t *testing.T) {
 	}
 }
 
+// An older copy of a repository is not signed again, once its keys have signed a newer one: devices
+// would refuse it, and it would bring back what was removed.
+func TestOlderCopyIsRefused(t *testing.T) {
+	s := newSystem(t)
+	_, err := s.open().Add("v1.4.0", "amd64", []byte("one"), nil)
+	s.check(err)
+	older := t.TempDir()
+	s.check(os.CopyFS(older, os.DirFS(s.dir)))
+	s.check(s.open().Remove("v1.4.0"))
+	reopen := func() *artefactrepo.Repository {
+		t.Helper()
+		r, err := artefactrepo.Open(older, s.keys)
+		s.check(err)
+		return r
+	}
+	_, err = reopen().Add("v1.4.1", "amd64", []byte("two"), nil)
+	for how, err := range map[string]error{"add": err, "refresh": reopen().Publish(), "remove": reopen().Remove("v1.4.0"), "rotate": reopen().Rotate("targets")} {
+		if err == nil || !strings.Contains(err.Error(), "is an older copy") {
+			t.Errorf("%s: %v", how, err)
+		}
+	}
+	if left, _ := filepath.Glob(filepath.Join(older, "*v1.4.1*")); len(left) > 0 {
+		t.Errorf("files of a version that was refused: %v", left)
+	}
+	_, err = s.open().Add("v1.4.1", "amd64", []byte("two"), nil) // the newest copy
+	s.check(err)
+}
+
 // forge adds a program by keys that were stolen: in a repository of the thief's own, whose targets,
 // snapshot and timestamp replace those of this one.
 func (s *system) forge(stolen string) {
@@ -123,6 +151,7 @@ func (s *system) forge(stolen string) {
 	_, err := artefactrepo.Create(own, filepath.Join(s.TempDir(), "other"))
 	s.check(err)
 	s.sign(own, stolen)
+	s.check(os.Remove(filepath.Join(stolen, "last-version"))) // no obstacle to a thief
 	r, err := artefactrepo.Open(own, stolen)
 	s.check(err)
 	_, err = r.Add("v6.6.6", "amd64", []byte("evil"), nil)
@@ -253,7 +282,7 @@ func TestRotateAgain(t *testing.T) {
 	if got := s.sees(); !slices.Equal(got, []string{"v1.4.0"}) {
 		t.Errorf("the device sees %v", got)
 	}
-	if keys, _ := filepath.Glob(filepath.Join(s.keys, "*")); len(keys) != 6 {
+	if keys, _ := filepath.Glob(filepath.Join(s.keys, "*.pem*")); len(keys) != 6 {
 		t.Errorf("keys are %v", keys)
 	}
 }

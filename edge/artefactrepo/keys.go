@@ -6,8 +6,12 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
 
 	"github.com/theupdateframework/go-tuf/v2/metadata"
 
@@ -25,6 +29,10 @@ type keys interface {
 	get(name string) (ed25519.PrivateKey, error)
 	put(name string, key ed25519.PrivateKey) error
 	rename(from, to string) error
+	// last is the newest version of the metadata that was signed by these keys here, 0 if that is
+	// not known; signed records one.
+	last() (int64, error)
+	signed(version int64) error
 }
 
 func roles() []string {
@@ -97,6 +105,9 @@ func (m memory) rename(from, to string) error {
 	return nil
 }
 
+func (memory) last() (int64, error) { return 0, nil }
+func (memory) signed(int64) error   { return nil }
+
 // files has keys in a directory, as PKCS #8 in PEM.
 type files string
 
@@ -134,3 +145,30 @@ func (d files) put(name string, key ed25519.PrivateKey) error {
 }
 
 func (d files) rename(from, to string) error { return os.Rename(d.path(from), d.path(to)) }
+
+// lastFile is the file with the newest version that was signed.
+const lastFile = "last-version"
+
+func (d files) last() (int64, error) {
+	raw, err := os.ReadFile(filepath.Join(string(d), lastFile))
+	if errors.Is(err, fs.ErrNotExist) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, err
+	}
+	n, err := strconv.ParseInt(strings.TrimSpace(string(raw)), 10, 64)
+	if err != nil {
+		return 0, fmt.Errorf("%s is no version: %w", filepath.Join(string(d), lastFile), err)
+	}
+	return n, nil
+}
+
+// signed writes no file where keys can only be read, as on a medium that is kept in a safe.
+func (d files) signed(version int64) error {
+	err := atomicfile.Write(filepath.Join(string(d), lastFile), []byte(strconv.FormatInt(version, 10)+"\n"), 0o600)
+	if errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.EROFS) {
+		return nil
+	}
+	return err
+}

@@ -320,3 +320,78 @@ func TestDelta(t *testing.T) {
 		t.Error("a delta to another program is taken")
 	}
 }
+
+// Keys that were replaced are refused by a device that has seen their replacement, also after a
+// restart, and whichever of its files of keys is older: the holder of the cloud and of the old keys
+// serves metadata with a higher version. A file that is removed ends its trust.
+func TestReplacedKeysStayRefused(t *testing.T) {
+	s := newSystem(t)
+	own, keys, old, stolen := filepath.Join(t.TempDir(), "repo"), filepath.Join(t.TempDir(), "keys"), t.TempDir(), t.TempDir()
+	repo, err := artefactrepo.Create(own, keys)
+	s.check(err)
+	trusted, more := t.TempDir(), t.TempDir()
+	s.check(os.WriteFile(filepath.Join(trusted, "root.json"), s.read(repo.Root()), 0o644))
+	start := func() { // a process of its own each
+		s.store = artefact.New(artefact.Config{Keys: []string{more, trusted}, Dir: s.dir, Arch: "amd64", Now: time.Now})
+	}
+	start()
+	_, err = s.store.Refresh(t.Context(), artefact.Files(own), false)
+	s.check(err)
+	s.check(errors.Join(os.CopyFS(old, os.DirFS(own)), os.CopyFS(stolen, os.DirFS(keys))))
+	for _, role := range []string{"targets", "snapshot", "timestamp"} {
+		s.check(repo.Rotate(role))
+	}
+	s.check(os.WriteFile(filepath.Join(more, "root.json"), s.read(repo.Root()), 0o644))
+	start()
+	_, err = s.store.Refresh(t.Context(), artefact.Files(own), false)
+	s.check(err)
+
+	attacker, err := artefactrepo.Open(old, stolen)
+	s.check(err)
+	for range 8 {
+		s.check(attacker.Publish())
+	}
+	_, err = attacker.Add("v6.6.6", "amd64", program(1000), nil)
+	s.check(err)
+	start()
+	if _, err := s.store.Refresh(t.Context(), artefact.Files(old), false); !errors.Is(err, artefact.ErrUntrusted) {
+		t.Errorf("metadata of keys that were replaced: %v", err)
+	}
+	s.check(os.Remove(filepath.Join(more, "root.json")))
+	start()
+	if _, err := s.store.Refresh(t.Context(), artefact.Files(old), false); !errors.Is(err, artefact.ErrUntrusted) {
+		t.Errorf("metadata of keys that were replaced, by the older file: %v", err)
+	}
+	s.check(os.Remove(filepath.Join(trusted, "root.json")))
+	start()
+	if _, err := s.store.Refresh(t.Context(), artefact.Files(own), false); !errors.Is(err, artefact.ErrNoKeys) {
+		t.Errorf("without a file of keys: %v", err)
+	}
+}
+
+// Metadata older than those seen are refused after a restart too, over the link and from a bundle.
+func TestOlderMetadataAreRefusedAfterARestart(t *testing.T) {
+	s := newSystem(t)
+	own, keys, old := filepath.Join(t.TempDir(), "repo"), filepath.Join(t.TempDir(), "keys"), t.TempDir()
+	repo, err := artefactrepo.Create(own, keys)
+	s.check(err)
+	trusted := t.TempDir()
+	s.check(os.WriteFile(filepath.Join(trusted, "root.json"), s.read(repo.Root()), 0o644))
+	_, err = repo.Add("v1.0.0", "amd64", program(1000), nil)
+	s.check(err)
+	s.check(os.CopyFS(old, os.DirFS(own)))
+	_, err = repo.Add("v2.0.0", "amd64", program(1000), nil)
+	s.check(err)
+	for range 2 {
+		start := artefact.New(artefact.Config{Keys: []string{trusted}, Dir: s.dir, Arch: "amd64", Now: time.Now})
+		_, err := start.Refresh(t.Context(), artefact.Files(own), false)
+		s.check(err)
+		start = artefact.New(artefact.Config{Keys: []string{trusted}, Dir: s.dir, Arch: "amd64", Now: time.Now})
+		if _, err := start.Refresh(t.Context(), artefact.Files(old), false); !errors.Is(err, artefact.ErrReplayed) {
+			t.Errorf("older metadata: %v", err)
+		}
+		if _, err := start.Refresh(t.Context(), artefact.Files(old), true); !errors.Is(err, artefact.ErrReplayed) {
+			t.Errorf("older metadata in a bundle: %v", err)
+		}
+	}
+}

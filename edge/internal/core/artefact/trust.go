@@ -10,7 +10,10 @@
 package artefact
 
 import (
+	"bytes"
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -127,10 +130,10 @@ func (s *Store) Refresh(ctx context.Context, from Source, offline bool) (*Catalo
 		return nil, err
 	}
 	var errs []error
-	for _, root := range anchors {
-		c, err := s.refresh(ctx, from, root, offline)
+	for i, a := range anchors {
+		c, kept, err := s.refresh(ctx, from, a, offline)
 		if err == nil {
-			return c, nil
+			return c, s.advance(ctx, from, slices.Delete(anchors, i, i+1), kept)
 		}
 		errs = append(errs, err)
 		if ctx.Err() != nil || !errors.Is(err, ErrUntrusted) {
@@ -140,10 +143,17 @@ func (s *Store) Refresh(ctx context.Context, from Source, offline bool) (*Catalo
 	return nil, errors.Join(errs...)
 }
 
-// anchors are the roots to begin with: the newest that was ever verified first.
-func (s *Store) anchors() ([][]byte, error) {
-	var all [][]byte
-	for _, dir := range append([]string{s.metadata()}, s.config.Keys...) {
+// anchor is the beginning of a chain of trust.
+type anchor struct {
+	root []byte // the newest that was verified from the device's file on; that file at first
+	dir  string // of the metadata that were verified
+}
+
+// anchors are the beginnings of the chains of trust, one for each file in the directories of keys.
+// A chain never begins again at its file: keys that were replaced since would be trusted again.
+func (s *Store) anchors() ([]anchor, error) {
+	var all []anchor
+	for _, dir := range s.config.Keys {
 		files, err := filepath.Glob(filepath.Join(dir, "*root.json"))
 		if err != nil {
 			return nil, err
@@ -154,7 +164,18 @@ func (s *Store) anchors() ([][]byte, error) {
 			if err != nil {
 				return nil, fmt.Errorf("reading keys: %w", err)
 			}
-			all = append(all, raw)
+			sum := sha256.Sum256(raw)
+			a := anchor{root: raw, dir: filepath.Join(s.config.Dir, "metadata", hex.EncodeToString(sum[:8]))}
+			if slices.ContainsFunc(all, func(other anchor) bool { return other.dir == a.dir }) {
+				continue
+			}
+			if newest, err := os.ReadFile(filepath.Join(a.dir, "root.json")); err == nil {
+				// One that a disk has damaged is of no use.
+				if _, err := trustedmetadata.New(newest); err == nil {
+					a.root = newest
+				}
+			}
+			all = append(all, a)
 		}
 	}
 	if len(all) == 0 {
@@ -163,18 +184,27 @@ func (s *Store) anchors() ([][]byte, error) {
 	return all, nil
 }
 
-func (s *Store) metadata() string { return filepath.Join(s.config.Dir, "metadata") }
+// advance keeps verified metadata for the other anchors, as far as their chains lead to the same
+// root: a chain that is not used would still trust keys that were replaced.
+func (s *Store) advance(ctx context.Context, from Source, others []anchor, kept map[string][]byte) error {
+	for _, a := range others {
+		t, err := trustedmetadata.New(a.root)
+		if err != nil {
+			continue
+		}
+		newest, err := follow(ctx, from, t, a.root)
+		if err != nil || !bytes.Equal(newest, kept["root.json"]) {
+			continue // of another repository
+		}
+		if err := keep(a.dir, kept); err != nil {
+			return err
+		}
+	}
+	return nil
+}
 
-func (s *Store) refresh(ctx context.Context, from Source, root []byte, offline bool) (*Catalogue, error) {
-	t, err := trustedmetadata.New(root)
-	if err != nil {
-		return nil, fmt.Errorf("%w: %w", ErrUntrusted, err)
-	}
-	now := s.config.Now().UTC()
-	if t.RefTime = now; offline {
-		t.RefTime = time.Unix(0, 0).UTC()
-	}
-	keep := map[string][]byte{"root.json": root}
+// follow reads the newer versions of root, each signed by the one before, and returns the newest.
+func follow(ctx context.Context, from Source, t *trustedmetadata.TrustedMetadata, root []byte) ([]byte, error) {
 	for range maxRoots {
 		next, err := read(ctx, from, fmt.Sprintf("%d.root.json", t.Root.Signed.Version+1))
 		if errors.Is(err, fs.ErrNotExist) {
@@ -186,7 +216,24 @@ func (s *Store) refresh(ctx context.Context, from Source, root []byte, offline b
 		if _, err := t.UpdateRoot(next); err != nil {
 			return nil, reason(err)
 		}
-		keep["root.json"] = next
+		root = next
+	}
+	return root, nil
+}
+
+// refresh verifies a repository from an anchor on. It returns the metadata that it has kept, too.
+func (s *Store) refresh(ctx context.Context, from Source, a anchor, offline bool) (_ *Catalogue, kept map[string][]byte, _ error) {
+	t, err := trustedmetadata.New(a.root)
+	if err != nil {
+		return nil, nil, fmt.Errorf("%w: %w", ErrUntrusted, err)
+	}
+	now := s.config.Now().UTC()
+	if t.RefTime = now; offline {
+		t.RefTime = time.Unix(0, 0).UTC()
+	}
+	root, err := follow(ctx, from, t, a.root)
+	if err != nil {
+		return nil, nil, err
 	}
 	name := func(version int64, file string) string {
 		if t.Root.Signed.ConsistentSnapshot {
@@ -194,26 +241,26 @@ func (s *Store) refresh(ctx context.Context, from Source, root []byte, offline b
 		}
 		return file
 	}
-	known := s.known(t)
+	known := known(t, a.dir)
 	stamp, err := read(ctx, from, "timestamp.json")
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if _, err := t.UpdateTimestamp(stamp); err != nil {
 		if _, same := errors.AsType[*metadata.ErrEqualVersionNumber](err); !same {
-			return nil, reason(err)
+			return nil, nil, reason(err)
 		}
 		stamp = known["timestamp.json"]
 	}
-	if kept := known["snapshot.json"]; kept != nil {
-		_, _ = t.UpdateSnapshot(kept, true) // an older one, to compare with
+	if older := known["snapshot.json"]; older != nil {
+		_, _ = t.UpdateSnapshot(older, true) // an older one, to compare with
 	}
 	snapshot, err := read(ctx, from, name(t.Timestamp.Signed.Meta["snapshot.json"].Version, "snapshot.json"))
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	if _, err := t.UpdateSnapshot(snapshot, false); err != nil {
-		return nil, reason(err)
+		return nil, nil, reason(err)
 	}
 	version := int64(0)
 	if m := t.Snapshot.Signed.Meta["targets.json"]; m != nil {
@@ -221,15 +268,15 @@ func (s *Store) refresh(ctx context.Context, from Source, root []byte, offline b
 	}
 	targets, err := read(ctx, from, name(version, "targets.json"))
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	top, err := t.UpdateTargets(targets)
 	if err != nil {
-		return nil, reason(err)
+		return nil, nil, reason(err)
 	}
-	keep["timestamp.json"], keep["snapshot.json"] = stamp, snapshot
-	if err := s.keep(keep); err != nil {
-		return nil, err
+	kept = map[string][]byte{"root.json": root, "timestamp.json": stamp, "snapshot.json": snapshot}
+	if err := keep(a.dir, kept); err != nil {
+		return nil, nil, err
 	}
 	c := &Catalogue{}
 	if offline && (t.Root.Signed.IsExpired(now) || t.Timestamp.Signed.IsExpired(now) || t.Snapshot.Signed.IsExpired(now) || top.Signed.IsExpired(now)) {
@@ -241,14 +288,14 @@ func (s *Store) refresh(ctx context.Context, from Source, root []byte, offline b
 		}
 	}
 	slices.SortFunc(c.Targets, func(a, b Target) int { return strings.Compare(a.Name, b.Name) })
-	return c, nil
+	return c, kept, nil
 }
 
 // known loads the last seen timestamp, to compare with, and returns the kept metadata.
-func (s *Store) known(t *trustedmetadata.TrustedMetadata) map[string][]byte {
+func known(t *trustedmetadata.TrustedMetadata, dir string) map[string][]byte {
 	kept := map[string][]byte{}
 	for _, name := range []string{"timestamp.json", "snapshot.json"} {
-		if raw, err := os.ReadFile(filepath.Join(s.metadata(), name)); err == nil {
+		if raw, err := os.ReadFile(filepath.Join(dir, name)); err == nil {
 			kept[name] = raw
 		}
 	}
@@ -258,12 +305,12 @@ func (s *Store) known(t *trustedmetadata.TrustedMetadata) map[string][]byte {
 	return kept
 }
 
-func (s *Store) keep(files map[string][]byte) error {
-	if err := os.MkdirAll(s.metadata(), 0o700); err != nil {
+func keep(dir string, files map[string][]byte) error {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return fmt.Errorf("keeping metadata: %w", err)
 	}
 	for name, raw := range files {
-		path := filepath.Join(s.metadata(), name)
+		path := filepath.Join(dir, name)
 		if have, err := os.ReadFile(path); err == nil && string(have) == string(raw) {
 			continue
 		}
