@@ -302,14 +302,14 @@ func (t *Trial) hostDir(name string) string { return filepath.Join(t.dir, "hosts
 func (t *Trial) initPath() string           { return filepath.Join(t.dir, "images", "pause") }
 func (t *Trial) logind() string             { return filepath.Join(t.dir, "images", "logind") } // stands for systemd on edges
 func (t *Trial) mark(name string) string    { return t.markPrefix() + name }
-func (t *Trial) markPrefix() string         { return "skerry-trial-" + identify(t.dir) + "/" }
+func (t *Trial) markPrefix() string         { return "skerry-trial-" + t.identify() + "/" }
 
 // Cgroup is that of a node, below which its kubelet makes its own.
 func (t *Trial) Cgroup(name string) string { return t.cgroup(name) }
 
 func (t *Trial) cgroup(name string) string { return t.cgroupRoot() + "/" + name }
-func (t *Trial) cgroupRoot() string        { return "skerry-trial-" + identify(t.dir) }
-func (t *Trial) cable() string             { return "sk" + identify(t.dir) }
+func (t *Trial) cgroupRoot() string        { return "skerry-trial-" + t.identify() }
+func (t *Trial) cable() string             { return "sk" + t.identify() }
 func (t *Trial) LogPath(name, process string) string {
 	return filepath.Join(host.Log(t.hostDir(name)), process+".log")
 }
@@ -327,8 +327,17 @@ func (t *Trial) binary(name string) string {
 // Kubeconfig is the administrator's, for use on the machine.
 func (t *Trial) Kubeconfig() string { return filepath.Join(t.dir, "kubeconfig") }
 
-// identify names a directory in a few characters that fit into the name of an interface.
-func identify(dir string) string { return fmt.Sprintf("%x", sha256.Sum256([]byte(dir)))[:8] }
+// identify names a trial in a few characters that fit into the name of an interface: by its
+// directory and the checkout's inode. Two checkouts, each bound to the same path in a mount
+// namespace of its own, have trials of different names.
+func (t *Trial) identify() string {
+	text := t.dir
+	var root unix.Stat_t
+	if err := unix.Stat(t.root, &root); err == nil {
+		text = fmt.Sprintf("%s %d %d", t.dir, root.Dev, root.Ino)
+	}
+	return fmt.Sprintf("%x", sha256.Sum256([]byte(text)))[:8]
+}
 
 // lock keeps other processes from changing this trial at the same time. The file goes with the
 // directory, so its identity is checked after the wait.

@@ -187,7 +187,7 @@ func (t *Trial) check(o Options) error {
 
 // begin records the planned changes.
 func (t *Trial) begin(o Options) error {
-	id := identify(t.dir)
+	id := t.identify()
 	network, err := lab.FreeNetwork(id)
 	if err != nil {
 		return err
