@@ -284,7 +284,7 @@ func TestLock(t *testing.T) {
 
 // Checkouts that are bound to the same path have trials of different names.
 func TestIdentify(t *testing.T) {
-	one, other := &Trial{root: t.TempDir(), dir: "/work/.trial"}, &Trial{root: t.TempDir(), dir: "/work/.trial"}
+	one, other := &Trial{root: t.TempDir(), dir: "/srv/.trial"}, &Trial{root: t.TempDir(), dir: "/srv/.trial"}
 	if one.identify() == other.identify() || one.identify() != one.identify() {
 		t.Errorf("%s and %s", one.identify(), other.identify())
 	}
