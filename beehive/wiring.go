@@ -64,3 +64,12 @@ func orDash(s []string) string {
 	}
 	return strings.Join(s, ",")
 }
+
+// Names returns the names of the modules.
+func (w Wiring) Names() []string {
+	var names []string
+	for _, m := range w {
+		names = append(names, string(m.Name))
+	}
+	return names
+}

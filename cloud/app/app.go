@@ -24,6 +24,7 @@ import (
 	"github.com/skerry-io/skerry/cloud/internal/core/publish"
 	"github.com/skerry-io/skerry/cloud/internal/core/relay"
 	"github.com/skerry-io/skerry/cloud/internal/trust/join"
+	"github.com/skerry-io/skerry/common/logging"
 	"github.com/skerry-io/skerry/common/version"
 )
 
@@ -58,6 +59,7 @@ type App struct {
 	rescue    *rescue.Part
 	usage     *usageServer // nil without a listener
 
+	log        *logging.Log // set by LogsTo
 	runner     *beehive.Runner
 	metrics    *prometheus.Registry
 	collectors []prometheus.Collector // of the parts

@@ -6,12 +6,14 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/skerry-io/skerry/cloud/internal/core/config"
+	"github.com/skerry-io/skerry/common/logging"
 	"github.com/skerry-io/skerry/common/watchdog"
 )
 
-// Run makes an App and runs it until ctx ends, under systemd's watchdog from the first moment, as
-// New may wait for kube-apiserver, to the last: devices are sent away after ctx has ended.
-func Run(ctx context.Context, cfg *config.Config) error {
+// Run makes an App, which logs to log, and runs it until ctx ends. It does so under systemd's
+// watchdog from the first moment, as New may wait for kube-apiserver, to the last: devices are sent
+// away after ctx has ended.
+func Run(ctx context.Context, cfg *config.Config, log *logging.Log) error {
 	dog, err := watchdog.New()
 	if err != nil {
 		return err
@@ -25,6 +27,7 @@ func Run(ctx context.Context, cfg *config.Config) error {
 		if err != nil {
 			return err
 		}
+		a.LogsTo(log)
 		dog.Watch(a.live())
 		return a.Run(ctx)
 	})

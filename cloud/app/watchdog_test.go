@@ -36,7 +36,7 @@ clusters: [{name: a, cluster: {server: "https://%s"}}], users: [{name: a, user: 
 	systemd.Watch(300 * time.Millisecond)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
-	go func() { done <- app.Run(ctx, cfg) }()
+	go func() { done <- app.Run(ctx, cfg, nil) }()
 	for range 5 {
 		if got := systemd.Hear(); got != "WATCHDOG=1" {
 			t.Fatalf("systemd heard %q", got)

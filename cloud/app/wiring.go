@@ -92,6 +92,7 @@ func (a *App) wiring() []part {
 		{p.usage != nil || p.subresources != nil, a.apiServiceParts},
 		{p.devices != nil, a.deviceParts},
 		{len(p.joins()) > 0, a.joinParts},
+		{true, a.verbosityParts},
 		// Last: where it answers, the ports above are served.
 		{c.Health.Listen != "", a.healthParts},
 	}
@@ -282,6 +283,10 @@ func (a *App) joinParts() ([]beehive.Entry, error) {
 	})
 	a.collectors = append(a.collectors, joins.Metrics())
 	return []beehive.Entry{serving("join", func(ctx context.Context) error { return joins.Run(ctx, a.ports.joins()...) })}, nil
+}
+
+func (a *App) verbosityParts() ([]beehive.Entry, error) {
+	return []beehive.Entry{restarted("verbosity", a.serveVerbosity)}, nil
 }
 
 func (a *App) healthParts() ([]beehive.Entry, error) {

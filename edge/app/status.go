@@ -17,6 +17,7 @@ import (
 
 	"github.com/skerry-io/skerry/beehive"
 	"github.com/skerry-io/skerry/common/link"
+	"github.com/skerry-io/skerry/common/logging"
 	"github.com/skerry-io/skerry/common/pki"
 	"github.com/skerry-io/skerry/common/version"
 	"github.com/skerry-io/skerry/edge/internal/agents/drain"
@@ -157,7 +158,7 @@ func (a *App) local() http.Handler {
 	})
 	mux.HandleFunc("PUT "+MaintenancePath, a.handleMaintenance)
 	mux.HandleFunc("GET "+BundlePath, a.handleBundle)
-	mux.HandleFunc("PUT "+LogPath, a.handleLog)
+	mux.HandleFunc("PUT "+logging.Path, a.handleLog)
 	mux.HandleFunc("GET "+RehearsalPath, a.handleRehearsal)
 	a.handleOperations(mux)
 	a.handleConsoles(mux)

@@ -14,9 +14,6 @@ import (
 	"github.com/skerry-io/skerry/common/protocol"
 )
 
-// standardConfig is where packages put the configuration.
-const standardConfig = "/etc/skerry/cloudcore.yaml"
-
 // gcPolicy allows cloudcore less garbage in a burst than other programs. When many edges connect at
 // once, objects that live as long as their links are allocated among the garbage of their
 // handshakes and reviews, and Go returns no page with a live object: much of that moment's garbage
@@ -48,13 +45,13 @@ Without a command it runs until SIGTERM, which sends the edges to another replic
 			if err != nil {
 				return cli.Misconfigured(err)
 			}
-			ctx, _ := cli.Logging(c.Context(), cfg.Log.Format, cfg.Log.Verbosity)
-			return gctuner.Run(ctx, gcPolicy(), func(ctx context.Context) error { return app.Run(ctx, cfg) })
+			ctx, log := cli.Logging(c.Context(), cfg.Log.Format, cfg.Log.Verbosity)
+			return gctuner.Run(ctx, gcPolicy(), func(ctx context.Context) error { return app.Run(ctx, cfg, log) })
 		},
 	}
 	c.Flags().StringVar(&file, "config", standardConfig, "configuration file")
 	c.AddCommand(
-		tokenCommand(), nodeCommand(), checkCommand(), installCommand(), approveCommand(), kubeconfigCommand(), kubeVIPCommand(),
+		tokenCommand(), nodeCommand(), checkCommand(), installCommand(), approveCommand(), kubeconfigCommand(), kubeVIPCommand(), logCommand(),
 		cli.Config("cloudcore", config.DefaultText, config.MinimalText, standardConfig, func(file string, data []byte) error {
 			_, err := config.Read(file, data)
 			return err
@@ -62,13 +59,4 @@ Without a command it runs until SIGTERM, which sends the edges to another replic
 		cli.Version("cloudcore", map[string]int{"protocol": protocol.Current, "protocolMin": protocol.Oldest}),
 	)
 	return c
-}
-
-func load(file string) (*config.Config, error) {
-	data, err := cli.ReadFile(file, "`cloudcore config minimal` prints one to start from")
-	if err != nil {
-		return nil, err
-	}
-	cfg, err := config.Read(file, data)
-	return cfg, cli.Bad(err)
 }
