@@ -226,7 +226,8 @@ func (c *cluster) timeline(ctx context.Context, name string) (t webui.Timeline, 
 		return t, rights(fmt.Errorf("listing pods: %w", err))
 	}
 	history.Pods = pods.Items
-	events, err := c.client.CoreV1().Events(metav1.NamespaceAll).List(ctx, metav1.ListOptions{
+	// Events of objects without a namespace are in this one.
+	events, err := c.client.CoreV1().Events(metav1.NamespaceDefault).List(ctx, metav1.ListOptions{
 		FieldSelector: fields.Set{"involvedObject.kind": "Node", "involvedObject.name": name}.AsSelector().String(), Limit: maxOfDevice,
 	})
 	if err != nil {

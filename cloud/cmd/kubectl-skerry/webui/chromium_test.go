@@ -19,7 +19,7 @@ func devices(n int, down ...int) (nodes []fleet.Node) {
 	now := metav1.NewTime(time.Now().Add(-3 * time.Hour).Truncate(time.Second))
 	for i := range n {
 		d := fleet.Node{Name: fmt.Sprintf("edge-%04d", i), Pool: fmt.Sprintf("site-%d", i%20), Link: fleet.Up, Since: &now, LastContact: &now, Pods: 12, Running: 12}
-		d.Transport, d.Version = "quic", "v0.2.0"
+		d.Transport, d.Version = "quic", "v0.2.0-rc.1+0123456789ab"
 		for _, bad := range down {
 			if i == bad {
 				d.Link, d.Problems = fleet.Down, []fleet.Problem{{Reason: "LinkDown", Message: "link down <img src=x onerror=alert(1)>", Action: "go there"}}
@@ -57,7 +57,7 @@ func TestOperate_08_AThousandDevices(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	p := browser.Open(t, fmt.Sprintf("http://%s/#token=%s", l.Addr(), token), 1280, 800)
+	p := browser.Open(t, fmt.Sprintf("http://%s/#token=%s", l.Addr(), token), 1180, 800)
 	p.Wait(`document.querySelectorAll('#devices tbody tr').length === 1000`, time.Minute)
 	p.Eval(`
 		window.touched = new Set(); window.longest = 0; window.last = performance.now();
@@ -72,6 +72,7 @@ func TestOperate_08_AThousandDevices(t *testing.T) {
 		touched.clear()`, nil)
 	set(7, 500)
 	p.Wait(`document.querySelector('[data-key=edge-0500] [data-state=Down]')`, time.Minute)
+	readable(t, p)
 	var update float64
 	p.Eval(`longest`, &update)
 	var touched []string
@@ -100,4 +101,18 @@ func TestOperate_08_AThousandDevices(t *testing.T) {
 		t.Errorf("%d elements came of texts; complaints: %v", images, p.Complaints)
 	}
 	t.Logf("the longest frame took %.0f ms, with the filter %.0f ms", update, longest)
+}
+
+// readable: no column's title is truncated in a window of usual width, and a truncated text has a
+// tooltip.
+func readable(t *testing.T, p *browser.Page) {
+	t.Helper()
+	var titles, texts []string
+	var truncated int
+	p.Eval(`[...document.querySelectorAll('main section:not([hidden]) th')].filter(th => th.scrollWidth > th.clientWidth).map(th => th.innerText)`, &titles)
+	p.Eval(`[...document.querySelectorAll('#devices td')].filter(td => td.scrollWidth > td.clientWidth && td.title !== td.innerText).map(td => td.innerText)`, &texts)
+	p.Eval(`[...document.querySelectorAll('#devices td')].filter(td => td.scrollWidth > td.clientWidth).length`, &truncated)
+	if len(titles) > 0 || len(texts) > 0 || truncated == 0 {
+		t.Errorf("truncated titles: %q; texts without a tooltip: %.300q; %d truncated texts", titles, texts, truncated)
+	}
 }
