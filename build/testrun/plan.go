@@ -45,7 +45,7 @@ const longer = `^TestTraps_09_VIPsWithIPVS$/^the_others$|^TestOrder_14_ShortCamp
 
 // again is run by all in a short form and by long in full: reboots one after the other, and real
 // minutes; and each boot of a real machine. Those tests ask for longVariable and minuteVariable.
-const again = `^TestEveryday_(06|07|08|11|14)_.*$|^TestEveryday_.*_RealMachine.*$`
+const again = `^TestEveryday_(06|07|08|11|14)_.*$|^Test(Everyday|Fleet)_.*_RealMachine.*$`
 
 var (
 	// needsRoot matches packages of tests/ that make namespaces, control planes or kernels.

@@ -11,6 +11,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"strconv"
 	"sync/atomic"
 	"time"
 
@@ -34,6 +36,15 @@ func New() (*Watchdog, error) {
 		return nil, fmt.Errorf("reading WATCHDOG_USEC and WATCHDOG_PID, which systemd sets: %w", err)
 	}
 	return &Watchdog{within: within}, nil
+}
+
+// PassOn puts systemd's interval into the environment again, for a program that is executed in the
+// place of this process: systemd still expects its notifications.
+func (w *Watchdog) PassOn() error {
+	if w.within == 0 {
+		return nil
+	}
+	return errors.Join(os.Setenv("WATCHDOG_USEC", strconv.FormatInt(w.within.Microseconds(), 10)), os.Setenv("WATCHDOG_PID", strconv.Itoa(os.Getpid())))
 }
 
 // Watch has Run make these checks, those of /healthz. Before it no check is made: cloudcore may

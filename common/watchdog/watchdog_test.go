@@ -76,6 +76,26 @@ func TestWatchdog(t *testing.T) {
 	}
 }
 
+// A program that is executed in the place of the process has its watchdog.
+func TestPassOn(t *testing.T) {
+	l := notifytest.New(t)
+	l.Watch(time.Millisecond)
+	w, err := watchdog.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := w.PassOn(); err != nil {
+		t.Fatal(err)
+	}
+	stop := run(t, nil) // it reads the environment as that program does
+	if got := l.Hear(); got != "WATCHDOG=1" {
+		t.Errorf("%q, want WATCHDOG=1", got)
+	}
+	if err := stop(); err != nil {
+		t.Error(err)
+	}
+}
+
 // Without systemd's watchdog, or with one of another process, Run only waits; a wrong time is an
 // error.
 func TestNoWatchdog(t *testing.T) {

@@ -35,6 +35,7 @@ import (
 	"github.com/skerry-io/skerry/common/logging"
 	"github.com/skerry-io/skerry/common/pki"
 	"github.com/skerry-io/skerry/common/protocol"
+	"github.com/skerry-io/skerry/common/watchdog"
 	"github.com/skerry-io/skerry/edge/internal/agents/drain"
 	"github.com/skerry-io/skerry/edge/internal/agents/flightrecorder"
 	"github.com/skerry-io/skerry/edge/internal/agents/node"
@@ -208,6 +209,7 @@ type App struct {
 	drain        *drain.Agent
 	works        *upgrade.Works // nil where drain is
 	switching    switching
+	dog          *watchdog.Watchdog
 	kept         func() ([]string, error) // images that garbage collection leaves alone; may be nil
 	marks        *marks.Agent
 	runner       *beehive.Runner

@@ -88,6 +88,7 @@ func (a *App) notifyParts() ([]beehive.Entry, error) {
 		return nil, err
 	}
 	dog.Watch(a.live())
+	a.dog = dog
 	return []beehive.Entry{restarted(sdnotify.New(dog))}, nil
 }
 

@@ -67,6 +67,11 @@ func (a *App) Again(ctx context.Context) error {
 		return errors.New("this edgecore was not started by skerry-launch")
 	}
 	names.PassOn()
+	if a.dog != nil {
+		if err := a.dog.PassOn(); err != nil {
+			return fmt.Errorf("passing on systemd's watchdog: %w", err)
+		}
+	}
 	klog.FromContext(ctx).Info("Executing skerry-launch", "path", started.Launcher[0])
 	return started.Again()
 }

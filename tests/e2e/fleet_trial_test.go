@@ -9,6 +9,9 @@ import (
 	"strings"
 	"testing"
 
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"sigs.k8s.io/yaml"
+
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 	"github.com/skerry-io/skerry/edge/artefactrepo"
 	"github.com/skerry-io/skerry/tests/cluster/lab"
@@ -24,6 +27,12 @@ func TestFleet_06_BadVersionsGoBack(t *testing.T) {
 	f.Check(err)
 	without := strings.ReplaceAll(string(config), lab.Cloud().String(), "192.0.2.1")
 	f.Check(os.WriteFile(f.path("edge1", "/etc/skerry/nolink.yaml"), []byte(without), 0o644))
+	var settings map[string]any
+	f.Check(yaml.Unmarshal(config, &settings))
+	f.Check(unstructured.SetNestedField(settings, "unix:///run/none.sock", "modules", "edged", "kubelet", "containerRuntimeEndpoint"))
+	never, err := yaml.Marshal(settings)
+	f.Check(err)
+	f.Check(os.WriteFile(f.path("edge1", "/etc/skerry/neverready.yaml"), never, 0o644))
 	for name, c := range map[string]struct {
 		program []byte
 		check   string
@@ -34,6 +43,7 @@ func TestFleet_06_BadVersionsGoBack(t *testing.T) {
 		"no-program":     {program: []byte("this is no program"), want: "Unexecutable"},
 		"hang":           {program: script("exec sleep 100000"), want: "EndedEarly", hangs: true},
 		"no-link":        {program: script("exec " + edgecore + " --config /etc/skerry/nolink.yaml"), want: "NoLink"},
+		"never-ready":    {program: script("exec " + edgecore + " --config /etc/skerry/neverready.yaml"), want: "the node is not Ready by this process"},
 		"required-check": {program: f.another("check"), check: "exit 1", want: "check 10-site ended with 1"},
 	} {
 		t.Run(name, func(t *testing.T) {

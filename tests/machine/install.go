@@ -23,6 +23,8 @@ type Package struct {
 	Images string // the trial's folder of images
 	// Version, where it is set, replaces the program's own, and has its length.
 	Version string
+	// Revision, where it is set, is the package's: of two, the one with the higher is newer.
+	Revision int
 }
 
 var versionWord = regexp.MustCompile(`v\d+\.\d+\.\S+`)
@@ -100,9 +102,9 @@ func (p Package) unpack(dir, own string) error {
 		errs = append(errs, err)
 		write("DEBIAN/"+name, raw, 0o755)
 	}
-	revision := 1
+	revision := cmp.Or(p.Revision, 1)
 	if p.Version != "" {
-		revision++
+		revision = max(revision, 2)
 	}
 	write("DEBIAN/control", fmt.Appendf(nil, "Package: skerry-edgecore\nVersion: 0.0.%d\nArchitecture: amd64\nMaintainer: tests\nDescription: edgecore of this checkout\n", revision), 0o644)
 	return errors.Join(errs...)

@@ -39,8 +39,26 @@ func main() {
 	}
 	err = launch.Launch{
 		Directory: launch.Directory{Path: *dir, Disk: launch.System{}}, Self: append([]string{self}, os.Args[1:]...),
-		Program: flag.Arg(0), Args: flag.Args()[1:], Version: *version, Log: os.Stderr, Exec: syscall.Exec,
+		Program: flag.Arg(0), Args: flag.Args()[1:], Version: *version, Log: os.Stderr, Exec: syscall.Exec, Watch: notifyWatchdog,
 	}.Run(time.Now())
 	fmt.Fprintln(os.Stderr, "skerry-launch:", err)
 	os.Exit(1)
+}
+
+// notifyWatchdog sends WATCHDOG=1 to systemd (sd_notify(3)), whose watchdog runs from then on, also
+// before READY=1. Package net would double this program.
+func notifyWatchdog() error {
+	socket := os.Getenv("NOTIFY_SOCKET")
+	if socket == "" {
+		return nil
+	}
+	fd, err := syscall.Socket(syscall.AF_UNIX, syscall.SOCK_DGRAM|syscall.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("making a socket: %w", err)
+	}
+	defer syscall.Close(fd)
+	if err := syscall.Sendto(fd, []byte("WATCHDOG=1"), syscall.MSG_NOSIGNAL|syscall.MSG_DONTWAIT, &syscall.SockaddrUnix{Name: socket}); err != nil {
+		return fmt.Errorf("notifying %s: %w", socket, err)
+	}
+	return nil
 }

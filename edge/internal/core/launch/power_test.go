@@ -439,6 +439,29 @@ func TestFleet_12_NewerPackageWins(t *testing.T) {
 	}
 }
 
+// A trial is watched from its start on, and no other program: a repair of the confirmed one's store
+// may take any time.
+func TestTrialIsWatched(t *testing.T) {
+	d, _ := prepared(t, System{}, t.TempDir())
+	watched := 0
+	start := func() {
+		_ = Launch{Directory: d, Self: []string{"skerry-launch"}, Log: os.Stderr, Watch: func() error { watched++; return nil }, Exec: func(p string, _, _ []string) error { panic(p) }}.run(noon)
+	}
+	if start(); watched != 0 {
+		t.Error("the confirmed program is watched")
+	}
+	s, err := d.Load()
+	if err == nil {
+		_, err = d.Save(s.Arm(newer, "one", noon))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if start(); watched != 1 {
+		t.Errorf("the trial was watched %d times", watched)
+	}
+}
+
 // run is Run with an Exec that does not return.
 func (l Launch) run(now time.Time) (err error) {
 	defer func() { _ = recover() }()

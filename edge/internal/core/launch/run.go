@@ -56,6 +56,9 @@ type Launch struct {
 	Version   string   // the file with the package's version; "" if there is no file
 	Log       io.Writer
 	Exec      func(path string, argv, env []string) error // syscall.Exec
+	// Watch has systemd's watchdog kill a trial that hangs before it is ready: until then systemd
+	// itself waits for any time. nil: there is no watchdog.
+	Watch func() error
 }
 
 // Run executes the program whose turn it is. It returns only with an error: no program could be
@@ -78,6 +81,11 @@ func (l Launch) Run(now time.Time) error {
 		told, err := json.Marshal(started)
 		if err != nil {
 			return err
+		}
+		if started.Trial && l.Watch != nil {
+			if err := l.Watch(); err != nil {
+				l.logf("starting the watchdog: %v", err)
+			}
 		}
 		err = l.Exec(path, append([]string{path}, l.Args...), append(withoutUs(os.Environ()), Environment+"="+string(told)))
 		errs = append(errs, fmt.Errorf("%s: %w", path, err))
