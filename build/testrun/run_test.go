@@ -59,7 +59,7 @@ func TestPlan(t *testing.T) {
 		}
 	}
 	for _, pkg := range []string{
-		"edge/internal/agents/vip", "edge/internal/agents/route", "edge/internal/agents/drain", "edge/internal/kernel/keepalived", "cloud/internal/core/publish",
+		"edge/internal/agents/vip", "edge/internal/agents/route", "edge/internal/agents/drain", "edge/internal/kernel/network/keepalived", "cloud/internal/core/publish",
 		"cloud/internal/core/relay", "cloud/internal/trust/join", "cloud/internal/controllers/route", "cloud/internal/controllers/vip", "cloud/internal/controllers/reports",
 	} {
 		if !slices.Contains(all, pkg) || !realParts.MatchString(pkg) {

@@ -21,7 +21,7 @@ import (
 	"github.com/skerry-io/skerry/common/version"
 	"github.com/skerry-io/skerry/edge/internal/agents/flightrecorder"
 	"github.com/skerry-io/skerry/edge/internal/core/object"
-	"github.com/skerry-io/skerry/edge/internal/kernel/program"
+	"github.com/skerry-io/skerry/edge/internal/kernel/host/program"
 	"github.com/skerry-io/skerry/edge/internal/setup/bundle"
 	edgeconfig "github.com/skerry-io/skerry/edge/internal/setup/config"
 )

@@ -5,7 +5,7 @@ import (
 	"path/filepath"
 
 	"github.com/skerry-io/skerry/edge/internal/core/edgeapi"
-	"github.com/skerry-io/skerry/edge/internal/kernel/diskkey"
+	"github.com/skerry-io/skerry/edge/internal/kernel/host/diskkey"
 	edgeconfig "github.com/skerry-io/skerry/edge/internal/setup/config"
 	"github.com/skerry-io/skerry/edge/internal/setup/join"
 )

@@ -11,7 +11,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/core/edgeapi"
 	"github.com/skerry-io/skerry/edge/internal/core/launch"
 	"github.com/skerry-io/skerry/edge/internal/core/linkstate"
-	"github.com/skerry-io/skerry/edge/internal/kernel/hook"
+	"github.com/skerry-io/skerry/edge/internal/kernel/host/hook"
 )
 
 // hookDir, in the data directory, has the records of hooks that outlive edgecore.

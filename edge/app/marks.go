@@ -8,8 +8,8 @@ import (
 
 	"github.com/skerry-io/skerry/edge/internal/core/agent"
 	"github.com/skerry-io/skerry/edge/internal/core/edgeapi"
-	"github.com/skerry-io/skerry/edge/internal/kernel/mangle"
-	"github.com/skerry-io/skerry/edge/internal/kernel/netif"
+	"github.com/skerry-io/skerry/edge/internal/kernel/netfilter/mangle"
+	"github.com/skerry-io/skerry/edge/internal/kernel/network/netif"
 	"github.com/skerry-io/skerry/edge/internal/optional/marks"
 	"github.com/skerry-io/skerry/edge/internal/optional/passthrough"
 	edgeconfig "github.com/skerry-io/skerry/edge/internal/setup/config"

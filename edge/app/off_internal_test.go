@@ -10,8 +10,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/skerry-io/skerry/edge/internal/kernel/masquerade"
-	"github.com/skerry-io/skerry/edge/internal/kernel/netroute"
+	"github.com/skerry-io/skerry/edge/internal/kernel/netfilter/masquerade"
+	"github.com/skerry-io/skerry/edge/internal/kernel/network/netroute"
 	edgeconfig "github.com/skerry-io/skerry/edge/internal/setup/config"
 	"github.com/skerry-io/skerry/edge/internal/site/podnet"
 	"github.com/skerry-io/skerry/tests/netns/wire"

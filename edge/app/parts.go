@@ -19,7 +19,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/core/metamanager"
 	"github.com/skerry-io/skerry/edge/internal/core/metamanager/podgate"
 	"github.com/skerry-io/skerry/edge/internal/core/store/storewatch"
-	"github.com/skerry-io/skerry/edge/internal/kernel/netwatch"
+	"github.com/skerry-io/skerry/edge/internal/kernel/network/netwatch"
 	"github.com/skerry-io/skerry/edge/internal/optional/applogs"
 	"github.com/skerry-io/skerry/edge/internal/optional/statsleader"
 	"github.com/skerry-io/skerry/edge/internal/pods/singleton"

@@ -13,8 +13,8 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/core/agent"
 	"github.com/skerry-io/skerry/edge/internal/core/edgeapi"
 	"github.com/skerry-io/skerry/edge/internal/core/edgehub"
-	"github.com/skerry-io/skerry/edge/internal/kernel/netif"
-	"github.com/skerry-io/skerry/edge/internal/kernel/netroute"
+	"github.com/skerry-io/skerry/edge/internal/kernel/network/netif"
+	"github.com/skerry-io/skerry/edge/internal/kernel/network/netroute"
 )
 
 // closeTimeout is for the last events of a module that ends.

@@ -17,11 +17,11 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/core/agent"
 	"github.com/skerry-io/skerry/edge/internal/core/edgeapi"
 	"github.com/skerry-io/skerry/edge/internal/core/edgehub"
-	"github.com/skerry-io/skerry/edge/internal/kernel/balance"
-	"github.com/skerry-io/skerry/edge/internal/kernel/iptables"
-	"github.com/skerry-io/skerry/edge/internal/kernel/ipvs"
-	"github.com/skerry-io/skerry/edge/internal/kernel/keepalived"
-	"github.com/skerry-io/skerry/edge/internal/kernel/netif"
+	"github.com/skerry-io/skerry/edge/internal/kernel/netfilter/balance"
+	"github.com/skerry-io/skerry/edge/internal/kernel/netfilter/iptables"
+	"github.com/skerry-io/skerry/edge/internal/kernel/netfilter/ipvs"
+	"github.com/skerry-io/skerry/edge/internal/kernel/network/keepalived"
+	"github.com/skerry-io/skerry/edge/internal/kernel/network/netif"
 )
 
 func (a *App) newVIPs() *vip.Agent {

@@ -55,7 +55,7 @@ func TestRules_findWhatTheyMust(t *testing.T) {
 			"beehive/x.go", "package x\n\n// " + strings.Repeat("word ", 20) + "\n\t// " + strings.Repeat("word ", 20) + "\n//\t" + strings.Repeat("word ", 20) +
 				"\n// " + strings.Repeat("w", 100) + "\n// short\n", wideComments, []string{"beehive/x.go:3: a comment is wider than 100 columns", "beehive/x.go:4: a comment is wider than 100 columns"},
 		},
-		"a driver's": {"edge/internal/kernel/netroute/x.go", imports("os/exec", "github.com/vishvananda/netlink"), trespasses, nil},
+		"a driver's": {"edge/internal/kernel/network/netroute/x.go", imports("os/exec", "github.com/vishvananda/netlink"), trespasses, nil},
 		"state": {
 			"beehive/x.go", `package x
 var Empty int

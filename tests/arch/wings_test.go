@@ -8,14 +8,14 @@ import (
 )
 
 // wings are the folders below edge/internal and cloud/internal, lowest first. A wing imports only
-// wings of a lower level (docs/dev/ARCHITECTURE.md, code map).
+// wings of a lower level (docs/dev/ARCHITECTURE.md, code map). The drivers of the kernel are one
+// wing of three floors: a name of two elements is a wing below another.
 var wings = map[string][][]string{
-	"edge/internal":  {{"kernel"}, {"core"}, {"agents"}, {"site"}, {"pods", "optional", "setup"}},
+	"edge/internal":  {{"kernel/host"}, {"kernel/network"}, {"kernel/netfilter"}, {"core"}, {"agents"}, {"site"}, {"pods", "optional", "setup"}},
 	"cloud/internal": {{"core"}, {"controllers", "access", "trust"}},
 }
 
-// maxRooms bounds the packages of a wing; those below another package count with it. Drivers of the
-// kernel are flat by intent: one each.
+// maxRooms bounds the packages of a wing; those below another package count with it.
 const maxRooms = 12
 
 // wing finds the wing of a directory and its package there.
@@ -23,6 +23,10 @@ func wing(dir string) (side, name, room string, ok bool) {
 	for side := range wings {
 		if rest, in := strings.CutPrefix(dir, side+"/"); in {
 			name, rest, _ := strings.Cut(rest, "/")
+			if name == "kernel" {
+				floor, below, _ := strings.Cut(rest, "/")
+				name, rest = name+"/"+floor, below
+			}
 			room, _, _ := strings.Cut(rest, "/")
 			return side, name, room, true
 		}
@@ -64,12 +68,11 @@ func TestWings(t *testing.T) {
 		if !ok || !p.product() {
 			continue
 		}
-		if key := side + "/" + name; name != "kernel" {
-			if rooms[key] == nil {
-				rooms[key] = map[string]bool{}
-			}
-			rooms[key][room] = true
+		key := side + "/" + name
+		if rooms[key] == nil {
+			rooms[key] = map[string]bool{}
 		}
+		rooms[key][room] = true
 		for _, f := range p.files {
 			if f.test {
 				continue
@@ -98,13 +101,16 @@ func TestWings_Complaints(t *testing.T) {
 		imports []string
 		want    int
 	}{
-		"downwards":       {"edge/internal/site/names", []string{"edge/internal/core/agent", "edge/internal/kernel/lan"}, 0},
-		"upwards":         {"edge/internal/core/agent", []string{"edge/internal/site/names"}, 1},
-		"to a peer":       {"cloud/internal/access/tunnel", []string{"cloud/internal/trust/join"}, 1},
-		"within the wing": {"cloud/internal/access/tunnel", []string{"cloud/internal/access/clienthello"}, 0},
-		"no wing":         {"edge/internal/tools/x", nil, 1},
-		"no room":         {"edge/internal/core", nil, 1},
-		"elsewhere":       {"common/link", []string{"edge/internal/core/agent"}, 0},
+		"downwards":        {"edge/internal/site/names", []string{"edge/internal/core/agent", "edge/internal/kernel/network/lan"}, 0},
+		"upwards":          {"edge/internal/core/agent", []string{"edge/internal/site/names"}, 1},
+		"to a peer":        {"cloud/internal/access/tunnel", []string{"cloud/internal/trust/join"}, 1},
+		"within the wing":  {"cloud/internal/access/tunnel", []string{"cloud/internal/access/clienthello"}, 0},
+		"to a floor above": {"edge/internal/kernel/network/netif", []string{"edge/internal/kernel/netfilter/ipvs"}, 1},
+		"to a floor below": {"edge/internal/kernel/netfilter/ipvs", []string{"edge/internal/kernel/network/dump"}, 0},
+		"no floor":         {"edge/internal/kernel/driver", nil, 1},
+		"no wing":          {"edge/internal/tools/x", nil, 1},
+		"no room":          {"edge/internal/core", nil, 1},
+		"elsewhere":        {"common/link", []string{"edge/internal/core/agent"}, 0},
 	} {
 		if got := wingComplaints(c.dir, c.imports); len(got) != c.want {
 			t.Errorf("%s: %q, want %d", name, got, c.want)

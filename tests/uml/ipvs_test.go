@@ -13,7 +13,7 @@ func TestIPVS(t *testing.T) {
 	if testing.Short() {
 		t.Skip("boots a kernel")
 	}
-	file, err := uml.Build(t.Context(), t.TempDir(), "./edge/internal/kernel/ipvs")
+	file, err := uml.Build(t.Context(), t.TempDir(), "./edge/internal/kernel/netfilter/ipvs")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -12,7 +12,7 @@ import (
 
 	"github.com/skerry-io/skerry/common/cli"
 	"github.com/skerry-io/skerry/edge/app"
-	"github.com/skerry-io/skerry/edge/internal/kernel/program"
+	"github.com/skerry-io/skerry/edge/internal/kernel/host/program"
 )
 
 func kubectlCommand(file *string) *cobra.Command {

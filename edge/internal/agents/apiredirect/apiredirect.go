@@ -20,7 +20,7 @@ import (
 
 	"github.com/skerry-io/skerry/beehive/message"
 	"github.com/skerry-io/skerry/edge/internal/core/agent"
-	"github.com/skerry-io/skerry/edge/internal/kernel/redirect"
+	"github.com/skerry-io/skerry/edge/internal/kernel/netfilter/redirect"
 )
 
 // Name is the module's.

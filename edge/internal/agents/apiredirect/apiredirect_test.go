@@ -18,7 +18,7 @@ import (
 	"github.com/skerry-io/skerry/beehive"
 	"github.com/skerry-io/skerry/beehive/beehivetest"
 	"github.com/skerry-io/skerry/edge/internal/agents/apiredirect"
-	"github.com/skerry-io/skerry/edge/internal/kernel/redirect"
+	"github.com/skerry-io/skerry/edge/internal/kernel/netfilter/redirect"
 )
 
 var listen = netip.MustParseAddrPort("169.254.20.20:10550")

@@ -11,7 +11,7 @@ import (
 
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 	"github.com/skerry-io/skerry/edge/internal/agents/drain"
-	"github.com/skerry-io/skerry/edge/internal/kernel/hook"
+	"github.com/skerry-io/skerry/edge/internal/kernel/host/hook"
 )
 
 // hang gives the lab a reboot hook that notes that it runs, and hangs. It returns how

@@ -3,8 +3,8 @@
 // It owns the decisions: which StaticRoute is for this node, which of two wins, which addresses
 // must not be covered, when and how fast a route is repaired, and when it is withdrawn because it
 // cut the node off. It refuses to act before it knows the desired state, from the store if need be:
-// missing objects never remove a route. Kernel access is in edge/internal/kernel/netroute; the
-// objects are read from the edge API and are available without a cloud.
+// missing objects never remove a route. Kernel access is in edge/internal/kernel/network/netroute;
+// the objects are read from the edge API and are available without a cloud.
 //
 // How it works: plan.go has the core, from the state of one key of the kernel to the changes for
 // it, without a clock or a lock. The other files prepare its input (claim: one StaticRoute; facts:
@@ -39,7 +39,7 @@ import (
 	"github.com/skerry-io/skerry/common/topic"
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 	"github.com/skerry-io/skerry/edge/internal/core/agent"
-	"github.com/skerry-io/skerry/edge/internal/kernel/netroute"
+	"github.com/skerry-io/skerry/edge/internal/kernel/network/netroute"
 )
 
 // Name is the module's address on the bus.

@@ -17,7 +17,7 @@ import (
 
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 	"github.com/skerry-io/skerry/edge/internal/agents/route"
-	"github.com/skerry-io/skerry/edge/internal/kernel/netroute"
+	"github.com/skerry-io/skerry/edge/internal/kernel/network/netroute"
 )
 
 // pinging is ICMP echo (RFC 792) from the node to an address, two a millisecond, each with a

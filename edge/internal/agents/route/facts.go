@@ -8,7 +8,7 @@ import (
 	"strings"
 
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
-	"github.com/skerry-io/skerry/edge/internal/kernel/netroute"
+	"github.com/skerry-io/skerry/edge/internal/kernel/network/netroute"
 )
 
 // facts are a node's own state for planning. They are from one reading of the kernel, and not

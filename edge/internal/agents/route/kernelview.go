@@ -8,7 +8,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/skerry-io/skerry/edge/internal/kernel/netroute"
+	"github.com/skerry-io/skerry/edge/internal/kernel/network/netroute"
 )
 
 // Kernel is the routes of the kernel; a *netroute.Driver.

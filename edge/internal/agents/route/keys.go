@@ -4,7 +4,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/skerry-io/skerry/edge/internal/kernel/netroute"
+	"github.com/skerry-io/skerry/edge/internal/kernel/network/netroute"
 )
 
 // keys are all keys of a StaticRoute or of our routes in the kernel, and the set of those to plan.

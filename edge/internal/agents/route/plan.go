@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
-	"github.com/skerry-io/skerry/edge/internal/kernel/netroute"
+	"github.com/skerry-io/skerry/edge/internal/kernel/network/netroute"
 )
 
 // keyState is one key of the kernel: its StaticRoutes, the kernel's routes, and the result of the

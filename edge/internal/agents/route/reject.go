@@ -6,7 +6,7 @@ import (
 	"slices"
 
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
-	"github.com/skerry-io/skerry/edge/internal/kernel/netroute"
+	"github.com/skerry-io/skerry/edge/internal/kernel/network/netroute"
 )
 
 // rejection is why a route is not as wanted: the reason and the message of its status.

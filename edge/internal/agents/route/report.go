@@ -12,7 +12,7 @@ import (
 
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 	"github.com/skerry-io/skerry/edge/internal/core/object"
-	"github.com/skerry-io/skerry/edge/internal/kernel/netroute"
+	"github.com/skerry-io/skerry/edge/internal/kernel/network/netroute"
 )
 
 // reportAgain is the delay before a failed report, or a failed removal of a route, is retried.

@@ -14,7 +14,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/agents/route"
 	"github.com/skerry-io/skerry/edge/internal/core/agent"
 	"github.com/skerry-io/skerry/edge/internal/core/store"
-	"github.com/skerry-io/skerry/edge/internal/kernel/netroute"
+	"github.com/skerry-io/skerry/edge/internal/kernel/network/netroute"
 )
 
 // After a reboot the kernel has no routes, and there is no link; the objects are in the store.

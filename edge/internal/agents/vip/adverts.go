@@ -7,7 +7,7 @@ import (
 
 	"k8s.io/klog/v2"
 
-	"github.com/skerry-io/skerry/edge/internal/kernel/acd"
+	"github.com/skerry-io/skerry/edge/internal/kernel/network/acd"
 )
 
 const (

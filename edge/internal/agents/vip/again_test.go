@@ -15,7 +15,7 @@ import (
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 	"github.com/skerry-io/skerry/edge/internal/agents/vip"
 	"github.com/skerry-io/skerry/edge/internal/core/agent/agenttest"
-	"github.com/skerry-io/skerry/edge/internal/kernel/netif"
+	"github.com/skerry-io/skerry/edge/internal/kernel/network/netif"
 )
 
 // cloudcore drops the entry of a node that leaves an address. A device that was cut off when it

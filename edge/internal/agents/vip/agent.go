@@ -19,10 +19,10 @@ import (
 	"github.com/skerry-io/skerry/common/topic"
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 	"github.com/skerry-io/skerry/edge/internal/core/agent"
-	"github.com/skerry-io/skerry/edge/internal/kernel/acd"
-	"github.com/skerry-io/skerry/edge/internal/kernel/balance"
-	"github.com/skerry-io/skerry/edge/internal/kernel/keepalived"
-	"github.com/skerry-io/skerry/edge/internal/kernel/netif"
+	"github.com/skerry-io/skerry/edge/internal/kernel/netfilter/balance"
+	"github.com/skerry-io/skerry/edge/internal/kernel/network/acd"
+	"github.com/skerry-io/skerry/edge/internal/kernel/network/keepalived"
+	"github.com/skerry-io/skerry/edge/internal/kernel/network/netif"
 )
 
 // New makes an Agent.

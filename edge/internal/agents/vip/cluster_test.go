@@ -33,11 +33,11 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/agents/vip"
 	"github.com/skerry-io/skerry/edge/internal/core/linkstate"
 	"github.com/skerry-io/skerry/edge/internal/core/object"
-	"github.com/skerry-io/skerry/edge/internal/kernel/iptables"
-	"github.com/skerry-io/skerry/edge/internal/kernel/ipvs"
-	"github.com/skerry-io/skerry/edge/internal/kernel/keepalived"
-	"github.com/skerry-io/skerry/edge/internal/kernel/lantest"
-	"github.com/skerry-io/skerry/edge/internal/kernel/logind"
+	"github.com/skerry-io/skerry/edge/internal/kernel/host/logind"
+	"github.com/skerry-io/skerry/edge/internal/kernel/netfilter/iptables"
+	"github.com/skerry-io/skerry/edge/internal/kernel/netfilter/ipvs"
+	"github.com/skerry-io/skerry/edge/internal/kernel/network/keepalived"
+	"github.com/skerry-io/skerry/edge/internal/kernel/network/lantest"
 	"github.com/skerry-io/skerry/tests/cluster/poll"
 )
 

@@ -10,7 +10,7 @@ import (
 
 	"k8s.io/klog/v2"
 
-	"github.com/skerry-io/skerry/edge/internal/kernel/acd"
+	"github.com/skerry-io/skerry/edge/internal/kernel/network/acd"
 )
 
 // conflicts keeps the node from standing for addresses that another host has, or that have not been

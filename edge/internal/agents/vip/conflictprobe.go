@@ -8,7 +8,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/skerry-io/skerry/edge/internal/kernel/acd"
+	"github.com/skerry-io/skerry/edge/internal/kernel/network/acd"
 )
 
 // askSoon is how soon an address is asked again for where there was no carrier.

@@ -25,8 +25,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
-	"github.com/skerry-io/skerry/edge/internal/kernel/balance"
-	"github.com/skerry-io/skerry/edge/internal/kernel/keepalived"
+	"github.com/skerry-io/skerry/edge/internal/kernel/netfilter/balance"
+	"github.com/skerry-io/skerry/edge/internal/kernel/network/keepalived"
 )
 
 // Roles computes the roles, in the order of the names. Addresses that don't concern the node, and

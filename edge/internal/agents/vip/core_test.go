@@ -14,9 +14,9 @@ import (
 
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 	"github.com/skerry-io/skerry/edge/internal/agents/vip"
-	"github.com/skerry-io/skerry/edge/internal/kernel/balance"
-	"github.com/skerry-io/skerry/edge/internal/kernel/keepalived"
-	"github.com/skerry-io/skerry/edge/internal/kernel/netif"
+	"github.com/skerry-io/skerry/edge/internal/kernel/netfilter/balance"
+	"github.com/skerry-io/skerry/edge/internal/kernel/network/keepalived"
+	"github.com/skerry-io/skerry/edge/internal/kernel/network/netif"
 )
 
 func virtualIP(address string, nodes ...string) *v1alpha1.VirtualIP {

@@ -7,8 +7,8 @@ import (
 	"slices"
 
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
-	"github.com/skerry-io/skerry/edge/internal/kernel/acd"
-	"github.com/skerry-io/skerry/edge/internal/kernel/keepalived"
+	"github.com/skerry-io/skerry/edge/internal/kernel/network/acd"
+	"github.com/skerry-io/skerry/edge/internal/kernel/network/keepalived"
 )
 
 // separate keeps roles that can't be served side by side from spoiling each other: of two with one

@@ -9,10 +9,10 @@ import (
 
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 	addresses "github.com/skerry-io/skerry/common/claim" // claim is another thing here
-	"github.com/skerry-io/skerry/edge/internal/kernel/acd"
-	"github.com/skerry-io/skerry/edge/internal/kernel/balance"
-	"github.com/skerry-io/skerry/edge/internal/kernel/keepalived"
-	"github.com/skerry-io/skerry/edge/internal/kernel/netif"
+	"github.com/skerry-io/skerry/edge/internal/kernel/netfilter/balance"
+	"github.com/skerry-io/skerry/edge/internal/kernel/network/acd"
+	"github.com/skerry-io/skerry/edge/internal/kernel/network/keepalived"
+	"github.com/skerry-io/skerry/edge/internal/kernel/network/netif"
 )
 
 // Facts are the inputs of Roles, as known to a node.

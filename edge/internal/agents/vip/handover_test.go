@@ -11,7 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
-	"github.com/skerry-io/skerry/edge/internal/kernel/logind/logindtest"
+	"github.com/skerry-io/skerry/edge/internal/kernel/host/logind/logindtest"
 	"github.com/skerry-io/skerry/tests/cluster/poll"
 )
 

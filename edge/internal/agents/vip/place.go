@@ -7,7 +7,7 @@ import (
 	"strconv"
 
 	addresses "github.com/skerry-io/skerry/common/claim" // claim is another thing here
-	"github.com/skerry-io/skerry/edge/internal/kernel/netif"
+	"github.com/skerry-io/skerry/edge/internal/kernel/network/netif"
 )
 
 // guard gives the reason an address must not be claimed, or "".

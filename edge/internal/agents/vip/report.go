@@ -15,7 +15,7 @@ import (
 
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 	"github.com/skerry-io/skerry/edge/internal/core/object"
-	"github.com/skerry-io/skerry/edge/internal/kernel/keepalived"
+	"github.com/skerry-io/skerry/edge/internal/kernel/network/keepalived"
 )
 
 // dropPause is the interval of checks whether a released address is gone.

@@ -13,7 +13,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/skerry-io/skerry/edge/internal/kernel/mangle"
+	"github.com/skerry-io/skerry/edge/internal/kernel/netfilter/mangle"
 	"github.com/skerry-io/skerry/edge/internal/optional/marks"
 	"github.com/skerry-io/skerry/tests/netns/wire"
 )

@@ -17,7 +17,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"github.com/skerry-io/skerry/edge/internal/kernel/mangle"
+	"github.com/skerry-io/skerry/edge/internal/kernel/netfilter/mangle"
 	"github.com/skerry-io/skerry/edge/internal/optional/marks"
 	"github.com/skerry-io/skerry/tests/netns/wire"
 )

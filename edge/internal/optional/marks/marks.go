@@ -26,7 +26,7 @@ import (
 	"github.com/skerry-io/skerry/beehive/message"
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 	"github.com/skerry-io/skerry/edge/internal/core/agent"
-	"github.com/skerry-io/skerry/edge/internal/kernel/mangle"
+	"github.com/skerry-io/skerry/edge/internal/kernel/netfilter/mangle"
 )
 
 // Name is the module's.

@@ -7,7 +7,7 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/skerry-io/skerry/edge/internal/kernel/mangle"
+	"github.com/skerry-io/skerry/edge/internal/kernel/netfilter/mangle"
 )
 
 // Mark is the mark of a connection. Docs/services.md explains each.

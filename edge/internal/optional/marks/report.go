@@ -7,7 +7,7 @@ import (
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 	"github.com/skerry-io/skerry/edge/internal/core/agent"
 	"github.com/skerry-io/skerry/edge/internal/core/object"
-	"github.com/skerry-io/skerry/edge/internal/kernel/mangle"
+	"github.com/skerry-io/skerry/edge/internal/kernel/netfilter/mangle"
 )
 
 const (

@@ -21,7 +21,7 @@ import (
 
 	"github.com/skerry-io/skerry/beehive"
 	"github.com/skerry-io/skerry/beehive/message"
-	"github.com/skerry-io/skerry/edge/internal/kernel/logind"
+	"github.com/skerry-io/skerry/edge/internal/kernel/host/logind"
 )
 
 // Name is the module's address on the bus. It receives no messages.

@@ -23,8 +23,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/skerry-io/skerry/edge/internal/kernel/acd"
-	"github.com/skerry-io/skerry/edge/internal/kernel/netif"
+	"github.com/skerry-io/skerry/edge/internal/kernel/network/acd"
+	"github.com/skerry-io/skerry/edge/internal/kernel/network/netif"
 )
 
 // Level is how bad a finding is.

@@ -13,7 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"sigs.k8s.io/yaml"
 
-	"github.com/skerry-io/skerry/edge/internal/kernel/lantest"
+	"github.com/skerry-io/skerry/edge/internal/kernel/network/lantest"
 	"github.com/skerry-io/skerry/edge/internal/setup/check"
 )
 

@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/skerry-io/skerry/edge/internal/kernel/diskkey"
+	"github.com/skerry-io/skerry/edge/internal/kernel/host/diskkey"
 	"github.com/skerry-io/skerry/edge/internal/setup/join"
 )
 

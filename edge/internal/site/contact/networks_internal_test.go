@@ -10,7 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/skerry-io/skerry/edge/internal/kernel/lan"
+	"github.com/skerry-io/skerry/edge/internal/kernel/network/lan"
 	"github.com/skerry-io/skerry/edge/internal/site/peers"
 )
 

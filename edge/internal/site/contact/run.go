@@ -22,7 +22,7 @@ import (
 	"github.com/skerry-io/skerry/beehive/message"
 	"github.com/skerry-io/skerry/common/atomicfile"
 	"github.com/skerry-io/skerry/common/link/quiclink"
-	"github.com/skerry-io/skerry/edge/internal/kernel/lan"
+	"github.com/skerry-io/skerry/edge/internal/kernel/network/lan"
 )
 
 // Name implements beehive.Module.

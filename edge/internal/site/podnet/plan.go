@@ -10,9 +10,9 @@ import (
 
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 	"github.com/skerry-io/skerry/common/claim"
-	"github.com/skerry-io/skerry/edge/internal/kernel/lan"
-	"github.com/skerry-io/skerry/edge/internal/kernel/netroute"
-	"github.com/skerry-io/skerry/edge/internal/kernel/wireguard"
+	"github.com/skerry-io/skerry/edge/internal/kernel/network/lan"
+	"github.com/skerry-io/skerry/edge/internal/kernel/network/netroute"
+	"github.com/skerry-io/skerry/edge/internal/kernel/network/wireguard"
 	"github.com/skerry-io/skerry/edge/internal/site/peers"
 )
 

@@ -6,10 +6,10 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/skerry-io/skerry/common/claim"
-	"github.com/skerry-io/skerry/edge/internal/kernel/lan"
-	"github.com/skerry-io/skerry/edge/internal/kernel/masquerade"
-	"github.com/skerry-io/skerry/edge/internal/kernel/netroute"
-	"github.com/skerry-io/skerry/edge/internal/kernel/wireguard"
+	"github.com/skerry-io/skerry/edge/internal/kernel/netfilter/masquerade"
+	"github.com/skerry-io/skerry/edge/internal/kernel/network/lan"
+	"github.com/skerry-io/skerry/edge/internal/kernel/network/netroute"
+	"github.com/skerry-io/skerry/edge/internal/kernel/network/wireguard"
 	"github.com/skerry-io/skerry/edge/internal/site/contact"
 	"github.com/skerry-io/skerry/edge/internal/site/peers"
 )

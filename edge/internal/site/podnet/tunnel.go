@@ -4,8 +4,8 @@ import (
 	"net/netip"
 	"slices"
 
-	"github.com/skerry-io/skerry/edge/internal/kernel/netroute"
-	"github.com/skerry-io/skerry/edge/internal/kernel/wireguard"
+	"github.com/skerry-io/skerry/edge/internal/kernel/network/netroute"
+	"github.com/skerry-io/skerry/edge/internal/kernel/network/wireguard"
 	"github.com/skerry-io/skerry/edge/internal/site/contact"
 	"github.com/skerry-io/skerry/edge/internal/site/peers"
 )

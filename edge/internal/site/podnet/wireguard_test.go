@@ -25,8 +25,8 @@ import (
 
 	"github.com/skerry-io/skerry/common/link/linktest"
 	"github.com/skerry-io/skerry/common/topic/topicpb"
-	"github.com/skerry-io/skerry/edge/internal/kernel/lantest"
-	"github.com/skerry-io/skerry/edge/internal/kernel/wireguard"
+	"github.com/skerry-io/skerry/edge/internal/kernel/network/lantest"
+	"github.com/skerry-io/skerry/edge/internal/kernel/network/wireguard"
 	"github.com/skerry-io/skerry/edge/internal/site/podnet"
 	"github.com/skerry-io/skerry/tests/cluster/poll"
 )

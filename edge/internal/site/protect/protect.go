@@ -19,7 +19,7 @@ import (
 
 	"github.com/skerry-io/skerry/common/claim"
 	"github.com/skerry-io/skerry/edge/internal/core/agent"
-	"github.com/skerry-io/skerry/edge/internal/kernel/netif"
+	"github.com/skerry-io/skerry/edge/internal/kernel/network/netif"
 	"github.com/skerry-io/skerry/edge/internal/site/peers"
 )
 

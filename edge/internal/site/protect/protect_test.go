@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"github.com/skerry-io/skerry/common/claim"
-	"github.com/skerry-io/skerry/edge/internal/kernel/netif"
+	"github.com/skerry-io/skerry/edge/internal/kernel/network/netif"
 	"github.com/skerry-io/skerry/edge/internal/site/protect"
 )
 

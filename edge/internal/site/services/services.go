@@ -31,7 +31,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/agents/probation"
 	"github.com/skerry-io/skerry/edge/internal/core/agent"
 	"github.com/skerry-io/skerry/edge/internal/core/store"
-	"github.com/skerry-io/skerry/edge/internal/kernel/kubeproxy"
+	"github.com/skerry-io/skerry/edge/internal/kernel/netfilter/kubeproxy"
 )
 
 // Name is the module's address on the bus.

@@ -19,7 +19,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/core/agent/agenttest"
 	"github.com/skerry-io/skerry/edge/internal/core/linkstate"
 	"github.com/skerry-io/skerry/edge/internal/core/store"
-	"github.com/skerry-io/skerry/edge/internal/kernel/kubeproxy"
+	"github.com/skerry-io/skerry/edge/internal/kernel/netfilter/kubeproxy"
 	"github.com/skerry-io/skerry/edge/internal/site/services"
 	"github.com/skerry-io/skerry/edge/internal/site/serviceview"
 )
