@@ -22,6 +22,9 @@ import (
 // collected.
 func TestEveryday_01_11_RealMachineRebootsOnAnIsland(t *testing.T) {
 	s := newSystem(t)
+	if long() {
+		s.addPods()
+	}
 	changed := s.follow()
 	s.cut()
 	for range times(5) {
@@ -47,7 +50,7 @@ func TestEveryday_03_09_12_RealMachineIsSwitchedOff(t *testing.T) {
 		echo $((2 * 24 * 3600)) >/etc/machine-clock
 		fallocate --length $(($(df --output=avail --block-size=1M / | tail -n 1) - 60))M /var/foreign
 		` + powerButton) // at once: the kubelet evicts within seconds
-	s.Check(s.guest.Start())
+	s.switchOn()
 	// A critical pod is admitted to any node.
 	year := s.await("the pods to be rejected", fmt.Sprintf(`until status=$(edgecore status); grep -q '^pods *1 of %d running' <<<"$status" && grep -q 'enough disk (DiskPressure)' <<<"$status"; do sleep 2; done
 		date +%%Y; rm /var/foreign`, len(s.pods)))
@@ -73,7 +76,7 @@ func TestEveryday_03_RealMachineIsOffForADay(t *testing.T) {
 	s.Check(err)
 	s.run("echo $(($(date +%s) + 24 * 3600)) >/etc/machine-clock")
 	s.switchOff(powerButton)
-	s.Check(s.guest.Start())
+	s.switchOn()
 	s.again(before)
 	s.ended(boot)
 	before = s.running()
@@ -95,12 +98,21 @@ func (s *system) switchOff(script string) {
 	if _, err := s.guest.Run(s.T.Context(), script); err != nil && !errors.Is(err, machine.ErrSilent) {
 		s.T.Fatal(err)
 	}
-	select {
-	case <-s.guest.Off():
-	case <-time.After(patience):
-		s.T.Fatal("the machine is still on")
+	ctx, cancel := context.WithTimeout(s.T.Context(), patience)
+	defer cancel()
+	if err := s.guest.AwaitOff(ctx); err != nil {
+		s.T.Fatalf("the machine is still on: %v", err)
 	}
 	s.Check(s.guest.Cut()) // its kernel may leave processes behind
+}
+
+// switchOn switches it on again, and does not wait for its boot.
+func (s *system) switchOn() {
+	s.T.Helper()
+	s.Check(s.Trial.SwitchOn(s.T.Context(), node))
+	var err error
+	s.guest, err = s.Trial.Guest(node)
+	s.Check(err)
 }
 
 // TestEveryday_20: dpkg installs another version of edgecore, and containerd is replaced, while

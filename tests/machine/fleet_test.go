@@ -67,7 +67,7 @@ func (f *fleet) badVersions(before []container) {
 		{"no-program", []byte("this is no program"), "Unexecutable"},
 		{"hang", script("exec sleep 100000"), "EndedEarly"},
 		{"no-link", other("s/" + lab.Cloud().String() + "/192.0.2.1/"), "NoLink"},
-		{"never-ready", other("s,kubelet: {,&containerRuntimeEndpoint: \"unix:///run/none.sock\"\\, ,"), "not Ready"},
+		{"never-ready", other(`s,^\( *\)evictionPressure,\1containerRuntimeEndpoint: unix:///run/none.sock\n&,`), "not Ready"},
 		{"required-check", slices.Concat(f.program, []byte("check")), "check 10-site ended with 1"},
 	} {
 		if c.name == "required-check" {

@@ -17,7 +17,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/skerry-io/skerry/tests/cluster/lab"
 	"github.com/skerry-io/skerry/tests/cluster/poll"
 	"github.com/skerry-io/skerry/tests/machine"
 )
@@ -40,9 +39,7 @@ func (s *system) await(what, script string) (out string) {
 	defer cancel()
 	began := time.Now()
 	err := poll.Until(ctx, time.Second, func(ctx context.Context) (err error) {
-		if out, err = s.guest.Run(ctx, script); err != nil && s.guest.Refused() {
-			s.T.Skip(machine.ErrTooWide)
-		}
+		out, err = s.guest.Run(ctx, script)
 		return err
 	})
 	if err != nil {
@@ -71,21 +68,34 @@ func (s *system) parse(cgroups string) []container {
 	return slices.Compact(all)
 }
 
+// containers is how many containers the pods have, sandboxes and sidecars among them.
+func (s *system) containers() (count int) {
+	for _, p := range s.pods {
+		count += 1 + len(p.Spec.Containers)
+		for _, c := range p.Spec.InitContainers {
+			if c.RestartPolicy != nil {
+				count++
+			}
+		}
+	}
+	return count
+}
+
 // running are the containers that run.
 func (s *system) running() []container {
 	s.T.Helper()
 	all := s.parse(s.run(machine.Cgroups + "cgroups"))
-	if len(all) != 2*len(s.pods) {
+	if len(all) != s.containers() {
 		s.T.Fatalf("%d containers run for %d pods: %v", len(all), len(s.pods), all)
 	}
 	return all
 }
 
-// again waits until each pod has two containers, its own and its sandbox, both others than before,
-// and until the device has all pods Running and Ready.
+// again waits until each pod has its containers and its sandbox, all others than before, and until
+// the device has all pods Running and Ready.
 func (s *system) again(before []container) {
 	s.T.Helper()
-	now := s.parse(s.await("the pods to run again", machine.Cgroups+fmt.Sprintf("until [ $(count) -ge %d ]; do sleep 1; done; cgroups", 2*len(s.pods))))
+	now := s.parse(s.await("the pods to run again", machine.Cgroups+fmt.Sprintf("until [ $(count) -ge %d ]; do sleep 1; done; cgroups", s.containers())))
 	uids := func(all []container) (uids []string) {
 		for _, c := range all {
 			uids = append(uids, c.pod)
@@ -169,21 +179,13 @@ func (s *system) unchanged(changed func() []string) {
 	}
 }
 
-func (s *system) setCut(how lab.Cut) {
-	s.T.Helper()
-	router, err := s.Trial.Host("router")
-	s.Check(err)
-	s.Check(lab.SetCut(router, number, how))
-}
-
-// cut takes the link away, silently: the guest's cards know no carrier, and one whose tap is down
-// when the guest writes to it keeps the guest's processor busy for good.
-func (s *system) cut() { s.setCut(lab.Silent) }
+// cut takes the link away.
+func (s *system) cut() { s.CutSilently(node) }
 
 // heal gives it back, and waits for the cloud to see the machine Ready again with its pods.
 func (s *system) heal() {
 	s.T.Helper()
-	s.setCut(lab.Whole)
+	s.Heal(node)
 	s.await("the link", "until edgecore status | grep -q '^link *up '; do sleep 1; done")
 	s.WaitReady(node, true)
 	s.awaitPods(len(s.pods))

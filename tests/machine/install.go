@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"strings"
 
 	"sigs.k8s.io/yaml"
 
@@ -21,6 +22,10 @@ import (
 type Package struct {
 	Root   string // the repository's
 	Images string // the trial's folder of images
+	// Edgecore is the program; "" is that of bin/.
+	Edgecore string
+	// Env is the environment of edgecore in addition to its unit's, each NAME=value; may be nil.
+	Env []string
 	// Version, where it is set, replaces the program's own, and has its length.
 	Version string
 	// Revision, where it is set, is the package's: of two, the one with the higher is newer.
@@ -31,7 +36,11 @@ var versionWord = regexp.MustCompile(`v\d+\.\d+\.\S+`)
 
 // ProgramVersion asks edgecore of a checkout for its version.
 func ProgramVersion(ctx context.Context, root string) (string, error) {
-	out, err := exec.CommandContext(ctx, filepath.Join(root, "bin", "edgecore"), "version").Output()
+	return versionOf(ctx, filepath.Join(root, "bin", "edgecore"))
+}
+
+func versionOf(ctx context.Context, edgecore string) (string, error) {
+	out, err := exec.CommandContext(ctx, edgecore, "version").Output()
 	if err != nil {
 		return "", fmt.Errorf("asking edgecore for its version: %w", err)
 	}
@@ -58,7 +67,8 @@ func (p Package) Make(ctx context.Context, file string) error {
 		return fmt.Errorf("making a directory: %w", err)
 	}
 	defer os.RemoveAll(dir)
-	own, err := ProgramVersion(ctx, p.Root)
+	p.Edgecore = cmp.Or(p.Edgecore, filepath.Join(p.Root, "bin", "edgecore"))
+	own, err := versionOf(ctx, p.Edgecore)
 	if err != nil {
 		return err
 	}
@@ -122,7 +132,7 @@ func (p Package) content(src, own string) ([]byte, os.FileMode, error) {
 	}
 	switch {
 	case src == "@PROGRAM@":
-		raw, mode, err := read(0o755, p.Root, "bin", "edgecore")
+		raw, mode, err := read(0o755, p.Edgecore)
 		return bytes.ReplaceAll(raw, []byte(own), []byte(version)), mode, err
 	case src == "@LAUNCH@":
 		return read(0o755, p.Root, "bin", "skerry-launch")
@@ -136,8 +146,18 @@ func (p Package) content(src, own string) ([]byte, os.FileMode, error) {
 	return read(0o644, p.Root, src)
 }
 
+// environment is a line of shell that gives edgecore's unit its further environment.
+func (p Package) environment() string {
+	if len(p.Env) == 0 {
+		return ""
+	}
+	const dir = "/etc/systemd/system/edgecore.service.d"
+	return fmt.Sprintf(`mkdir -p %s; printf '[Service]\nEnvironment=%s\n' >%[1]s/environment.conf; systemctl daemon-reload`, dir, strings.Join(p.Env, " "))
+}
+
 // Join installs edgecore's package on a machine that has booted, gives it the image of the trial's
-// sample, and joins by a token. settings are lines of edgecore.yaml.
+// sample, and joins by a token. settings are lines of edgecore.yaml. It may be repeated after an
+// interruption.
 func (m *Machine) Join(ctx context.Context, p Package, token []byte, settings string) error {
 	image, err := os.ReadFile(filepath.Join(p.Images, "sample.tar"))
 	if err != nil {
@@ -152,8 +172,12 @@ func (m *Machine) Join(ctx context.Context, p Package, token []byte, settings st
 	_, err = m.Run(ctx, `set -e
 		dpkg --install /host/edgecore.deb
 		ctr -n k8s.io images import /host/sample.tar
-		edgecore join --token-file /host/token `+lab.Cloud().String()+`
-		cat /host/settings >>/etc/skerry/edgecore.yaml
+		if [ ! -e /etc/machine-joined ]; then
+			edgecore join --token-file /host/token `+lab.Cloud().String()+`
+			cat /host/settings >>/etc/skerry/edgecore.yaml
+			touch /etc/machine-joined
+		fi
+		`+p.environment()+`
 		systemctl enable --now edgecore`)
 	return err
 }

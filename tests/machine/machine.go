@@ -2,9 +2,9 @@
 // D-Bus and containerd, as a guest of user-mode Linux whose cables end at a trial's router. What
 // hosts made of namespaces can't show is shown here: orderly reboots, units, watchdogs, packages.
 //
-// It owns the guest's process and its folder. The disk is made once and shared; a guest writes into
-// a file of its own. It refuses no command of a test, all of which run as root. A Machine is used
-// by one goroutine at a time.
+// It owns the guest's processes, which outlive the program that starts them, and its folder. The
+// disk is made once and shared; a guest writes into a file of its own. It refuses no command of a
+// test, all of which run as root. A Machine is used by one goroutine at a time.
 package machine
 
 import (
@@ -21,6 +21,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -28,6 +29,7 @@ import (
 
 	"github.com/skerry-io/skerry/tests/cluster/host"
 	"github.com/skerry-io/skerry/tests/cluster/lab"
+	"github.com/skerry-io/skerry/tests/cluster/process"
 	"github.com/skerry-io/skerry/tests/uml"
 )
 
@@ -92,8 +94,8 @@ type Spec struct {
 type Machine struct {
 	spec Spec
 	disk string
-	cmd  *exec.Cmd
-	done chan struct{}
+	// first is its first process, which ends when the kernel does; zero for one that was never on.
+	first process.Identity
 }
 
 // ErrTooWide is returned on a processor whose registers are too wide for user-mode Linux. Without a
@@ -101,10 +103,28 @@ type Machine struct {
 // setting.
 var ErrTooWide = errors.New("the registers of this processor are too wide for user-mode Linux")
 
+// Possible returns nil where this computer can run machines. It makes the disk, unless the cache
+// has it.
+func Possible(ctx context.Context) error {
+	if wide, err := uml.TooWide(); wide || err != nil {
+		return cmp.Or(err, ErrTooWide)
+	}
+	for _, tool := range []string{kernel, "nsenter", "dpkg-deb", "mke2fs"} {
+		if _, err := exec.LookPath(tool); err != nil {
+			return err
+		}
+	}
+	_, err := Disk(ctx)
+	return err
+}
+
+// kernel is user-mode Linux.
+const kernel = "linux.uml"
+
 // New prepares a machine that is off.
 func New(ctx context.Context, spec Spec) (*Machine, error) {
-	if wide, err := uml.TooWide(); wide || err != nil {
-		return nil, cmp.Or(err, ErrTooWide)
+	if err := Possible(ctx); err != nil {
+		return nil, err
 	}
 	image, err := Disk(ctx)
 	if err != nil {
@@ -116,23 +136,38 @@ func New(ctx context.Context, spec Spec) (*Machine, error) {
 	return &Machine{spec: spec, disk: image}, lab.ConnectTaps(spec.Router, spec.Number)
 }
 
+// Open finds a machine that another program has started, by its first process.
+func Open(spec Spec, first process.Identity) *Machine { return &Machine{spec: spec, first: first} }
+
+// First is the machine's first process, as Open takes it.
+func (m *Machine) First() process.Identity { return m.first }
+
+// On reports whether the machine is on.
+func (m *Machine) On() bool { return m.first.Alive() }
+
+// AwaitOff returns nil when the machine is off, and an error when ctx ends before.
+func (m *Machine) AwaitOff(ctx context.Context) error { return m.first.Wait(ctx) }
+
 // Share is the folder that the guest has as /host.
 func (m *Machine) Share() string { return filepath.Join(m.spec.Dir, "share") }
 
 // Console is the file of the guest's boot messages.
 func (m *Machine) Console() string { return filepath.Join(m.spec.Dir, "console") }
 
-// starter is executed at the start, and by the kernel itself at each reboot, with all its open
-// files: a tap that is still open can't be opened again.
-const starter = `#!/bin/bash
+// starterScript is executed at the start, and by the kernel itself at each reboot, with all its
+// open files: a tap that is still open can't be opened again.
+const starterScript = `#!/bin/bash
 for fd in /proc/self/fd/*; do fd=${fd##*/}; [ "$fd" -gt 2 ] && eval "exec $fd>&-" 2>/dev/null; done
 exec -a "$(readlink -f "$0")" /usr/bin/linux.uml "$@"
 `
 
+// starter is the file with it.
+func (m *Machine) starter() string { return filepath.Join(m.spec.Dir, "start") }
+
 // Start switches the machine on. It returns before it has booted.
 func (m *Machine) Start() error {
-	path := filepath.Join(m.spec.Dir, "start")
-	if err := os.WriteFile(path, []byte(starter), 0o755); err != nil {
+	path := m.starter()
+	if err := os.WriteFile(path, []byte(starterScript), 0o755); err != nil {
 		return fmt.Errorf("writing the machine's starter: %w", err)
 	}
 	console, err := os.OpenFile(m.Console(), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
@@ -148,74 +183,46 @@ func (m *Machine) Start() error {
 	channel := lab.Channel(m.spec.Number).Addr().String()
 	network := func(address string) string { return address[:strings.LastIndexByte(address, '.')] }
 	// In the router's namespace of processes: a guest that its test has left ends with the trial.
-	m.cmd = exec.Command("nsenter", "--target", strconv.Itoa(m.spec.Router.Init.PID), "--net", "--pid", "--", path,
+	cmd := exec.Command("nsenter", "--target", strconv.Itoa(m.spec.Router.Init.PID), "--net", "--pid", "--", path,
 		fmt.Sprintf("mem=%dM", m.spec.Memory), "ubd0="+filepath.Join(m.spec.Dir, "changes")+","+m.disk, "root=/dev/ubda", "rw", "umid="+m.spec.Name, "uml_dir="+m.spec.Dir+"/",
 		cable(0, "up"), cable(1, "lan"), cable(2, "channel"), "con=null", "con0=null,fd:1", "quiet", "systemd.unified_cgroup_hierarchy=1",
 		"machine.name="+m.spec.Name, "machine.cloud="+lab.Cloud().String(), "machine.uplink="+network(uplink), "machine.lan="+lan, "machine.channel="+network(channel), "machine.share="+m.Share())
 	// The guest's memory is a file there: a disk would write its pages all the time.
-	m.cmd.Env = append(os.Environ(), "HOME="+m.spec.Dir, "TMPDIR=/dev/shm")
-	m.cmd.Stdout, m.cmd.Stderr = console, console
-	if err := uml.Start(m.cmd, false); err != nil {
+	cmd.Env = append(os.Environ(), "HOME="+m.spec.Dir, "TMPDIR=/dev/shm")
+	cmd.Stdout, cmd.Stderr = console, console
+	if err := uml.Start(cmd, false); err != nil {
 		return fmt.Errorf("starting the machine: %w", err)
 	}
-	done, cmd := make(chan struct{}), m.cmd
-	m.done = done
-	go func() {
-		defer close(done)
-		_ = cmd.Wait() // a kernel's exit code means no failure
-	}()
-	return nil
+	m.first, err = process.Find(cmd.Process.Pid)
+	go func() { _ = cmd.Wait() }() // a kernel's exit code means no failure; it outlives us
+	return err
 }
 
-// Off is closed when the machine is off.
-func (m *Machine) Off() <-chan struct{} { return m.done }
-
 // Cut ends the machine as a power cut does: the kernel's process and all of the guest's, which the
-// kernel leaves behind where it is killed.
+// kernel leaves behind where it is killed. All have the starter among their arguments.
 func (m *Machine) Cut() error {
-	if m.cmd == nil {
-		return nil
-	}
-	session := strconv.Itoa(m.cmd.Process.Pid)
 	for {
-		stats, err := filepath.Glob("/proc/[0-9]*/stat")
-		if err != nil {
+		left, err := process.Select(func(pid int) bool { return slices.Contains(process.Cmdline(pid), m.starter()) })
+		if err != nil || len(left) == 0 {
 			return err
 		}
-		left := 0
-		for _, path := range stats {
-			raw, err := os.ReadFile(path)
-			if err != nil {
-				continue // it has ended
+		for _, id := range left {
+			if err := id.Signal(syscall.SIGKILL); err != nil {
+				return err
 			}
-			_, after, _ := strings.Cut(string(raw), ") ")
-			// state, parent, group, session (proc(5))
-			if f := strings.Fields(after); len(f) > 3 && f[3] == session && f[0] != "Z" {
-				left++
-				if pid, err := strconv.Atoi(filepath.Base(filepath.Dir(path))); err == nil {
-					_ = syscall.Kill(pid, syscall.SIGKILL) // it may have ended
-				}
-			}
-		}
-		if left == 0 {
-			break
 		}
 		time.Sleep(50 * time.Millisecond)
 	}
-	<-m.done
-	return nil
 }
 
 // Refused reports whether the machine has ended at its boot since the processor's registers are too
 // wide after all.
 func (m *Machine) Refused() bool {
-	select {
-	case <-m.done:
-		console, err := os.ReadFile(m.Console())
-		return err == nil && bytes.Contains(console, []byte("set fp regs failed"))
-	default:
+	if m.On() {
 		return false
 	}
+	console, err := os.ReadFile(m.Console())
+	return err == nil && bytes.Contains(console, []byte("set fp regs failed"))
 }
 
 // ErrSilent is returned where no command reaches the guest, or where it ends first.
@@ -224,28 +231,58 @@ var ErrSilent = errors.New("the machine does not answer")
 // Run runs a script of bash in the guest, as root, and returns its output. It reaches the guest
 // through any cut.
 func (m *Machine) Run(ctx context.Context, script string) (string, error) {
+	var out strings.Builder
+	code, err := m.Stream(ctx, script, &out)
+	if err == nil && code != 0 {
+		err = fmt.Errorf("%s: exit code %d: %s", script, code, strings.TrimSpace(out.String()))
+	}
+	return out.String(), err
+}
+
+// Stream is Run for output that is wanted while the script runs. It returns the script's exit code.
+func (m *Machine) Stream(ctx context.Context, script string, out io.Writer) (code int, err error) {
 	dialCtx, cancel := context.WithTimeout(ctx, 5*time.Second)
 	defer cancel()
 	conn, err := m.spec.Router.Dial(dialCtx, "tcp", net.JoinHostPort(lab.Channel(m.spec.Number).Addr().String(), "2222"))
 	if err != nil {
-		return "", fmt.Errorf("%w: %w", ErrSilent, err)
+		return 0, fmt.Errorf("%w: %w", ErrSilent, err)
 	}
 	defer conn.Close()
 	defer context.AfterFunc(ctx, func() { conn.Close() })()
 	if _, err := fmt.Fprintf(conn, "(\n%s\n) </dev/null 2>&1; echo \"exit=$?\"; exit\n", script); err != nil {
-		return "", fmt.Errorf("%w: %w", ErrSilent, err)
+		return 0, fmt.Errorf("%w: %w", ErrSilent, err)
 	}
-	raw, err := io.ReadAll(conn)
-	const mark = "exit="
-	i := bytes.LastIndex(raw, []byte(mark))
+	last, err := copyAllBut(out, conn, len("exit=255\n"))
+	i := bytes.LastIndex(last, []byte("exit="))
 	if i < 0 {
-		return string(raw), errors.Join(fmt.Errorf("%w: the connection ended first", ErrSilent), err)
+		_, written := out.Write(last)
+		return 0, errors.Join(fmt.Errorf("%w: the connection ended first", ErrSilent), err, written)
 	}
-	out := string(raw[:i])
-	if code := strings.TrimSpace(string(raw[i+len(mark):])); code != "0" {
-		return out, fmt.Errorf("%s: exit code %s: %s", script, code, strings.TrimSpace(out))
+	if _, err := out.Write(last[:i]); err != nil {
+		return 0, err
 	}
-	return out, nil
+	return strconv.Atoi(strings.TrimSpace(string(last[i+len("exit="):])))
+}
+
+// copyAllBut copies until the end of in, except for so many of the last bytes, which it returns.
+func copyAllBut(out io.Writer, in io.Reader, keep int) (last []byte, err error) {
+	buffer := make([]byte, 4096)
+	for {
+		n, err := in.Read(buffer)
+		last = append(last, buffer[:n]...)
+		if more := len(last) - keep; more > 0 {
+			if _, err := out.Write(last[:more]); err != nil {
+				return nil, err
+			}
+			last = last[more:]
+		}
+		if errors.Is(err, io.EOF) {
+			return last, nil
+		}
+		if err != nil {
+			return last, err
+		}
+	}
 }
 
 // BootID names the guest's boot.

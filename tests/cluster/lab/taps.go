@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net/netip"
 	"strconv"
-	"syscall"
 
 	"github.com/vishvananda/netlink"
 
@@ -19,7 +18,7 @@ func Channel(n int) netip.Prefix {
 
 // ConnectTaps makes the router's ends of the cables of machine n, which is no host: its uplink,
 // which SetCut knows as that of edge n, its place on the LAN, and its channel. A program that opens
-// the taps is at their other ends.
+// the taps is at their other ends. It may be repeated.
 func ConnectTaps(router host.Host, n int) error {
 	links, err := router.Netlink()
 	if err != nil {
@@ -28,10 +27,14 @@ func ConnectTaps(router host.Host, n int) error {
 	defer links.Close()
 	number, channel := strconv.Itoa(n), "channel"+strconv.Itoa(n)
 	for _, name := range []string{upName(n), "lan" + number, channel} {
-		tap := &netlink.Tuntap{LinkAttrs: netlink.LinkAttrs{Name: name}, Mode: netlink.TUNTAP_MODE_TAP}
-		// The device is made in the namespace of the thread that asks.
-		if err := router.Do(func() error { return netlink.LinkAdd(tap) }); err != nil && !errors.Is(err, syscall.EBUSY) && !errors.Is(err, syscall.EEXIST) {
-			return fmt.Errorf("making the tap %s: %w", name, err)
+		if _, err := links.LinkByName(name); errors.As(err, new(netlink.LinkNotFoundError)) {
+			tap := &netlink.Tuntap{LinkAttrs: netlink.LinkAttrs{Name: name}, Mode: netlink.TUNTAP_MODE_TAP}
+			// The device is made in the namespace of the thread that asks.
+			if err := router.Do(func() error { return netlink.LinkAdd(tap) }); err != nil {
+				return fmt.Errorf("making the tap %s: %w", name, err)
+			}
+		} else if err != nil {
+			return fmt.Errorf("finding the tap %s: %w", name, err)
 		}
 		if err := up(router, name); err != nil {
 			return err

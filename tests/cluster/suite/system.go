@@ -126,7 +126,7 @@ func (s *System) connect() {
 // Mend repairs the trial, whatever the test before did to it.
 func (s *System) Mend(ctx context.Context) {
 	s.T.Helper()
-	ctx, cancel := context.WithTimeout(ctx, UpTimeout)
+	ctx, cancel := context.WithTimeout(ctx, patience(s.options))
 	defer cancel()
 	for _, n := range s.options.Nodes() {
 		if err := errors.Join(s.Trial.Heal(ctx, n.Name), s.Trial.Shape(ctx, n.Name, lab.Shape{})); err != nil {

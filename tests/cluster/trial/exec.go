@@ -6,6 +6,7 @@ import (
 	"io"
 	"os/exec"
 	"strconv"
+	"strings"
 
 	"github.com/skerry-io/skerry/common/cli"
 	"github.com/skerry-io/skerry/tests/cluster/lab"
@@ -20,6 +21,12 @@ type Streams struct {
 
 // Exec runs a command on a host and returns its exit code. When ctx ends, the command is killed.
 func (t *Trial) Exec(ctx context.Context, name string, s Streams, env []string, command string, args ...string) (int, error) {
+	if s.Out == nil {
+		s.Out = io.Discard
+	}
+	if _, ok := t.guestNode(name); ok {
+		return t.execGuest(ctx, name, s, append([]string{command}, args...)...)
+	}
 	h, err := t.Host(name)
 	if err != nil {
 		return 0, err
@@ -27,9 +34,6 @@ func (t *Trial) Exec(ctx context.Context, name string, s Streams, env []string, 
 	path, err := exec.LookPath(command)
 	if err != nil {
 		return 0, cli.Bad(err)
-	}
-	if s.Out == nil {
-		s.Out = io.Discard
 	}
 	child, err := h.Start(process.Spec{Path: path, Args: args, Env: env, Dir: "/", Stdin: s.In, Stdout: s.Out, Stderr: s.Err})
 	if err != nil {
@@ -70,4 +74,20 @@ func (t *Trial) Env() ([]Variable, error) {
 		env = append(env, Variable{"TRIAL_PID_" + name, strconv.Itoa(t.machine(name).Init.PID)})
 	}
 	return env, nil
+}
+
+// execGuest runs a command in a guest. It has no standard input.
+func (t *Trial) execGuest(ctx context.Context, name string, s Streams, command ...string) (int, error) {
+	m, err := t.Guest(name)
+	if err != nil {
+		return 0, err
+	}
+	if !m.On() {
+		return 0, cli.Badf("%s is off: 'trial reboot %s' switches it on", name, name)
+	}
+	words := make([]string, len(command))
+	for i, word := range command {
+		words[i] = "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
+	}
+	return m.Stream(ctx, strings.Join(words, " "), s.Out)
 }

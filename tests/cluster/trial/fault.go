@@ -10,6 +10,7 @@ import (
 	"github.com/skerry-io/skerry/common/cli"
 	"github.com/skerry-io/skerry/tests/cluster/host"
 	"github.com/skerry-io/skerry/tests/cluster/lab"
+	guests "github.com/skerry-io/skerry/tests/machine"
 )
 
 // Cut breaks a node's uplink; its LAN stays.
@@ -21,6 +22,9 @@ func (t *Trial) Cut(ctx context.Context, name string, how lab.Cut) error {
 func (t *Trial) Heal(ctx context.Context, name string) error { return t.setCut(ctx, name, lab.Whole) }
 
 func (t *Trial) setCut(ctx context.Context, name string, how lab.Cut) error {
+	if n, ok := t.guestNode(name); ok {
+		return t.cutGuest(ctx, n, how)
+	}
 	return t.withNode(ctx, name, func(n Node) error {
 		// Written first: the state holds over a crash in between, and for a reboot.
 		if err := t.change(func(s *State) { s.Hosts[name].Cut = how }); err != nil {
@@ -76,6 +80,9 @@ func (t *Trial) LinkIPv6(ctx context.Context, name string) error {
 
 // PowerOff ends a node and everything on it, as a power cut would.
 func (t *Trial) PowerOff(ctx context.Context, name string) error {
+	if n, ok := t.guestNode(name); ok {
+		return t.withGuest(ctx, n, (*guests.Machine).Cut)
+	}
 	return t.withNode(ctx, name, func(Node) error { return t.halt(ctx, name) })
 }
 
@@ -83,6 +90,9 @@ func (t *Trial) PowerOff(ctx context.Context, name string) error {
 // mounts, interfaces, cgroups and everything in /run are gone; files on its disk are there. Offline
 // cuts its uplink before it boots. Reboot returns when its programs are started.
 func (t *Trial) Reboot(ctx context.Context, name string, offline bool) error {
+	if n, ok := t.guestNode(name); ok {
+		return t.rebootGuest(ctx, n, false, offline)
+	}
 	return t.withNode(ctx, name, func(n Node) error { return t.reboot(ctx, n, offline) })
 }
 
@@ -93,6 +103,9 @@ const shutdownPatience = 3 * time.Minute
 // processes get SIGTERM, and only then the power goes. One that was asked for on the host is
 // brought to its end.
 func (t *Trial) RebootOrderly(ctx context.Context, name string, offline bool) error {
+	if n, ok := t.guestNode(name); ok {
+		return t.rebootGuest(ctx, n, true, offline)
+	}
 	return t.withNode(ctx, name, func(n Node) error {
 		if n.Plain {
 			return cli.Badf("%s has no logind", name)

@@ -1,6 +1,7 @@
 package trial
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -21,6 +22,14 @@ const followInterval = 200 * time.Millisecond
 // continues until ctx ends if follow is set.
 func (t *Trial) Logs(ctx context.Context, out io.Writer, host, name string, follow bool) error {
 	if err := t.exists(); err != nil {
+		return err
+	}
+	if _, ok := t.guestNode(host); ok {
+		command := []string{"journalctl", "--no-pager", "--output=cat", "--unit=" + cmp.Or(name, "edgecore")}
+		if follow {
+			command = append(command, "--follow", "--lines=all")
+		}
+		_, err := t.execGuest(ctx, host, Streams{Out: out}, command...)
 		return err
 	}
 	if !slices.Contains(t.Hosts(), host) {

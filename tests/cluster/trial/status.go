@@ -18,6 +18,7 @@ import (
 
 	"github.com/skerry-io/skerry/tests/cluster/lab"
 	"github.com/skerry-io/skerry/tests/cluster/sample"
+	guests "github.com/skerry-io/skerry/tests/machine"
 )
 
 // Status is how the whole trial is, as far as each part answers.
@@ -37,6 +38,7 @@ type CloudStatus struct {
 // NodeStatus is the cloud's state of a node, its faults, and its own state.
 type NodeStatus struct {
 	Name     string          `json:"name"`
+	Machine  bool            `json:"machine,omitempty"` // a real machine, whose programs systemd runs
 	Running  bool            `json:"running"`
 	Programs map[string]bool `json:"programs,omitempty"`
 	Cut      lab.Cut         `json:"cut,omitempty"`
@@ -84,10 +86,35 @@ func (t *Trial) Status(ctx context.Context) (Status, error) {
 		}
 		s.Nodes = append(s.Nodes, ns)
 	}
+	for _, n := range t.state.Options.Guests() {
+		s.Nodes = append(s.Nodes, t.guestStatus(ctx, n))
+	}
 	if err := t.askCloud(ctx, &s); err != nil {
 		s.Cloud.Error = err.Error()
 	}
 	return s, nil
+}
+
+// guestStatus asks a guest how it is.
+func (t *Trial) guestStatus(ctx context.Context, n Node) NodeStatus {
+	g := t.guest(n.Name)
+	m := guests.Open(t.guestSpec(n), g.First)
+	s := NodeStatus{Name: n.Name, Machine: true, Running: m.On(), Cut: g.Cut}
+	if !s.Running {
+		return s
+	}
+	ctx, cancel := context.WithTimeout(ctx, 2*statusTimeout) // its processor is slow
+	defer cancel()
+	out, err := m.Run(ctx, "edgecore status -o json 2>/dev/null || true")
+	switch {
+	case err != nil:
+		s.EdgeError = err.Error()
+	case !json.Valid([]byte(out)):
+		s.EdgeError = "edgecore does not answer"
+	default:
+		s.Edge = json.RawMessage(out)
+	}
+	return s
 }
 
 func (t *Trial) alive(name string) map[string]bool {
@@ -229,6 +256,9 @@ func (n NodeStatus) uplink() string {
 func (n NodeStatus) programs() string {
 	if !n.Running {
 		return "the host is off"
+	}
+	if n.Machine {
+		return "systemd's"
 	}
 	return programs(n.Programs)
 }

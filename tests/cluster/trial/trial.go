@@ -34,6 +34,7 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/host"
 	"github.com/skerry-io/skerry/tests/cluster/lab"
 	"github.com/skerry-io/skerry/tests/cluster/process"
+	guests "github.com/skerry-io/skerry/tests/machine"
 )
 
 // Names of the hosts that every trial has; edges are edge1, edge2, ... and plain1, ...
@@ -63,6 +64,9 @@ type Options struct {
 	// Plain is the number of nodes with an ordinary kubelet that talks to kube-apiserver,
 	// for comparison.
 	Plain int `json:"plain,omitempty"`
+	// Machines is the number of nodes that are real machines: guests of user-mode Linux with
+	// systemd and edgecore's package.
+	Machines int `json:"machines,omitempty"`
 	// Link is edgecore's transport: auto, websocket or quic.
 	Link string `json:"link"`
 	// Set are changes to every edgecore.yaml, each path=value.
@@ -111,8 +115,14 @@ func (o Options) Validate() error {
 	if o.Edges < 0 || o.Edges >= plainOffset {
 		errs = append(errs, fmt.Errorf("--edges: %d is not between 0 and %d", o.Edges, plainOffset-1))
 	}
-	if o.Plain < 0 || o.Plain > lab.MaxEdges-plainOffset {
-		errs = append(errs, fmt.Errorf("--plain: %d is not between 0 and %d", o.Plain, lab.MaxEdges-plainOffset))
+	if o.Plain < 0 || o.Plain > guestOffset-plainOffset {
+		errs = append(errs, fmt.Errorf("--plain: %d is not between 0 and %d", o.Plain, guestOffset-plainOffset))
+	}
+	if o.Machines < 0 || o.Machines > maxGuests {
+		errs = append(errs, fmt.Errorf("--machine: %d is not between 0 and %d", o.Machines, maxGuests))
+	}
+	if o.Machines > 0 && o.InCluster {
+		errs = append(errs, errors.New("--machine: not possible with --in-cluster"))
 	}
 	if o.Clouds < 0 || o.Clouds > lab.MaxClouds {
 		errs = append(errs, fmt.Errorf("--clouds: %d is not between 1 and %d", o.Clouds, lab.MaxClouds))
@@ -129,7 +139,7 @@ func (o Options) Validate() error {
 	if o.InCluster && o.Streams == StreamsEndpoint {
 		errs = append(errs, errors.New("--streams: endpoint is not possible with --in-cluster"))
 	}
-	if o.Edges+o.Plain == 0 {
+	if o.Edges+o.Plain+o.Machines == 0 {
 		errs = append(errs, errors.New("--edges: a trial needs at least one node"))
 	}
 	if !slices.Contains([]string{"auto", "websocket", "quic"}, o.Link) {
@@ -152,8 +162,11 @@ func (o Options) Validate() error {
 // Programs are those of bin/ that a trial with these options runs.
 func (o Options) Programs() []string {
 	programs := []string{"kubeplane", "cloudcore"}
-	if o.Edges > 0 {
+	if o.Edges+o.Machines > 0 {
 		programs = append(programs, "edgecore")
+	}
+	if o.Machines > 0 {
+		programs = append(programs, "skerry-launch")
 	}
 	if o.Plain > 0 {
 		programs = append(programs, "plainkubelet")
@@ -199,6 +212,7 @@ type State struct {
 	Options Options             `json:"options"`
 	Network netip.Prefix        `json:"network"` // between the machine and the cloud
 	Hosts   map[string]*Machine `json:"hosts"`
+	Guests  map[string]*Guest   `json:"guests,omitempty"`
 }
 
 // A Machine is a host with the changes made to it.
@@ -425,6 +439,9 @@ func (t *Trial) node(name string) (Node, error) {
 	if err := t.exists(); err != nil {
 		return Node{}, err
 	}
+	if _, ok := t.guestNode(name); ok {
+		return Node{}, notForGuests(name)
+	}
 	var names []string
 	for _, n := range t.state.Options.Nodes() {
 		if n.Name == name {
@@ -439,6 +456,9 @@ func (t *Trial) node(name string) (Node, error) {
 func (t *Trial) Host(name string) (host.Host, error) {
 	if err := t.exists(); err != nil {
 		return host.Host{}, err
+	}
+	if _, ok := t.guestNode(name); ok {
+		return host.Host{}, notForGuests(name)
 	}
 	if name != router && !slices.Contains(t.Hosts(), name) {
 		return host.Host{}, cli.Badf("there is no host %q: this trial has %s", name, strings.Join(t.Hosts(), ", "))
@@ -456,4 +476,84 @@ func (t *Trial) server() string {
 		return lab.LoadBalancer().String()
 	}
 	return lab.Cloud().String()
+}
+
+const (
+	// guestOffset keeps the numbers of guests apart from those of plain nodes.
+	guestOffset = 90
+	maxGuests   = lab.MaxEdges - guestOffset
+	guestMemory = 1200 // MiB
+)
+
+// A Guest is a node that is no host of namespaces: Debian with systemd as a guest of user-mode
+// Linux (package machine).
+type Guest struct {
+	First  process.Identity `json:"first,omitzero"`
+	Joined bool             `json:"joined,omitempty"` // edgecore is installed, and has its identity
+	Cut    lab.Cut          `json:"cut,omitempty"`
+}
+
+// Guests lists the guests that the options ask for.
+func (o Options) Guests() []Node {
+	var all []Node
+	for i := range o.Machines {
+		all = append(all, Node{Name: fmt.Sprintf("machine%d", i+1), Number: guestOffset + i + 1})
+	}
+	return all
+}
+
+// Guest finds a guest by name.
+func (t *Trial) Guest(name string) (*guests.Machine, error) {
+	if err := t.exists(); err != nil {
+		return nil, err
+	}
+	n, ok := t.guestNode(name)
+	if !ok {
+		return nil, cli.Badf("there is no machine %q in this trial", name)
+	}
+	return guests.Open(t.guestSpec(n), t.guest(name).First), nil
+}
+
+// guestNode reports whether a name is a guest's.
+func (t *Trial) guestNode(name string) (Node, bool) {
+	if t.state == nil {
+		return Node{}, false
+	}
+	all := t.state.Options.Guests()
+	i := slices.IndexFunc(all, func(n Node) bool { return n.Name == name })
+	if i < 0 {
+		return Node{}, false
+	}
+	return all[i], true
+}
+
+// notForGuests is the answer of a verb that guests don't have.
+func notForGuests(name string) error {
+	return cli.Badf("%s is a real machine: run it there, like 'trial exec %s -- systemctl restart edgecore'", name, name)
+}
+
+// guest is a copy of a guest's entry in the state.
+func (t *Trial) guest(name string) Guest {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if g := t.state.Guests[name]; g != nil {
+		return *g
+	}
+	return Guest{}
+}
+
+func (t *Trial) changeGuest(name string, f func(*Guest)) error {
+	return t.change(func(s *State) {
+		if s.Guests == nil {
+			s.Guests = map[string]*Guest{}
+		}
+		if s.Guests[name] == nil {
+			s.Guests[name] = new(Guest)
+		}
+		f(s.Guests[name])
+	})
+}
+
+func (t *Trial) guestSpec(n Node) guests.Spec {
+	return guests.Spec{Name: n.Name, Number: n.Number, Memory: guestMemory, Dir: t.hostDir(n.Name), Router: t.machine(router).Host}
 }

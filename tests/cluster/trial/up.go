@@ -19,6 +19,7 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/host"
 	"github.com/skerry-io/skerry/tests/cluster/lab"
 	"github.com/skerry-io/skerry/tests/cluster/tally"
+	guests "github.com/skerry-io/skerry/tests/machine"
 )
 
 // ports are those that edges can dial: cloudcore's. No other port of the cloud is open to them,
@@ -39,7 +40,7 @@ func (t *Trial) Up(ctx context.Context, o Options) error {
 		return err
 	}
 	defer unlock()
-	if err := errors.Join(t.check(o), inotifyRoom(t.inotifyNeed(o))); err != nil {
+	if err := errors.Join(t.check(ctx, o), inotifyRoom(t.inotifyNeed(o))); err != nil {
 		return cli.Bad(err)
 	}
 	if t.state == nil {
@@ -93,6 +94,9 @@ func (t *Trial) Up(ctx context.Context, o Options) error {
 			}
 		})
 	}
+	for _, n := range t.state.Options.Guests() {
+		g.Go(func() error { return t.upGuest(gctx, n, cloudReady) })
+	}
 	for _, n := range nodes {
 		g.Go(func() error {
 			if err := t.prepare(gctx, n); err != nil || o.Bare && !n.Plain {
@@ -144,6 +148,9 @@ func describe(o Options) string {
 	if o.Plain > 0 {
 		parts = append(parts, fmt.Sprintf("%d plain nodes", o.Plain))
 	}
+	if o.Machines > 0 {
+		parts = append(parts, fmt.Sprintf("%d machines", o.Machines))
+	}
 	if o.InCluster {
 		parts = append(parts, "cloudcore in the cluster")
 	}
@@ -156,7 +163,7 @@ func describe(o Options) string {
 }
 
 // check looks for missing prerequisites before the first change.
-func (t *Trial) check(o Options) error {
+func (t *Trial) check(ctx context.Context, o Options) error {
 	if os.Getuid() != 0 {
 		return errors.New("a trial makes network namespaces and containers: run it as root (sudo)")
 	}
@@ -164,6 +171,11 @@ func (t *Trial) check(o Options) error {
 	for _, tool := range []string{"containerd", "containerd-shim-runc-v2", "ctr", "runc", "iptables", "nft", "conntrack", "dbus-daemon"} {
 		if _, err := exec.LookPath(tool); err != nil {
 			missing = append(missing, tool)
+		}
+	}
+	if o.Machines > 0 {
+		if err := guests.Possible(ctx); err != nil {
+			return fmt.Errorf("--machine: %w; 'build/deps.sh machine' installs what it needs", err)
 		}
 	}
 	if len(missing) > 0 {

@@ -27,6 +27,7 @@ repeated, or cleaned by 'trial down'.`,
   trial up --set modules.edged.reportEvent=true      # in every edge's edgecore.yaml
   trial up --clouds 2                                # two replicas of cloudcore behind one address
   trial up --plain 1                                 # also an ordinary kubelet, to compare
+  trial up --machine 1                               # also a real machine: Debian with systemd, edgecore from its package
   trial up --in-cluster                              # cloudcore as its own Deployment on two ordinary nodes`,
 		RunE: func(c *cobra.Command, _ []string) error {
 			t, err := open()
@@ -47,6 +48,7 @@ repeated, or cleaned by 'trial down'.`,
 	f.IntVar(&o.Edges, "edges", o.Edges, "number of edge nodes")
 	f.IntVar(&o.Clouds, "clouds", 1, "number of cloudcore's replicas, behind one address")
 	f.IntVar(&o.Plain, "plain", o.Plain, "number of nodes with an ordinary kubelet instead of edgecore")
+	f.IntVar(&o.Machines, "machine", 0, "number of nodes that are real machines, guests of user-mode Linux; see docs/trial.md")
 	f.StringVar(&o.Link, "link", o.Link, "transport of the edges: auto, websocket or quic")
 	f.StringArrayVar(&o.Set, "set", nil, "a setting for every edgecore.yaml, path=value (repeatable)")
 	f.StringVar(&o.Streams, "streams", trial.StreamsEgress, "kube-apiserver's way to kubelets: egress, as configured, or endpoint, which needs no configuration")
@@ -107,6 +109,9 @@ func edgeCommand() *cobra.Command {
 			if len(args) < 2 || args[1] != "kubectl" {
 				return cli.Badf("usage: trial %s", c.Use)
 			}
+			if strings.HasPrefix(args[0], "machine") { // which has edgecore's own kubectl
+				return execOn(c.Context(), args[0], "edgecore", args[1:], nil)
+			}
 			self, err := os.Executable()
 			if err != nil {
 				return fmt.Errorf("finding this program: %w", err)
@@ -123,7 +128,8 @@ func execCommand() *cobra.Command {
 		Use: "exec HOST -- COMMAND [ARG...]", Short: "Run a command on a host: a node, cloud or client", PreRunE: asRoot,
 		Example: `  trial exec edge1 -- ip route
   trial exec cloud -- ss -tn
-  trial exec edge1 -- $PWD/bin/edgecore status`,
+  trial exec edge1 -- $PWD/bin/edgecore status
+  trial exec machine1 -- systemctl restart edgecore`,
 		Args: cli.Args(cobra.MinimumNArgs(2)),
 		RunE: func(c *cobra.Command, args []string) error {
 			command := args[1:]
