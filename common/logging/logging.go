@@ -2,8 +2,9 @@
 //
 // It owns the verbosity of the program and of its modules, which may be changed while it runs, and
 // the bound on repeats: a message with the same values is written a few times a minute, then
-// counted. It refuses to queue: a message is written before its call returns. A Log's methods and
-// its logger may be used by many goroutines at once.
+// counted. It refuses to log the bodies of requests, at any verbosity, and to queue: a message is
+// written before its call returns. A Log's methods and its logger may be used by many goroutines at
+// once.
 package logging
 
 import (
@@ -187,6 +188,7 @@ func (s *sink) Enabled(level int) bool { return s.log.enabled(s.module, level) }
 
 // Info implements logr.LogSink.
 func (s *sink) Info(level int, msg string, values ...any) {
+	values = withoutBody(msg, values)
 	if suppressed, ok := s.log.admit(level, nil, msg, slices.Concat(s.values, values)); ok {
 		s.to.Info(level, msg, counted(values, suppressed)...)
 	}
@@ -197,6 +199,21 @@ func (s *sink) Error(err error, msg string, values ...any) {
 	if suppressed, ok := s.log.admit(-1, err, msg, slices.Concat(s.values, values)); ok {
 		s.to.Error(err, msg, counted(values, suppressed)...)
 	}
+}
+
+// withoutBody has the size in place of a body that client-go logs from verbosity 8 on: it may be a
+// Secret, or a token.
+func withoutBody(msg string, values []any) []any {
+	if msg != "Request Body" && msg != "Response Body" {
+		return values
+	}
+	values = slices.Clone(values)
+	for i := 0; i+1 < len(values); i += 2 {
+		if body, ok := values[i+1].(string); ok && values[i] == "body" {
+			values[i+1] = fmt.Sprintf("(%d bytes, left out: it may have secrets)", len(body))
+		}
+	}
+	return values
 }
 
 func counted(values []any, suppressed int) []any {
