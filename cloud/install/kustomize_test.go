@@ -49,7 +49,7 @@ func TestRenderAsKustomize(t *testing.T) {
 // of the Deployment by kustomize.
 func TestDocumentedConfiguration(t *testing.T) {
 	const page = "maintenance.md"
-	more := "relay: {leaseRenewal: 10s}" + unindented(documented(t, page, "\n```yaml\nrelay: {leaseRenewal: 10s}"), 2)
+	more := "relay: {leaseRenewal: 10s}" + unindented(documented(t, page, "\n```yaml\n# cloudcore.yaml\nrelay: {leaseRenewal: 10s}"), 2)
 	patch := "#" + unindented(documented(t, page, "\n  ```yaml\n  # kustomization.yaml;"), 2)
 	deployment := patched(t, more, patch)
 	for _, part := range []string{"value: 5400MiB", "memory: 6000Mi", "secretName: cloudcore-logs", "mountPath: /etc/cloudcore-logs", "name: cloudcore-config-", "mountPath: /etc/skerry\n"} {
@@ -62,7 +62,7 @@ func TestDocumentedConfiguration(t *testing.T) {
 // The volume of artefacts in a cluster: docs/fleet.md has the lines that go into that patch.
 func TestDocumentedVolumeOfArtefacts(t *testing.T) {
 	const page = "fleet.md"
-	more := "artefacts: " + documented(t, page, "\n```yaml\nartefacts: ")
+	more := "artefacts: " + documented(t, page, "\n```yaml\n# cloudcore.yaml\nartefacts: ")
 	patch := "#" + unindented(documented(t, "maintenance.md", "\n  ```yaml\n  # kustomization.yaml;"), 2)
 	head, _, ok := strings.Cut(patch, "          volumes:")
 	if !ok {
