@@ -8,9 +8,12 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -67,6 +70,30 @@ func Build(dir string) ([]*unstructured.Unstructured, error) {
 	return objects, nil
 }
 
+// Sum returns a digest of all files below directories of the repository, which are given relative
+// to its root.
+func Sum(root string, dirs ...string) (string, error) {
+	sum := sha256.New()
+	for _, dir := range dirs {
+		err := filepath.WalkDir(filepath.Join(root, dir), func(path string, e fs.DirEntry, err error) error {
+			if err != nil || !e.Type().IsRegular() {
+				return err
+			}
+			raw, err := os.ReadFile(path)
+			if err != nil {
+				return err
+			}
+			fmt.Fprintf(sum, "%s %d\n", path, len(raw))
+			sum.Write(raw)
+			return nil
+		})
+		if err != nil {
+			return "", fmt.Errorf("reading the files of %s: %w", dir, err)
+		}
+	}
+	return hex.EncodeToString(sum.Sum(nil)), nil
+}
+
 // Read reads YAML documents, in order.
 func Read(raw []byte) ([]*unstructured.Unstructured, error) {
 	var objects []*unstructured.Unstructured
@@ -90,19 +117,27 @@ func Read(raw []byte) ([]*unstructured.Unstructured, error) {
 
 // Apply applies the objects in order. Fields that others own stay theirs, unless our value differs.
 func Apply(ctx context.Context, cfg *rest.Config, objects ...*unstructured.Unstructured) error {
+	_, err := apply(ctx, cfg, objects)
+	return err
+}
+
+// apply returns the objects as kube-apiserver has them then.
+func apply(ctx context.Context, cfg *rest.Config, objects []*unstructured.Unstructured) ([]Applied, error) {
 	client, err := dynamic.NewForConfig(cfg)
 	if err != nil {
-		return fmt.Errorf("making a client: %w", err)
+		return nil, fmt.Errorf("making a client: %w", err)
 	}
 	found, err := discovery.NewDiscoveryClientForConfig(cfg)
 	if err != nil {
-		return fmt.Errorf("making a client for discovery: %w", err)
+		return nil, fmt.Errorf("making a client for discovery: %w", err)
 	}
 	mapper := restmapper.NewDeferredDiscoveryRESTMapper(memory.NewMemCacheClient(found))
+	all := make([]Applied, 0, len(objects))
 	for _, o := range objects {
 		var last error
+		var one Applied
 		err := wait.PollUntilContextTimeout(ctx, 50*time.Millisecond, patience, true, func(ctx context.Context) (bool, error) {
-			last = applyOne(ctx, client, mapper, o)
+			one, last = applyOne(ctx, client, mapper, o)
 			switch {
 			case meta.IsNoMatchError(last):
 				mapper.Reset()
@@ -116,22 +151,26 @@ func Apply(ctx context.Context, cfg *rest.Config, objects ...*unstructured.Unstr
 			last = err
 		}
 		if last != nil {
-			return fmt.Errorf("applying %s %s: %w", o.GetKind(), o.GetName(), last)
+			return all, fmt.Errorf("applying %s %s: %w", o.GetKind(), o.GetName(), last)
 		}
+		all = append(all, one)
 	}
-	return nil
+	return all, nil
 }
 
-func applyOne(ctx context.Context, client dynamic.Interface, mapper meta.RESTMapper, o *unstructured.Unstructured) error {
+func applyOne(ctx context.Context, client dynamic.Interface, mapper meta.RESTMapper, o *unstructured.Unstructured) (Applied, error) {
 	kind := o.GroupVersionKind()
 	mapping, err := mapper.RESTMapping(kind.GroupKind(), kind.Version)
 	if err != nil {
-		return err
+		return Applied{}, err
 	}
 	var target dynamic.ResourceInterface = client.Resource(mapping.Resource)
 	if mapping.Scope.Name() == meta.RESTScopeNameNamespace {
 		target = client.Resource(mapping.Resource).Namespace(o.GetNamespace())
 	}
-	_, err = target.Apply(ctx, o.GetName(), o, metav1.ApplyOptions{FieldManager: "skerry-trial", Force: true})
-	return err
+	live, err := target.Apply(ctx, o.GetName(), o, metav1.ApplyOptions{FieldManager: "skerry-trial", Force: true})
+	if err != nil {
+		return Applied{}, err
+	}
+	return Applied{Resource: mapping.Resource, Object: o, Left: stateOf(live)}, nil
 }

@@ -14,6 +14,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -93,18 +94,28 @@ func (t *Trial) startCloud(ctx context.Context) error {
 	return nil
 }
 
-// apply applies folders of manifests.
+// apply applies folders of manifests, where they changed or somebody changed the objects.
 func (t *Trial) apply(ctx context.Context, cfg *rest.Config, dirs ...string) error {
-	for _, dir := range dirs {
-		objects, err := manifest.Build(filepath.Join(t.root, dir))
-		if err != nil {
-			return err
-		}
-		if err := manifest.Apply(ctx, cfg, objects...); err != nil {
-			return err
-		}
+	inputs, err := manifest.Sum(t.root, append(dirs, "manifests")...)
+	if err != nil {
+		return err
 	}
-	return nil
+	return t.record("manifests", inputs).Apply(ctx, cfg, func() ([]*unstructured.Unstructured, error) {
+		var all []*unstructured.Unstructured
+		for _, dir := range dirs {
+			objects, err := manifest.Build(filepath.Join(t.root, dir))
+			if err != nil {
+				return nil, err
+			}
+			all = append(all, objects...)
+		}
+		return all, nil
+	})
+}
+
+// record is the file of applied objects with a name.
+func (t *Trial) record(name, inputs string) manifest.Record {
+	return manifest.Record{File: filepath.Join(t.dir, "applied-"+name+".json"), Inputs: inputs}
 }
 
 // configurePlane writes kube-apiserver's files for its start: the way to nodes, and the CA by which
@@ -175,10 +186,19 @@ func (t *Trial) configureCloudcore(ctx context.Context, admin *rest.Config) erro
 // kube-proxy leads to Services here: these are other names of the cloud's address, and the
 // APIServices have the port at which cloudcore listens.
 func (t *Trial) offerAPIs(ctx context.Context, cfg *rest.Config) error {
+	inputs, err := manifest.Sum(t.root, "manifests")
+	if err != nil {
+		return err
+	}
+	return t.record("apis", inputs).Apply(ctx, cfg, t.aggregatedAPIs)
+}
+
+func (t *Trial) aggregatedAPIs() ([]*unstructured.Unstructured, error) {
+	var all []*unstructured.Unstructured
 	for _, dir := range []string{"manifests/usage", "manifests/subresources"} {
 		objects, err := manifest.Build(filepath.Join(t.root, dir))
 		if err != nil {
-			return err
+			return nil, err
 		}
 		for _, o := range objects {
 			switch spec, _ := o.Object["spec"].(map[string]any); o.GetName() {
@@ -192,11 +212,9 @@ func (t *Trial) offerAPIs(ctx context.Context, cfg *rest.Config) error {
 				}
 			}
 		}
-		if err := manifest.Apply(ctx, cfg, objects...); err != nil {
-			return err
-		}
+		all = append(all, objects...)
 	}
-	return nil
+	return all, nil
 }
 
 func (t *Trial) shareKubeconfig(raw []byte) error {

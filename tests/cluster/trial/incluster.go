@@ -2,6 +2,7 @@ package trial
 
 import (
 	"context"
+	"crypto/sha256"
 	"crypto/x509/pkix"
 	"errors"
 	"fmt"
@@ -14,6 +15,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
@@ -79,11 +81,9 @@ func (t *Trial) install(ctx context.Context, cfg *rest.Config) error {
 	if err := os.WriteFile(filepath.Join(t.dir, "install.yaml"), printed, 0o644); err != nil {
 		return fmt.Errorf("keeping install.yaml: %w", err)
 	}
-	objects, err := manifest.Read(printed)
-	if err != nil {
-		return err
-	}
-	return manifest.Apply(ctx, cfg, objects...)
+	return t.record("install", fmt.Sprintf("%x", sha256.Sum256(printed))).Apply(ctx, cfg, func() ([]*unstructured.Unstructured, error) {
+		return manifest.Read(printed)
+	})
 }
 
 // addName lets the cloud's host resolve a name, instead of the cluster's DNS.
