@@ -22,6 +22,7 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+	runtimev1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 	"k8s.io/klog/v2"
 	"sigs.k8s.io/yaml"
 
@@ -34,6 +35,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/core/launch"
 	"github.com/skerry-io/skerry/edge/internal/core/store"
 	"github.com/skerry-io/skerry/edge/internal/kernel/host/healthcheck"
+	"github.com/skerry-io/skerry/edge/internal/pods/cri"
 	edgeconfig "github.com/skerry-io/skerry/edge/internal/setup/config"
 	"github.com/skerry-io/skerry/edge/internal/site/names"
 )
@@ -361,12 +363,39 @@ func (d *device) Problems(ctx context.Context) []string {
 	if err != nil {
 		return append(problems, "the pods of the device: "+err.Error())
 	}
+	running, err := runningContainers(ctx, d.app.edged.Runtime())
+	if err != nil {
+		return append(problems, "the container runtime: "+err.Error())
+	}
 	for i := range pods.Items {
-		if restarted := restartedBy(&pods.Items[i], d.began); restarted {
-			problems = append(problems, "the containers of pod "+pods.Items[i].Namespace+"/"+pods.Items[i].Name+" were restarted by the switch")
+		switch p := &pods.Items[i]; {
+		case restartedBy(p, d.began):
+			problems = append(problems, "the containers of pod "+p.Namespace+"/"+p.Name+" were restarted by the switch")
+		case endedBy(p, d.began, running):
+			problems = append(problems, "the containers of pod "+p.Namespace+"/"+p.Name+" have ended")
 		}
 	}
 	return problems
+}
+
+// runningContainers are the IDs that the container runtime at an endpoint has.
+func runningContainers(ctx context.Context, endpoint string) (map[string]bool, error) {
+	conn, err := cri.Dial(endpoint)
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	list, err := runtimev1.NewRuntimeServiceClient(conn).ListContainers(ctx, &runtimev1.ListContainersRequest{
+		Filter: &runtimev1.ContainerFilter{State: &runtimev1.ContainerStateValue{State: runtimev1.ContainerState_CONTAINER_RUNNING}},
+	})
+	if err != nil {
+		return nil, err
+	}
+	all := map[string]bool{}
+	for _, c := range list.Containers {
+		all[c.Id] = true
+	}
+	return all, nil
 }
 
 // ready reports whether the kubelet of this process has called the node Ready.
@@ -374,6 +403,26 @@ func (d *device) ready(node *corev1.Node) bool {
 	return slices.ContainsFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool {
 		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue && !c.LastHeartbeatTime.Time.Before(d.began.Truncate(time.Second))
 	})
+}
+
+// endedBy reports whether no container runs of those that the status of a pod, which is older than
+// a time, has as running: the kubelet has not noticed their end yet.
+func endedBy(pod *corev1.Pod, since time.Time, running map[string]bool) bool {
+	if pod.Status.StartTime == nil || !pod.Status.StartTime.Time.Before(since) {
+		return false
+	}
+	ended := false
+	for _, c := range pod.Status.ContainerStatuses {
+		if c.State.Running == nil {
+			continue
+		}
+		_, id, _ := strings.Cut(c.ContainerID, "://")
+		if running[id] {
+			return false
+		}
+		ended = true
+	}
+	return ended
 }
 
 // restartedBy reports whether all containers of a pod that is older than a time were started again

@@ -117,6 +117,7 @@ func (f *fleet) slots() slots { return f.slotsOf("edge1") }
 
 type slots struct {
 	Confirmed, Trial struct{ Slot, Version, Digest string }
+	Former           struct{ Crashes int }
 	Rejected         []string
 }
 
@@ -279,18 +280,64 @@ func TestFleet_11_UpgradeFromAFileOffline(t *testing.T) {
 	}
 }
 
-// Images are pulled before they are needed and kept; a Secret that no pod of the device refers to
-// is refused.
+// Images are pulled before they are needed, with a Secret that a pod of the device refers to, and
+// kept: the kubelet may not collect them. A pull that is interrupted by a crash while the link is
+// cut is repeated.
 func TestFleet_15_ImagesArePulled(t *testing.T) {
 	f := newSystem(t).fleet()
 	ns := f.Namespace()
-	f.Apply("default", nodeOperation("pull", "edge1", "ImagePull", `, imagePull: {images: ["skerry.local/sample:1"]}`))
+	r := f.newRegistry("./tests/images/devices")
+	r.password = "open sesame"
+	r.slow = func() time.Duration { return 10 * time.Minute }
+	f.serve("edge1", r)
+	const image = registryAddress + "/release/devices:2"
+	t.Cleanup(func() {
+		f.onHostIn(context.WithoutCancel(t.Context()), "edge1", "ctr", "--namespace=k8s.io", "images", "rm", image)
+	})
+	f.Apply(ns, `apiVersion: v1
+kind: Secret
+metadata: {name: registry}
+type: kubernetes.io/dockerconfigjson
+stringData: {.dockerconfigjson: '{"auths": {"`+registryAddress+`": {"username": "pod", "password": "open sesame"}}}'}
+`)
+	pull := func(name string) {
+		t.Helper()
+		f.Apply("default", nodeOperation(name, "edge1", "ImagePull", fmt.Sprintf(`, imagePull: {images: [%q], pullSecret: {namespace: %s, name: registry}}`, image, ns)))
+	}
+	pull("foreign")
+	if o := f.waitOperation("foreign", "refused", ended); !isDone(v1alpha1.OperationRefused)(o) {
+		t.Errorf("with a Secret that no pod refers to: %+v", o.Status)
+	}
+	f.Apply(ns, strings.Replace(samplePod("refers", "edge1"), "  dnsPolicy", "  imagePullSecrets: [{name: registry}]\n  dnsPolicy", 1))
+	f.WaitPods(ns, "app=refers", "edge1", 1)
+
+	pull("pull")
+	f.WaitFor("a pull to be under way", func(context.Context) error {
+		if begun, _, _ := r.counts(); begun < 2 { // its manifest, and a blob
+			return fmt.Errorf("%d blobs were begun", begun)
+		}
+		return nil
+	})
+	f.Cut("edge1")
+	r.mu.Lock()
+	r.slow = nil
+	r.mu.Unlock()
+	f.onHost("edge1", "pkill", "-KILL", "-x", "edgecore")
+	f.WaitFor("the image", func(context.Context) error { return f.missing("edge1", image) })
+	f.Heal("edge1")
 	o := f.waitOperation("pull", "pulled", ended)
 	if i := o.Status.Images; !isDone(v1alpha1.OperationPulled)(o) || len(i) != 1 || !i[0].Pulled || !i[0].Kept {
 		t.Errorf("%+v", o.Status)
 	}
-	f.Apply("default", nodeOperation("foreign", "edge1", "ImagePull", fmt.Sprintf(`, imagePull: {images: ["skerry.local/sample:1"], pullSecret: {namespace: %s, name: registry}}`, ns)))
-	if o := f.waitOperation("foreign", "refused", ended); !isDone(v1alpha1.OperationRefused)(o) {
-		t.Errorf("%+v", o.Status)
+	if names, err := f.pinned(t.Context(), "edge1"); err != nil || !slices.Contains(names, image) {
+		t.Errorf("the kubelet may collect %s: %q, %v", image, names, err)
+	}
+	begun, _, _ := r.counts()
+	pull("again")
+	if o := f.waitOperation("again", "pulled", ended); !isDone(v1alpha1.OperationPulled)(o) {
+		t.Errorf("an image that is there: %+v", o.Status)
+	}
+	if now, _, _ := r.counts(); now != begun {
+		t.Errorf("%d more blobs were pulled of an image that is there", now-begun)
 	}
 }

@@ -1,0 +1,50 @@
+package app
+
+import (
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// A trial is unhealthy where the switch to it has ended all containers of a pod: also before the
+// kubelet reports that, and once they run again.
+func TestContainersOfThePodsBeforeASwitch(t *testing.T) {
+	noon := time.Date(2026, 11, 28, 12, 0, 0, 0, time.UTC)
+	at := func(d time.Duration) *metav1.Time { return &metav1.Time{Time: noon.Add(d)} }
+	runs := func(id string, restarts int32, since time.Duration) corev1.ContainerStatus {
+		return corev1.ContainerStatus{ContainerID: "containerd://" + id, RestartCount: restarts, State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: *at(since)}}}
+	}
+	waits := corev1.ContainerStatus{ContainerID: "containerd://old", RestartCount: 7, State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "CrashLoopBackOff"}}}
+	for name, c := range map[string]struct {
+		started          *metav1.Time
+		containers       []corev1.ContainerStatus
+		running          []string
+		restarted, ended bool
+	}{
+		"they run":                            {at(-time.Hour), []corev1.ContainerStatus{runs("a", 0, -time.Hour), runs("b", 0, -time.Hour)}, []string{"a", "b"}, false, false},
+		"they ended":                          {at(-time.Hour), []corev1.ContainerStatus{runs("a", 0, -time.Hour), runs("b", 0, -time.Hour)}, []string{"c"}, false, true},
+		"one of two ended":                    {at(-time.Hour), []corev1.ContainerStatus{runs("a", 0, -time.Hour), runs("b", 0, -time.Hour)}, []string{"b"}, false, false},
+		"they were restarted":                 {at(-time.Hour), []corev1.ContainerStatus{runs("a", 1, time.Second), runs("b", 1, time.Second)}, []string{"a", "b"}, true, false},
+		"one of two was restarted":            {at(-time.Hour), []corev1.ContainerStatus{runs("a", 1, time.Second), runs("b", 0, -time.Hour)}, []string{"a", "b"}, false, false},
+		"one restarts by itself, again":       {at(-time.Hour), []corev1.ContainerStatus{runs("a", 8, time.Second)}, []string{"a"}, false, false},
+		"one waits to be restarted by itself": {at(-time.Hour), []corev1.ContainerStatus{waits}, nil, false, false},
+		"a pod of after the switch":           {at(time.Second), []corev1.ContainerStatus{runs("a", 0, time.Second)}, nil, false, false},
+		"a pod that has not started":          {nil, nil, nil, false, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			pod := &corev1.Pod{Status: corev1.PodStatus{StartTime: c.started, ContainerStatuses: c.containers}}
+			running := map[string]bool{}
+			for _, id := range c.running {
+				running[id] = true
+			}
+			if got := restartedBy(pod, noon); got != c.restarted {
+				t.Errorf("restarted: %t", got)
+			}
+			if got := endedBy(pod, noon, running); got != c.ended {
+				t.Errorf("ended: %t", got)
+			}
+		})
+	}
+}
