@@ -210,7 +210,7 @@ func (r *Runner) stop(logger klog.Logger, m *module) error {
 	case <-timeout.C:
 		// No sender may wait for a module that handles no more messages.
 		r.bus.close(m.name)
-		logger.Error(nil, "Failed to stop a module in time", "module", m.name, "after", m.StopTimeout)
+		logger.Error(nil, "Failed to stop a module in time, ending without it", "module", m.name, "after", m.StopTimeout)
 		return fmt.Errorf("module %s did not stop within %v", m.name, m.StopTimeout)
 	}
 }

@@ -34,7 +34,7 @@ func Do(ctx context.Context, place string, f func() error) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			panics.WithLabelValues(place).Inc()
-			klog.FromContext(ctx).Error(ErrPanic, "Recovered a panic", "place", place, "panic", p, "stack", string(debug.Stack()))
+			klog.FromContext(ctx).Error(ErrPanic, "Recovered a panic: report it with its stack", "place", place, "panic", p, "stack", string(debug.Stack()))
 			err = ErrPanic
 		}
 	}()

@@ -64,7 +64,7 @@ func (w *Watchdog) Run(ctx context.Context) error {
 		if err := w.look(); err != nil {
 			klog.FromContext(ctx).Error(err, "Withholding the watchdog notification: a check fails, systemd will end the process", "within", w.within)
 		} else if _, err := daemon.SdNotify(false, daemon.SdNotifyWatchdog); err != nil {
-			klog.FromContext(ctx).Error(err, "Failed to notify systemd's watchdog")
+			klog.FromContext(ctx).Error(err, "Failed to notify systemd's watchdog, which ends the process if that continues")
 		}
 		select {
 		case <-ctx.Done():

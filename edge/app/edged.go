@@ -53,7 +53,7 @@ func (a *App) imageService() string {
 // starts nevertheless.
 func (a *App) prepareRuntime(ctx context.Context) error {
 	if err := a.order.Mend(ctx); err != nil {
-		klog.FromContext(ctx).Error(err, "Failed to remove dead containers with later creation times than their successors")
+		klog.FromContext(ctx).Error(err, "Failed to remove dead containers with later creation times than their successors: the kubelet may take them for the newest")
 	}
 	a.images.TryRestore(ctx)
 	return a.devices.Prepare(ctx)

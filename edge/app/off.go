@@ -25,17 +25,17 @@ func (a *App) clearSwitchedOff(ctx context.Context, cni string) {
 	c := a.config.Modules
 	if !c.VIP.Enable {
 		if err := clearVIPs(ctx, a.config); err != nil {
-			log.Error(err, "Failed to clean up virtual IPs of a disabled module")
+			log.Error(err, "Failed to clean up virtual IPs of a disabled module, which stay until edgecore starts again")
 		}
 	}
 	if !c.Marks.Enable {
 		if err := clearMarks(ctx); err != nil {
-			log.Error(err, "Failed to clean up the rules of a disabled module")
+			log.Error(err, "Failed to clean up the rules of a disabled module, which stay until edgecore starts again")
 		}
 	}
 	if !c.PodNetwork.Enable {
 		if err := errors.Join(removeCNI(cni), clearPodNetwork(ctx)); err != nil {
-			log.Error(err, "Failed to clean up the pod network of a disabled module")
+			log.Error(err, "Failed to clean up the pod network of a disabled module, which stays until edgecore starts again")
 		}
 	}
 }

@@ -120,7 +120,7 @@ func Listen(ctx context.Context, address string, config ListenConfig) (*Listener
 	})
 	l.served.Go(func() {
 		if err := l.server.Serve(tls.NewListener(l.socket, secure)); !errors.Is(err, http.ErrServerClosed) {
-			l.log.Error(err, "Failed to serve websockets")
+			l.log.Error(err, "Failed to serve websockets: devices without QUIC can't connect until cloudcore is restarted")
 		}
 	})
 	return l, nil

@@ -181,7 +181,7 @@ func (l *Logs) pass(ctx context.Context, s *stream, o Origin) (through int64, er
 	}
 	err = l.sink.Write(ctx, o)
 	if errors.Is(err, otlp.ErrRefused) { // kept on the device they would hold back all that follows
-		klog.FromContext(ctx).Error(err, "Dropped log lines of an application", "node", o.Node, "app", o.Namespace+"/"+o.App, "lines", len(o.Lines))
+		klog.FromContext(ctx).Error(err, "Dropped log lines of an application: logs.endpoint refused them", "node", o.Node, "app", o.Namespace+"/"+o.App, "lines", len(o.Lines))
 		l.failed.Inc()
 		if n := len(o.Lines); n > 0 {
 			s.through = o.Lines[n-1].End

@@ -179,7 +179,7 @@ func (s *Server) send(logger klog.Logger, node types.NodeName, from *os.File, to
 	n, err := io.CopyBuffer(struct{ io.Writer }{to}, struct{ io.Reader }{from}, make([]byte, block))
 	s.bytes.Add(float64(n))
 	if err != nil && !errors.Is(err, io.ErrClosedPipe) {
-		logger.Error(err, "Failed to send an artefact", "bytes", n)
+		logger.Error(err, "Failed to send an artefact; the device continues the transfer", "bytes", n)
 		return
 	}
 	logger.V(2).Info("Sent an artefact", "bytes", n)

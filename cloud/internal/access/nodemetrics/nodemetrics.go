@@ -171,7 +171,7 @@ func (m *Metrics) take(ctx context.Context, link cloudhub.Session, q *topicpb.No
 	if err != nil {
 		// Kept on the device they would hold back all that follows.
 		link.Charge(perViolation)
-		log.Error(err, "Refused samples of a node's metrics", "node", link.Node())
+		log.Error(err, "Refused samples of a node's metrics, which are lost: look for an edgecore of another version", "node", link.Node())
 		answer.Through = ^uint64(0)
 		return answer
 	}
@@ -187,7 +187,7 @@ func (m *Metrics) take(ctx context.Context, link cloudhub.Session, q *topicpb.No
 		err := m.write(ctx, Batch{Node: string(link.Node()), Samples: fresh})
 		switch {
 		case errors.Is(err, otlp.ErrRefused):
-			log.Error(err, "Dropped samples of a node's metrics", "node", link.Node(), "samples", len(fresh))
+			log.Error(err, "Dropped samples of a node's metrics: metrics.endpoint refused them", "node", link.Node(), "samples", len(fresh))
 			m.failed.Inc()
 			m.lost.Add(float64(len(fresh)))
 		case err != nil:

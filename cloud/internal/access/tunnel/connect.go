@@ -131,7 +131,7 @@ func (t *Tunnel) connect(ctx context.Context, open *gate, w http.ResponseWriter,
 	near, buffered, err := http.NewResponseController(w).Hijack()
 	if err != nil {
 		_ = far.Close()
-		logger.Error(err, "Failed to hijack a connection")
+		logger.Error(err, "Failed to hijack a connection, closing it")
 		return
 	}
 	early, err := buffered.Reader.Peek(buffered.Reader.Buffered())

@@ -99,7 +99,7 @@ func (n *Nodes) begin(full *corev1.Node) {
 func decode(log klog.Logger, from *kube.Object) *corev1.Node {
 	o, err := runtime.Decode(scheme.Codecs.UniversalDeserializer(), from.Raw)
 	if err != nil {
-		log.Error(err, "Failed to read a Node", "node", from.Name)
+		log.Error(err, "Failed to read a Node, ignoring it", "node", from.Name)
 		return nil
 	}
 	full, _ := o.(*corev1.Node)

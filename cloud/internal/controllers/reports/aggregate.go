@@ -299,7 +299,7 @@ func (a *Aggregator) work(ctx context.Context, t target) {
 		}
 		for _, w := range r.writes {
 			if err := r.from.answer(t, w.id, w.bytes, end.version, end.refused[node]); err != nil {
-				klog.FromContext(ctx).Error(err, "Failed to answer a report", "node", node)
+				klog.FromContext(ctx).Error(err, "Failed to answer a report; the device sends it again", "node", node)
 			}
 		}
 	}

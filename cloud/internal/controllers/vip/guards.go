@@ -63,7 +63,7 @@ func (g *guards) run(ctx context.Context, changed func()) {
 		}
 		wait := guardsEvery
 		if err != nil {
-			klog.FromContext(ctx).Error(err, "Failed to find all addresses that virtual IPs must not use", "retryIn", guardsRetry)
+			klog.FromContext(ctx).Error(err, "Failed to find all addresses that virtual IPs must not use, retrying", "retryIn", guardsRetry)
 			wait = guardsRetry
 		}
 		g.mu.Lock()

@@ -78,7 +78,7 @@ func (h *Hub) accept(listen, run, handshake context.Context, l link.Listener, li
 			return err
 		case err != nil:
 			// Too many open files, for example: others may be closed in a moment.
-			logger.Error(err, "Failed to accept a link", "listener", l.Addr().String())
+			logger.Error(err, "Failed to accept a link, retrying: check the limit of open files", "listener", l.Addr().String())
 			pause.Reset(time.Second)
 			select {
 			case <-pause.C:

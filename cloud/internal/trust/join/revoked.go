@@ -213,7 +213,7 @@ func (r *Revoked) banOf(ctx context.Context, node types.NodeName) (*ban, *corev1
 	}
 	b, err := parseBan(value)
 	if err != nil {
-		klog.FromContext(ctx).Error(err, "Failed to parse a revocation entry", "node", node)
+		klog.FromContext(ctx).Error(err, "Failed to parse a revocation entry, refusing all certificates of the node: correct the ConfigMap skerry-revoked", "node", node)
 	}
 	return &b, list, nil
 }

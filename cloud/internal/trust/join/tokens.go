@@ -213,7 +213,7 @@ func (t *Tokens) List(ctx context.Context) ([]TokenInfo, error) {
 	for i := range records.Items {
 		info, err := parseRecord(&records.Items[i])
 		if err != nil {
-			klog.FromContext(ctx).Error(err, "Skipped an unreadable token")
+			klog.FromContext(ctx).Error(err, "Skipped an unreadable token: delete its ConfigMap")
 			continue
 		}
 		infos = append(infos, info)

@@ -101,7 +101,7 @@ func (m *Restorer) follow(ctx context.Context, w metamanager.Watch, f *follower)
 		}
 		obj, err := object.Decode(o)
 		if err != nil {
-			log.Error(err, "Failed to read the stored object")
+			log.Error(err, "Failed to read the stored object, not restoring its conditions")
 			continue
 		}
 		now := time.Now()

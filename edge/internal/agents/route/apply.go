@@ -83,7 +83,7 @@ func (r *run) remove(ctx context.Context, c change) {
 	s := r.keys.all[c.key]
 	log := klog.FromContext(ctx).WithValues("route", c.key)
 	if err := r.view.kernel.Delete(ctx, c.route); err != nil {
-		log.Error(err, "Failed to remove route")
+		log.Error(err, "Failed to remove route: see the StaticRoute's status")
 		s.bad = reject(v1alpha1.RouteRemoving, "the kernel does not let the route go: %v", err)
 		return
 	}

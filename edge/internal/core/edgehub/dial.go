@@ -208,7 +208,7 @@ func (h *Hub) greet(ctx context.Context, conn link.Conn, server string) (*sessio
 		// An error does not concern this link. A trust that can't be taken is sent again with the
 		// next link.
 		if err := h.config.Trust.Renew(conn.Info().Peer, t.GetCa(), t.GetClientCa()); err != nil {
-			klog.FromContext(ctx).Error(err, "Failed to adopt the certificate authorities sent by the cloud", "server", server)
+			klog.FromContext(ctx).Error(err, "Failed to adopt the certificate authorities sent by the cloud, which sends them again with the next link", "server", server)
 		} else {
 			klog.FromContext(ctx).Info("Renewed the trusted certificate authorities", "server", server)
 		}

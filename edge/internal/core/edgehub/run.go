@@ -109,7 +109,7 @@ func (h *Hub) carry(ctx context.Context, port Port) error {
 			if errors.Is(err, linkstate.ErrNoLink) || errors.Is(err, errStale) {
 				logger.V(2).Info("Dropped a message for the cloud", "topic", m.Key(), "resource", m.Route.Resource, "source", m.Route.Source, "err", err)
 			} else { // the message itself is at fault, and would be the next time
-				logger.Error(err, "Failed to send a message to the cloud", "topic", m.Key(), "resource", m.Route.Resource, "source", m.Route.Source)
+				logger.Error(err, "Failed to send a message to the cloud, dropping it", "topic", m.Key(), "resource", m.Route.Resource, "source", m.Route.Source)
 			}
 		}
 	}

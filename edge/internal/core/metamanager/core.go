@@ -88,7 +88,7 @@ func (m *Manager) process(ctx context.Context, requests []*proposal) {
 				return
 			}
 			m.counters.failed.Add(1)
-			klog.FromContext(ctx).Error(err, "Failed to persist a change")
+			klog.FromContext(ctx).Error(err, "Failed to persist a change, refusing it: look at the disk (edgecore status)")
 			for _, r := range taken {
 				r.done <- err
 			}

@@ -38,7 +38,7 @@ func (m *Manager) upkeep(ctx context.Context) error {
 			last, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 			defer cancel()
 			if err := m.events.Flush(last, m.config.Store); err != nil && !errors.Is(err, store.ErrClosed) {
-				klog.FromContext(ctx).Error(err, "Failed to store the newest events")
+				klog.FromContext(ctx).Error(err, "Failed to store the newest events, which are lost")
 			}
 			return nil
 		case <-tick.C:

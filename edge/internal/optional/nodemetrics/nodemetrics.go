@@ -120,7 +120,7 @@ func (a *Agent) load(ctx context.Context) {
 	}
 	blocks, err := a.file.read()
 	if err != nil {
-		klog.FromContext(ctx).Error(err, "Failed to read the samples of an earlier run")
+		klog.FromContext(ctx).Error(err, "Failed to read the samples of an earlier run, which are lost")
 	}
 	for _, one := range blocks {
 		a.buffer.load(one)

@@ -75,7 +75,7 @@ func (e *ender) group(ctx context.Context, g Group, pending *sync.WaitGroup) {
 				defer here.Done()
 				defer close(ended[c.Name])
 				if err := e.container(ctx, p, c, ended); err != nil {
-					log.Error(err, "Failed to end a container", "pod", klog.KRef(p.Namespace, p.Name), "container", c.Name)
+					log.Error(err, "Failed to end a container: it ends with the device", "pod", klog.KRef(p.Namespace, p.Name), "container", c.Name)
 				}
 			})
 		}
@@ -98,7 +98,7 @@ func (e *ender) container(ctx context.Context, p Pod, c Container, ended map[str
 	defer cancel()
 	if c.PreStop != nil && p.Grace > 0 {
 		if err := preStop(turn, e.runtime, c); err != nil {
-			klog.FromContext(ctx).Error(err, "preStop hook failed", "pod", klog.KRef(p.Namespace, p.Name), "container", c.Name)
+			klog.FromContext(ctx).Error(err, "preStop hook failed, ending the container", "pod", klog.KRef(p.Namespace, p.Name), "container", c.Name)
 		}
 	}
 	for _, name := range c.After {

@@ -132,7 +132,7 @@ func (m *Module) sayNotReady(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, sayTimeout)
 	defer cancel()
 	if err := sayShuttingDown(ctx, m.client, m.config.NodeName); err != nil {
-		klog.FromContext(ctx).Error(err, "Failed to report that the node is shutting down")
+		klog.FromContext(ctx).Error(err, "Failed to report that the node is shutting down: the cloud notices it when the Lease expires")
 	}
 }
 

@@ -205,7 +205,7 @@ func (i *Identity) Run(ctx context.Context, csrs certificatesclient.CertificateS
 				fails = min(fails, renewEndedMax)
 			}
 			earliest = time.Now().Add(fails/2 + rand.N(fails))
-			logger.Error(err, "Failed to renew the node's certificate", "notAfter", cert.Leaf.NotAfter.UTC().Format(time.RFC3339),
+			logger.Error(err, "Failed to renew the node's certificate, retrying", "notAfter", cert.Leaf.NotAfter.UTC().Format(time.RFC3339),
 				"again", time.Until(earliest).Round(time.Second))
 			continue
 		}

@@ -32,7 +32,7 @@ func (Module) Name() message.Name { return "sdnotify" }
 func (m Module) Run(ctx context.Context, port *beehive.Port) error {
 	port.Ready()
 	if _, err := daemon.SdNotify(false, daemon.SdNotifyReady); err != nil {
-		klog.FromContext(ctx).Error(err, "Failed to send READY=1 to systemd")
+		klog.FromContext(ctx).Error(err, "Failed to send READY=1 to systemd, which ends the process after TimeoutStartSec")
 	}
 	return m.watchdog.Run(ctx)
 }

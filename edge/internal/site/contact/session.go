@@ -103,7 +103,7 @@ func (a *Agent) forget(ctx context.Context, node string) {
 	n, err := a.config.Forget(ranges)
 	a.forgotten.Add(uint64(n))
 	if err != nil {
-		klog.FromContext(ctx).Error(err, "Failed to end some connections to the pods of a dead device", "device", node)
+		klog.FromContext(ctx).Error(err, "Failed to end some connections to the pods of a dead device: they end by their own timeouts", "device", node)
 	}
 }
 

@@ -185,7 +185,7 @@ func (m *Module) keepAddress(ctx context.Context) error {
 		case <-t.C:
 		}
 		if err := m.config.Address(); err != nil {
-			klog.FromContext(ctx).Error(err, "Failed to set up the DNS server's address", "address", m.config.Listen.Addr())
+			klog.FromContext(ctx).Error(err, "Failed to set up the DNS server's address, retrying", "address", m.config.Listen.Addr())
 		}
 	}
 }

@@ -122,7 +122,7 @@ func (n *Networks) remember(key string, list *[]netip.Addr, found ...netip.Addr)
 		err = n.config.Memory.Save(context.Background(), map[string][]byte{key: raw})
 	}
 	if err != nil { // it holds in this process
-		klog.Background().Error(err, "Failed to persist protected addresses", "key", key)
+		klog.Background().Error(err, "Failed to persist protected addresses: they are lost at a restart", "key", key)
 	}
 }
 
@@ -131,7 +131,7 @@ func (n *Networks) remember(key string, list *[]netip.Addr, found ...netip.Addr)
 func (n *Networks) readInterfaces() {
 	all, err := n.config.Interfaces()
 	if err != nil {
-		klog.Background().Error(err, "Failed to list the network interfaces")
+		klog.Background().Error(err, "Failed to list the network interfaces, using the last list")
 		return
 	}
 	n.own = nil

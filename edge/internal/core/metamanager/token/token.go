@@ -160,7 +160,7 @@ func (t *Keeper) Write(ctx context.Context, w request.Write) (request.Result, er
 	switch {
 	case err == nil && result.Response.Code/100 == 2:
 		if keepErr := t.keep(ctx, k, bound, w, result.Response); keepErr != nil {
-			klog.FromContext(ctx).Error(keepErr, "Failed to store a token for use without a link",
+			klog.FromContext(ctx).Error(keepErr, "Failed to store a token for use without a link: after a reboot its pod waits for a link",
 				"serviceAccount", klog.KRef(w.Ref.Namespace, w.Ref.Name))
 		}
 		if w.Caller.Kubelet {

@@ -248,7 +248,7 @@ func (s *server) raise(ctx context.Context, conn *dbus.Conn, logind dbus.BusObje
 		}
 	}
 	if err != nil {
-		log.Error(err, "Failed to raise systemd-logind's limit of a shutdown's delay", "wanted", s.Delay, "is", delay(logind), "file", s.DropIn)
+		log.Error(err, "Failed to raise systemd-logind's limit of a shutdown's delay: pods may be killed early at a shutdown", "wanted", s.Delay, "is", delay(logind), "file", s.DropIn)
 	}
 }
 
@@ -279,7 +279,7 @@ func (s *server) prepare(ctx context.Context, limit time.Duration) {
 	ctx, cancel := context.WithTimeout(ctx, max(limit-margin, limit/2))
 	defer cancel()
 	if err := s.Prepare(ctx); err != nil {
-		log.Error(err, "Failed to prepare completely for the shutdown")
+		log.Error(err, "Failed to prepare completely for the shutdown, which continues")
 	}
 }
 
