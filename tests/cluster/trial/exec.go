@@ -3,14 +3,18 @@ package trial
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"strconv"
 	"strings"
 
 	"github.com/skerry-io/skerry/common/cli"
 	"github.com/skerry-io/skerry/tests/cluster/lab"
 	"github.com/skerry-io/skerry/tests/cluster/process"
+	guests "github.com/skerry-io/skerry/tests/machine"
 )
 
 // Streams are a command's.
@@ -74,6 +78,33 @@ func (t *Trial) Env() ([]Variable, error) {
 		env = append(env, Variable{"TRIAL_PID_" + name, strconv.Itoa(t.machine(name).Init.PID)})
 	}
 	return env, nil
+}
+
+// Share copies a program into the shared folder of a guest, unless it is there, and returns its
+// path in the guest. For a host it returns "": hosts have the programs of this computer.
+func (t *Trial) Share(name, program string) (path string, err error) {
+	n, ok := t.guestNode(name)
+	if !ok {
+		return "", nil
+	}
+	from, err := os.Stat(program)
+	if err != nil {
+		return "", fmt.Errorf("finding a program: %w", err)
+	}
+	file := filepath.Join(guests.Open(t.guestSpec(n), process.Identity{}).Share(), filepath.Base(program))
+	path = "/host/" + filepath.Base(program)
+	if have, err := os.Stat(file); err == nil && have.Size() == from.Size() && !have.ModTime().Before(from.ModTime()) {
+		return path, nil
+	}
+	raw, err := os.ReadFile(program)
+	if err != nil {
+		return "", fmt.Errorf("reading a program: %w", err)
+	}
+	// Not over the old file, which the guest may be running.
+	if err := errors.Join(os.WriteFile(file+".new", raw, 0o755), os.Rename(file+".new", file)); err != nil {
+		return "", fmt.Errorf("sharing a program with %s: %w", name, err)
+	}
+	return path, nil
 }
 
 // execGuest runs a command in a guest. It has no standard input.

@@ -29,8 +29,10 @@ func (t *Trial) Logs(ctx context.Context, out io.Writer, host, name string, foll
 		if follow {
 			command = append(command, "--follow", "--lines=all")
 		}
-		_, err := t.execGuest(ctx, host, Streams{Out: out}, command...)
-		return err
+		if _, err := t.execGuest(ctx, host, Streams{Out: out}, command...); err != nil && ctx.Err() == nil {
+			return err
+		}
+		return nil
 	}
 	if !slices.Contains(t.Hosts(), host) {
 		return cli.Badf("there is no host %q: this trial has %s", host, strings.Join(t.Hosts(), ", "))

@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -109,12 +110,18 @@ func edgeCommand() *cobra.Command {
 			if len(args) < 2 || args[1] != "kubectl" {
 				return cli.Badf("usage: trial %s", c.Use)
 			}
-			if strings.HasPrefix(args[0], "machine") { // which has edgecore's own kubectl
-				return execOn(c.Context(), args[0], "edgecore", args[1:], nil)
-			}
 			self, err := os.Executable()
 			if err != nil {
 				return fmt.Errorf("finding this program: %w", err)
+			}
+			t, err := open()
+			if err != nil {
+				return err
+			}
+			if there, err := t.Share(args[0], self); err != nil {
+				return err
+			} else if there != "" {
+				return execOn(c.Context(), args[0], "env", slices.Concat([]string{"KUBECONFIG=" + t.EdgeKubeconfig(), edgeMark + "=" + args[0], there, "kubectl"}, args[2:]), nil)
 			}
 			return execOn(c.Context(), args[0], self, append([]string{"kubectl"}, args[2:]...), func(t *trial.Trial) []string {
 				return []string{"KUBECONFIG=" + t.EdgeKubeconfig(), edgeMark + "=" + args[0]}
