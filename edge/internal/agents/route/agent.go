@@ -6,12 +6,15 @@
 // missing objects never remove a route. Kernel access is in edge/internal/kernel/network/netroute;
 // the objects are read from the edge API and are available without a cloud.
 //
-// How it works: plan.go has the core, from the state of one key of the kernel to the changes for
-// it, without a clock or a lock. The other files prepare its input (claim: one StaticRoute; facts:
-// the node's own state; kernelview: the kernel state; records: state that survives restarts) or
-// carry its changes out (apply, and safety, which withdraws routes that cut the node off; report).
-// All of it runs on one goroutine, that of Sync in edge/internal/core/agent; only changed keys and
-// objects are processed, so that one change costs the same on a node with two thousand routes.
+// How it works: pass.go has one pass, in four stages that hand a value on: observe reads the
+// changes and the kernel (an observation), plan decides (a decision), apply makes the changes under
+// the safety net, which withdraws routes that cut the node off (an outcome), and report sends the
+// result. plan.go is pure: from the state of keys of the kernel to their next state and the
+// changes, without a clock or a lock. Its input comes from claim (one StaticRoute), facts and guard
+// (the node's own state), kernelview (the kernel state) and records (state that survives restarts);
+// write makes one change in the kernel. All of it runs on one goroutine, that of Sync in
+// edge/internal/core/agent; only changed keys and objects are processed, so that one change costs
+// the same on a node with two thousand routes.
 //
 // It is above 2,500 lines because the plan, its execution, the safety net and the reports work on
 // the state of one key, which would be an interface of some forty names between two packages.
@@ -102,7 +105,10 @@ func (a *Agent) start(ctx context.Context, kit *agent.Run) (agent.Sync, error) {
 		return nil, err
 	}
 	r.view = kernelView{kernel: kernel, pause: a.config.ScanPause}
-	r.prober = prober{kernel: kernel, cloud: a.probes(kit), timeout: a.config.ProbeTimeout, mute: map[netip.Addr]time.Time{}}
+	r.safety = safety{
+		prober:    prober{kernel: kernel, cloud: a.probes(kit), timeout: a.config.ProbeTimeout, mute: map[netip.Addr]time.Time{}},
+		probation: a.config.Probation, routes: r,
+	}
 	kit.Go(func(ctx context.Context) error { return r.watch(ctx) })
 	kit.Cleanup(closeKernel)
 	return r.sync, nil
@@ -148,106 +154,6 @@ func (r *run) watch(ctx context.Context) error {
 		case <-time.After(r.config.ScanPause):
 		}
 	}
-}
-
-// sync processes all changes.
-func (r *run) sync(ctx context.Context) (again time.Duration, err error) {
-	now := time.Now()
-	r.readChanges(now)
-	waiting := r.missing(r.events.isWatching())
-	r.status.wait(waiting)
-	if waiting != "" {
-		return r.config.FullCheck, nil
-	}
-	if err := r.reconcile(ctx, now); err != nil {
-		r.view.rescan(now.Add(time.Second))
-		return 0, err
-	}
-	return r.next(), nil
-}
-
-// reconcile plans the dirty keys, makes the changes and reports.
-func (r *run) reconcile(ctx context.Context, now time.Time) error {
-	if err := r.observe(ctx, now); err != nil {
-		return err
-	}
-	// A failed save does not block: the guards are of this process, and a full disk must not keep
-	// routes away after a boot.
-	var unsaved error
-	if len(r.dirty) > 0 || len(r.keys.touched) > 0 {
-		r.resolveCloud(ctx)
-		r.view.facts.guards = r.guards()
-		unsaved = r.records.saveCommon(ctx)
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		sets, removals := plan(r.input(now), r.keys.touchedStates())
-		r.all = false
-		if len(sets)+len(removals) > 0 {
-			r.apply(ctx, sets, removals)
-			r.metrics.applied(now)
-		}
-	} else if r.records.behind {
-		unsaved = r.records.saveCommon(ctx)
-	}
-	if r.link.Up && !r.proveAt.IsZero() && !now.Before(r.proveAt) && !r.keys.unread(r.proveAt) {
-		r.proveStanding(ctx)
-		r.proveAt = time.Now().Add(r.config.ProveAgain)
-	}
-	if err := ctx.Err(); err != nil {
-		return err
-	}
-	names := r.dirty
-	for key := range r.keys.touched {
-		s := r.keys.all[key]
-		if s == nil {
-			continue
-		}
-		for _, c := range s.claims {
-			names[c.name] = struct{}{}
-		}
-		if s.owner != "" {
-			names[s.owner] = struct{}{}
-		}
-		r.keys.settle(key, s)
-	}
-	clear(r.keys.touched)
-	r.dirty = map[string]struct{}{}
-	return errors.Join(unsaved, r.report(ctx, names))
-}
-
-// resolveCloud looks up the names of cloudcore while there is a link, once for each session.
-func (r *run) resolveCloud(ctx context.Context) {
-	if r.config.Resolve == nil || !r.link.Up || r.resolved == r.link.Link.Epoch {
-		return
-	}
-	r.resolved = r.link.Link.Epoch
-	ctx, cancel := context.WithTimeout(ctx, r.config.ProbeTimeout)
-	defer cancel()
-	for _, ip := range r.config.Resolve(ctx) {
-		r.records.linkedTo(ip.Unmap())
-	}
-}
-
-// next returns when an action is due without an event.
-func (r *run) next() time.Duration {
-	soonest := r.checkAt
-	at := func(t time.Time) {
-		if !t.IsZero() && t.Before(soonest) {
-			soonest = t
-		}
-	}
-	at(r.view.scanAt)
-	r.keys.next(r.config.ConfirmAfter, at)
-	for name := range r.records.timed {
-		if one := r.records.all[name]; one != nil {
-			at(one.retry)
-		}
-	}
-	if r.link.Up && !r.keys.unread(r.proveAt) { // otherwise the key is due
-		at(r.proveAt)
-	}
-	return max(time.Microsecond, time.Until(soonest))
 }
 
 // Describe implements prometheus.Collector.

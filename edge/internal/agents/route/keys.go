@@ -25,11 +25,11 @@ func newKeys() keys {
 func (k *keys) touch(key netroute.Key) { k.touched[key] = struct{}{} }
 
 // touchedStates returns the states of the keys to plan.
-func (k *keys) touchedStates() map[netroute.Key]*keyState {
-	states := make(map[netroute.Key]*keyState, len(k.touched))
+func (k *keys) touchedStates() map[netroute.Key]keyState {
+	states := make(map[netroute.Key]keyState, len(k.touched))
 	for key := range k.touched {
 		if s := k.all[key]; s != nil {
-			states[key] = s
+			states[key] = *s
 		}
 	}
 	return states
@@ -121,6 +121,17 @@ func (k *keys) place(name string, c *claim) (others []string) {
 	k.placed[name] = c
 	k.touch(c.route.Key)
 	return others
+}
+
+// lostOurs reports whether a route of ours is missing among the keys to plan: the kernel drops
+// routes with their interfaces, and may have reported the route first.
+func (k *keys) lostOurs() bool {
+	for key := range k.touched {
+		if s := k.all[key]; s != nil && s.settled && s.ours == nil {
+			return true
+		}
+	}
+	return false
 }
 
 // settle drops a key without state, and records whether an action is due for it.

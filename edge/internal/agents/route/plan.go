@@ -39,7 +39,18 @@ type change struct {
 	before  *netroute.Found  // the current route to remove: ours, or the first foreign one
 	foreign []netroute.Found // that are adopted
 	repair  bool
+	trusted bool // it is a repair, or it was watched before, and did no harm then
 }
+
+// decision is the plan of one pass, and the input of apply.
+type decision struct {
+	next           map[netroute.Key]keyState // the states of the planned keys
+	sets, removals []change                  // in the order of their keys
+	linked         bool                      // there is a link
+	gateways       []netroute.Hop            // of this node's default routes
+}
+
+func (d *decision) isEmpty() bool { return len(d.sets)+len(d.removals) == 0 }
 
 func routeText(r netroute.Route) string {
 	text := ""
@@ -89,6 +100,8 @@ type input struct {
 	// drifted reports whether an earlier process found that the route was changed, and was not to
 	// put it back.
 	drifted func(*claim) bool
+	// proven reports whether a route of this text was watched before, and did no harm.
+	proven func(owner *claim, text string) bool
 }
 
 // plan returns the changes for one key, and the state after them. It has no side effects.
@@ -200,24 +213,26 @@ func sameRoute(x, y netroute.Route) bool {
 	return f.Satisfies(y) && g.Satisfies(x)
 }
 
-// plan returns the changes for these keys, in the order of their keys: sets first, then removals. A
-// route that moves to another key exists twice for a moment, and is never missing.
-func plan(in input, keys map[netroute.Key]*keyState) (sets, removals []change) {
+// plan decides about these keys. A route that moves to another key is set there before it is
+// removed here: it exists twice for a moment, and is never missing.
+func plan(in input, keys map[netroute.Key]keyState) decision {
+	d := decision{next: make(map[netroute.Key]keyState, len(keys))}
 	for key, s := range keys {
 		next, todo := s.plan(in, key)
-		*s = next
+		d.next[key] = next
 		for _, c := range todo {
 			if c.remove {
-				removals = append(removals, c)
-			} else {
-				sets = append(sets, c)
+				d.removals = append(d.removals, c)
+				continue
 			}
+			c.trusted = c.repair || in.proven(next.claims[0], routeText(c.route))
+			d.sets = append(d.sets, c)
 		}
 	}
 	order := func(x, y change) int { return compareKeys(x.key, y.key) }
-	slices.SortFunc(sets, order)
-	slices.SortFunc(removals, order)
-	return sets, removals
+	slices.SortFunc(d.sets, order)
+	slices.SortFunc(d.removals, order)
+	return d
 }
 
 func compareKeys(x, y netroute.Key) int {

@@ -79,15 +79,22 @@ func (c *planCase) facts() facts {
 	return f
 }
 
+func adopt(k *keys, d decision) {
+	for key, s := range d.next {
+		*k.all[key] = s
+	}
+}
+
 // run plans the case and writes the commands, followed by the keys' errors.
 func (c *planCase) run() string {
 	k := newKeys()
-	in := input{now: time.Unix(1_000_000, 0), pause: time.Second, drifted: func(*claim) bool { return false }, held: func(*claim) *rejection {
-		if c.held {
-			return reject(v1alpha1.RouteRolledBack, "it cut this node off")
-		}
-		return nil
-	}}
+	in := input{now: time.Unix(1_000_000, 0), pause: time.Second, drifted: func(*claim) bool { return false },
+		proven: func(*claim, string) bool { return false }, held: func(*claim) *rejection {
+			if c.held {
+				return reject(v1alpha1.RouteRolledBack, "it cut this node off")
+			}
+			return nil
+		}}
 	set := func(found []netroute.Found) {
 		have := map[netroute.Key]*keyState{}
 		for _, f := range found {
@@ -121,7 +128,7 @@ func (c *planCase) run() string {
 		well := planCase{}
 		f := well.facts()
 		in.facts = &f
-		plan(in, k.all)
+		adopt(&k, plan(in, k.touchedStates()))
 		for range c.repairs {
 			for _, s := range k.all {
 				s.drift.repaired(in.now, in.pause)
@@ -134,9 +141,13 @@ func (c *planCase) run() string {
 	set(c.kernel)
 	f := c.facts()
 	in.facts = &f
-	sets, removals := plan(in, k.all)
+	for key := range k.all {
+		k.touch(key)
+	}
+	d := plan(in, k.touchedStates())
+	adopt(&k, d)
 	var text strings.Builder
-	for _, one := range slices.Concat(sets, removals) {
+	for _, one := range slices.Concat(d.sets, d.removals) {
 		fmt.Fprintln(&text, one)
 	}
 	var keys []netroute.Key

@@ -1,7 +1,6 @@
 package route
 
 import (
-	"context"
 	"maps"
 	"math/rand/v2"
 	"net/netip"
@@ -27,7 +26,7 @@ type run struct {
 	nodes   *agent.Objects[*corev1.Node]
 	ranges  *agent.Objects[*networkingv1.ServiceCIDR]
 	events  events
-	prober  prober
+	safety  safety
 	metrics *metrics
 	status  *statusBox
 
@@ -155,41 +154,6 @@ func (r *run) missing(watching bool) string {
 		return "the ranges of Services are not known yet"
 	}
 	return ""
-}
-
-// observe reads the kernel if that is due, and marks the StaticRoutes to process.
-func (r *run) observe(ctx context.Context, now time.Time) error {
-	if r.view.scanDue(now) {
-		if err := r.view.scan(ctx, &r.keys, r.claims); err != nil {
-			return err
-		}
-	}
-	if r.keys.overdue(now, r.config.ConfirmAfter) {
-		r.view.rescan(now)
-	}
-	for _, name := range r.records.due(now) {
-		r.dirty[name] = struct{}{}
-	}
-	r.markAllDirty()
-	if r.needsProbe() {
-		if err := r.view.scan(ctx, &r.keys, r.claims); err != nil {
-			return err
-		}
-		r.markAllDirty()
-	}
-	for name := range maps.Clone(r.dirty) {
-		r.assignKey(name)
-	}
-	// The kernel drops routes with their interfaces, and may have reported the route first.
-	for key := range r.keys.touched {
-		if s := r.keys.all[key]; s != nil && s.settled && s.ours == nil {
-			if err := r.view.readLinks(ctx); err != nil {
-				return err
-			}
-			break
-		}
-	}
-	return nil
 }
 
 // markAllDirty marks all StaticRoutes as dirty, if the view requires it.

@@ -29,7 +29,7 @@ func newMetrics() *metrics {
 	}
 }
 
-func (m *metrics) applied(since time.Time) { m.apply.Observe(time.Since(since).Seconds()) }
+func (m *metrics) applied(took time.Duration) { m.apply.Observe(took.Seconds()) }
 
 func gauges() map[string]*prometheus.Desc {
 	desc := func(name, help string) *prometheus.Desc {
