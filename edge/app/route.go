@@ -53,7 +53,7 @@ func (a *App) reportsSettled() bool {
 
 // recorder opens the recorder of events of an agent.
 func (a *App) recorder(name string) func(ctx context.Context) (agent.Recorder, error) {
-	return func(ctx context.Context) (agent.Recorder, error) { return a.api.NewRecorder(ctx, name) }
+	return func(ctx context.Context) (agent.Recorder, error) { return a.api.StartRecorder(ctx, name) }
 }
 
 func (a *App) newRoutes() *route.Agent {

@@ -87,6 +87,20 @@ func newPair() pair { return pair{} }
 			"beehive/x.go", "package x\nimport (\n\"html/template\"\n\"reflect\"\n)\nfunc f(t reflect.Type) int { for range t.Methods() {}; return t.NumMethod() }\n", reflects,
 			[]string{"beehive/x.go imports html/template, which looks up methods by reflection", "beehive/x.go looks up methods by reflection: Methods"},
 		},
+		"constructors that start": {
+			"beehive/x.go", `package x
+func New() *T { go f(); return nil }
+func NewQueue() *T { return made() }
+func made() *T { return &T{q: workqueue.NewTypedRateLimitingQueue[int](nil)} }
+func NewGroup(g group) { g.Go(f) }
+func NewQuiet() *T { return &T{run: func() { go f() }} }
+func Start() { go f() }
+`, starts, []string{
+				"beehive/x.go: New starts a goroutine (go): start it in Run, or call it Start...",
+				"beehive/x.go: NewQueue starts a goroutine (workqueue.NewTypedRateLimitingQueue): start it in Run, or call it Start...",
+				"beehive/x.go: NewGroup starts a goroutine (g.Go): start it in Run, or call it Start...",
+			},
+		},
 		"a request's method": {"beehive/x.go", "package x\nfunc f(r request) string { return r.Method }\n", reflects, nil},
 		"state of tests":     {"tests/x/x.go", "package x\nvar X int\n", (*sourcePack).state, nil},
 		"a good comment":     {"beehive/x.go", "// Package x does.\npackage x\n", (*sourcePack).comments, nil},

@@ -71,7 +71,6 @@ type batch struct {
 type Aggregator struct {
 	client    Client
 	kinds     map[schema.GroupVersionResource]Kind
-	queue     workqueue.TypedRateLimitingInterface[target]
 	confirmed *confirmations
 
 	rates  *quota.Rates                            // of reports; set before anything is attached
@@ -84,6 +83,8 @@ type Aggregator struct {
 
 	mu      sync.Mutex
 	batches map[target]*batch
+	// queue is of the objects with a batch. It is nil until Run: its goroutines are Run's.
+	queue workqueue.TypedRateLimitingInterface[target]
 }
 
 // New makes an Aggregator.
@@ -94,7 +95,6 @@ func New(client Client, kinds ...Kind) *Aggregator {
 	a := &Aggregator{
 		client: client, kinds: map[schema.GroupVersionResource]Kind{}, exists: map[schema.GroupVersionResource]Objects{}, batches: map[target]*batch{}, confirmed: newConfirmations(client),
 		unknown:   quota.NewRates(quota.Rate{PerSecond: unknownPerSecond, Burst: unknownBurst}),
-		queue:     workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[target](200*time.Millisecond, 30*time.Second)),
 		reports:   counter("reports_total", "Reports of nodes."),
 		writes:    counter("writes_total", "Statuses written."),
 		refused:   counter("over_quota_total", "Reports rejected with 429 because the node exceeded its quota."),
@@ -217,7 +217,9 @@ func (a *Aggregator) take(from *reporter, w *topicpb.Write) error {
 	defer a.mu.Unlock()
 	b := a.batch(t)
 	b.put(string(from.Node()), r)
-	a.queue.AddAfter(t, b.pause)
+	if a.queue != nil {
+		a.queue.AddAfter(t, b.pause)
+	}
 	return nil
 }
 
@@ -262,9 +264,16 @@ func (a *Aggregator) back(t target, reports map[string]*report) {
 	}
 }
 
-// Run writes reports until ctx ends.
+// Run writes reports until ctx ends, those that came before it too.
 func (a *Aggregator) Run(ctx context.Context) error {
-	kube.Work(ctx, a.queue, workers, a.work)
+	queue := workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[target](200*time.Millisecond, 30*time.Second))
+	a.mu.Lock()
+	a.queue = queue
+	for t, b := range a.batches {
+		queue.AddAfter(t, b.pause)
+	}
+	a.mu.Unlock()
+	kube.Work(ctx, queue, workers, a.work)
 	return nil
 }
 

@@ -181,6 +181,11 @@ func start(t *testing.T, names ...string) (*apiserver, *reports.Aggregator) {
 		api.things[name] = &thing{ObjectMeta: metav1.ObjectMeta{Name: name, ResourceVersion: "0"}}
 	}
 	a := reports.New(api, kind())
+	run(t, a)
+	return api, a
+}
+
+func run(t *testing.T, a *reports.Aggregator) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- a.Run(ctx) }()
@@ -190,7 +195,29 @@ func start(t *testing.T, names ...string) (*apiserver, *reports.Aggregator) {
 			t.Error(err)
 		}
 	})
-	return api, a
+}
+
+// An Aggregator that is made starts no goroutine, and writes the reports that came before Run.
+func TestReportBeforeRun(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		api := &apiserver{things: map[string]*thing{"one": {ObjectMeta: metav1.ObjectMeta{Name: "one", ResourceVersion: "0"}}}, epochs: map[string]uint64{}}
+		a := reports.New(api, kind())
+		s := connect(t, api, a, "edge-1", 1, false)
+		if err := s.report(t, 1, "one", 5); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Minute)
+		if api.writes != 0 {
+			t.Errorf("%d writes before Run", api.writes)
+		}
+		run(t, a)
+		time.Sleep(time.Minute)
+		if api.writes != 1 {
+			t.Errorf("%d writes after Run, want 1", api.writes)
+		}
+		s.cancel()
+		<-s.ended
+	})
 }
 
 // Scenario 4 of the hostile devices: devices that report and never read, more of them than there

@@ -24,9 +24,9 @@ type Recorder struct {
 	close       sync.Once
 }
 
-// NewRecorder makes a recorder for a component of edgecore. Close ends it; ctx is for its
+// StartRecorder starts a recorder for a component of edgecore. Close ends it; ctx is for its
 // logger only.
-func (s *Server) NewRecorder(ctx context.Context, component string) (*Recorder, error) {
+func (s *Server) StartRecorder(ctx context.Context, component string) (*Recorder, error) {
 	client, err := typedcorev1.NewForConfig(s.ClientConfig(Identity{}))
 	if err != nil {
 		return nil, fmt.Errorf("making the event recorder of %s: %w", component, err)

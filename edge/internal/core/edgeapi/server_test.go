@@ -460,7 +460,7 @@ func TestRecorder(t *testing.T) {
 	b := newFakeBackend(t)
 	b.sync(events)
 	s := edgeapi.New(edgeapi.Config{NodeName: node, Backend: b})
-	r, err := s.NewRecorder(t.Context(), "vip")
+	r, err := s.StartRecorder(t.Context(), "vip")
 	if err != nil {
 		t.Fatal(err)
 	}
