@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -17,41 +16,6 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/suite"
 	"github.com/skerry-io/skerry/tests/cluster/trial"
 )
-
-// before is the commit that stands for the previous release. Each release sets it to the tag of
-// the one before; until the first, it is the last commit at which every device could be upgraded.
-const before = "8d1478ca"
-
-// older builds programs of that commit in a folder of the tests.
-func older(t *testing.T, root string, names ...string) map[string]string {
-	t.Helper()
-	dir := filepath.Join(work, "older")
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	archive := exec.CommandContext(t.Context(), "git", "archive", before)
-	archive.Dir = root
-	unpack := exec.CommandContext(t.Context(), "tar", "-x", "-C", dir)
-	var err error
-	if unpack.Stdin, err = archive.StdoutPipe(); err != nil {
-		t.Fatal(err)
-	}
-	if err := unpack.Start(); err != nil {
-		t.Fatal(err)
-	}
-	if err := archive.Run(); err != nil {
-		t.Fatalf("this checkout has no commit %s, as a shallow one has none: %v", before, err)
-	}
-	if err := unpack.Wait(); err != nil {
-		t.Fatal(err)
-	}
-	paths := map[string]string{}
-	for _, name := range names {
-		command(t, dir, nil, "make", "build-"+name, "VERSION=v0.0.1")
-		paths[name] = filepath.Join(dir, "bin", name)
-	}
-	return paths
-}
 
 // replace replaces a program by another; running processes keep the old one.
 func replace(t *testing.T, path, by string) {
@@ -102,7 +66,11 @@ func TestShip_19_OldEdgeWorksWithANewCloud(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	old := older(t, root, "cloudcore", "edgecore")
+	previous, err := binary.BuildBefore(t.Context(), root, "cloudcore", "edgecore")
+	if err != nil {
+		t.Fatal(err)
+	}
+	old := map[string]string{"cloudcore": previous[0], "edgecore": previous[1]}
 	// Running programs are replaced in place.
 	dir := t.TempDir()
 	edgecore, cloudcore := filepath.Join(dir, "edgecore"), filepath.Join(dir, "cloudcore")

@@ -151,6 +151,7 @@ modules:
 // deviceOf is a device by its files, with the stand-in for its kubelet.
 type deviceOf struct {
 	dir, config, socket string
+	machine             string // its hardware's ID; "": this machine's
 	kubelet             kubernetes.Interface
 }
 
@@ -183,6 +184,9 @@ func (d *deviceOf) configure(t *testing.T, websocket string, servers ...string) 
 		t.Fatal(err)
 	}
 	text := strings.ReplaceAll(fmt.Sprintf(deviceAtWork, d.dir, port), d.dir+"/edge.sock", filepath.Join(filepath.Dir(d.socket), "edge.sock"))
+	if d.machine != "" {
+		text = strings.Replace(text, "edgeHub: {", "edgeHub: {machineID: "+d.machine+", ", 1)
+	}
 	if len(servers) > 0 {
 		text = strings.Replace(text, "edgeHub: {", "edgeHub: {servers: ["+strings.Join(servers, ", ")+"], ", 1)
 	}
@@ -216,7 +220,7 @@ func (d *deviceOf) work(t *testing.T, programs []string) (stop func()) {
 
 // gives makes the cluster give the device a pod with a Secret and a ConfigMap, and waits until the
 // device has them.
-func (d *deviceOf) gives(t *testing.T, s *system, node, marker string) {
+func (d *deviceOf) gives(t *testing.T, s *system, node, marker string) (namespace string) {
 	t.Helper()
 	admin := s.plane.Client()
 	ns := s.plane.Namespace(t)
@@ -246,28 +250,32 @@ func (d *deviceOf) gives(t *testing.T, s *system, node, marker string) {
 	}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithCancel(t.Context())
-	defer cancel()
-	cluster.Eventually(t, "the device to have the pod and what it needs", func(context.Context) error {
-		pods, err := d.kubelet.CoreV1().Pods("").List(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=" + node})
-		if err != nil || len(pods.Items) != 1 || pods.Items[0].Name != "pod-"+marker {
-			return errors.Join(err, errors.New("not its pod alone"))
-		}
-		w, err := d.kubelet.CoreV1().Pods("").Watch(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=" + node})
-		if err != nil {
-			return err
-		}
-		defer w.Stop()
-		secret, err := d.kubelet.CoreV1().Secrets(ns).Get(ctx, "secret-"+marker, metav1.GetOptions{})
-		if err == nil && string(secret.Data["k"]) != "value-"+marker {
-			err = errors.New("another Secret")
-		}
-		if err != nil {
-			return err
-		}
-		_, err = d.kubelet.CoreV1().ConfigMaps(ns).Get(ctx, "config-"+marker, metav1.GetOptions{})
-		return err
+	cluster.Eventually(t, "the device to have the pod and what it needs", func(ctx context.Context) error {
+		return d.has(ctx, node, ns, marker)
 	})
+	return ns
+}
+
+// has returns why the device does not have its pod and what that needs.
+func (d *deviceOf) has(ctx context.Context, node, namespace, marker string) error {
+	pods, err := d.kubelet.CoreV1().Pods("").List(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=" + node})
+	if err != nil || len(pods.Items) != 1 || pods.Items[0].Name != "pod-"+marker {
+		return errors.Join(err, errors.New("not its pod alone"))
+	}
+	w, err := d.kubelet.CoreV1().Pods("").Watch(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=" + node})
+	if err != nil {
+		return err
+	}
+	defer w.Stop()
+	secret, err := d.kubelet.CoreV1().Secrets(namespace).Get(ctx, "secret-"+marker, metav1.GetOptions{})
+	if err == nil && string(secret.Data["k"]) != "value-"+marker {
+		err = errors.New("another Secret")
+	}
+	if err != nil {
+		return err
+	}
+	_, err = d.kubelet.CoreV1().ConfigMaps(namespace).Get(ctx, "config-"+marker, metav1.GetOptions{})
+	return err
 }
 
 // TestHostile_13_ResetLeavesNothingOfTheOldCluster: after `edgecore reset` a device joins another
