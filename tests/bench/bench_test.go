@@ -75,6 +75,7 @@ func BenchmarkRow(b *testing.B) {
 		{"Idle", (*bench).idle},
 		{"Queue", (*bench).queue},
 		{"Size", (*bench).sizes},
+		{"Upgrade", (*bench).upgrades},
 		{"Marks", (*bench).marks},
 		{"Services", (*bench).services},
 		{"Failover", (*bench).failovers},
