@@ -23,6 +23,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
 	"k8s.io/client-go/discovery"
@@ -119,6 +121,39 @@ func Read(raw []byte) ([]*unstructured.Unstructured, error) {
 func Apply(ctx context.Context, cfg *rest.Config, objects ...*unstructured.Unstructured) error {
 	_, err := apply(ctx, cfg, objects)
 	return err
+}
+
+// Applied is one object of a record.
+type Applied struct {
+	Resource schema.GroupVersionResource `json:"resource"`
+	Object   *unstructured.Unstructured  `json:"object"` // as applied
+	Left     state                       `json:"left"`   // as kube-apiserver had it then
+}
+
+// A state changes whenever somebody changes an object's desired state.
+type state struct {
+	UID types.UID `json:"uid"`
+	// Revision is the resource version of objects without a generation.
+	Revision    string            `json:"revision,omitempty"`
+	Generation  int64             `json:"generation,omitempty"`
+	Labels      map[string]string `json:"labels,omitempty"`
+	Annotations map[string]string `json:"annotations,omitempty"`
+	Deleted     bool              `json:"deleted,omitempty"`
+}
+
+func stateOf(o metav1.Object) state {
+	s := state{UID: o.GetUID(), Deleted: o.GetDeletionTimestamp() != nil}
+	if s.Generation = o.GetGeneration(); s.Generation == 0 {
+		s.Revision = o.GetResourceVersion()
+		return s
+	}
+	if s.Labels = o.GetLabels(); len(s.Labels) == 0 {
+		s.Labels = nil
+	}
+	if s.Annotations = o.GetAnnotations(); len(s.Annotations) == 0 {
+		s.Annotations = nil
+	}
+	return s
 }
 
 // apply returns the objects as kube-apiserver has them then.

@@ -27,39 +27,6 @@ type Record struct {
 	Inputs string
 }
 
-// Applied is one object of a record.
-type Applied struct {
-	Resource schema.GroupVersionResource `json:"resource"`
-	Object   *unstructured.Unstructured  `json:"object"` // as applied
-	Left     state                       `json:"left"`   // as kube-apiserver had it then
-}
-
-// A state changes whenever somebody changes an object's desired state.
-type state struct {
-	UID types.UID `json:"uid"`
-	// Revision is the resource version of objects without a generation.
-	Revision    string            `json:"revision,omitempty"`
-	Generation  int64             `json:"generation,omitempty"`
-	Labels      map[string]string `json:"labels,omitempty"`
-	Annotations map[string]string `json:"annotations,omitempty"`
-	Deleted     bool              `json:"deleted,omitempty"`
-}
-
-func stateOf(o metav1.Object) state {
-	s := state{UID: o.GetUID(), Deleted: o.GetDeletionTimestamp() != nil}
-	if s.Generation = o.GetGeneration(); s.Generation == 0 {
-		s.Revision = o.GetResourceVersion()
-		return s
-	}
-	if s.Labels = o.GetLabels(); len(s.Labels) == 0 {
-		s.Labels = nil
-	}
-	if s.Annotations = o.GetAnnotations(); len(s.Annotations) == 0 {
-		s.Annotations = nil
-	}
-	return s
-}
-
 type contents struct {
 	Inputs  string    `json:"inputs"`
 	Applied []Applied `json:"applied"`

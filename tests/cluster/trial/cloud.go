@@ -113,11 +113,6 @@ func (t *Trial) apply(ctx context.Context, cfg *rest.Config, dirs ...string) err
 	})
 }
 
-// record is the file of applied objects with a name.
-func (t *Trial) record(name, inputs string) manifest.Record {
-	return manifest.Record{File: filepath.Join(t.dir, "applied-"+name+".json"), Inputs: inputs}
-}
-
 // configurePlane writes kube-apiserver's files for its start: the way to nodes, and the CA by which
 // it verifies cloudcore, which is not there yet.
 func (t *Trial) configurePlane() error {

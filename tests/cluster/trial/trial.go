@@ -33,6 +33,7 @@ import (
 	"github.com/skerry-io/skerry/common/cli"
 	"github.com/skerry-io/skerry/tests/cluster/host"
 	"github.com/skerry-io/skerry/tests/cluster/lab"
+	"github.com/skerry-io/skerry/tests/cluster/manifest"
 	"github.com/skerry-io/skerry/tests/cluster/process"
 	guests "github.com/skerry-io/skerry/tests/machine"
 )
@@ -556,4 +557,9 @@ func (t *Trial) changeGuest(name string, f func(*Guest)) error {
 
 func (t *Trial) guestSpec(n Node) guests.Spec {
 	return guests.Spec{Name: n.Name, Number: n.Number, Memory: guestMemory, Dir: t.hostDir(n.Name), Router: t.machine(router).Host}
+}
+
+// record is the file of applied objects with a name.
+func (t *Trial) record(name, inputs string) manifest.Record {
+	return manifest.Record{File: filepath.Join(t.dir, "applied-"+name+".json"), Inputs: inputs}
 }
