@@ -40,6 +40,11 @@ func TestWords(t *testing.T) {
 	for _, complaint := range overWordLimits(comments.String(), wordLimits) {
 		t.Error(complaint)
 	}
+	words := len(strings.Fields(comments.String()))
+	for _, l := range wordLimits {
+		n := len(l.pattern.FindAllString(comments.String(), -1))
+		t.Logf("%s: %d, %.2f in 1,000 of %d words", l.name, n, float64(n)/float64(words)*1000, words)
+	}
 }
 
 func overWordLimits(comments string, limits []wordLimit) (complaints []string) {
