@@ -29,9 +29,11 @@ func build(ctx context.Context, root string, changed map[string]string) (map[str
 	return programs, nil
 }
 
-// BuildChanged builds into dir, for Options.Changed, a cloudcore and an edgecore that have the
-// switches of all rules.
-func BuildChanged(ctx context.Context, dir string) (map[string]string, error) {
+// The programs that BuildChanged can build.
+var packages = map[string]string{"cloudcore": "./cloud/cmd/cloudcore", "hollowedge": "./tests/cmd/hollowedge", "edgecore": "./edge/cmd/edgecore"}
+
+// BuildChanged builds programs into dir, for Options.Changed, that have the switches of all rules.
+func BuildChanged(ctx context.Context, dir string, names ...string) (map[string]string, error) {
 	root, err := binary.Root()
 	if err != nil {
 		return nil, err
@@ -41,9 +43,9 @@ func BuildChanged(ctx context.Context, dir string) (map[string]string, error) {
 		return nil, err
 	}
 	changed := map[string]string{}
-	for name, pkg := range map[string]string{"cloudcore": "./cloud/cmd/cloudcore", "hollowedge": "./tests/cmd/hollowedge"} {
+	for _, name := range names {
 		changed[name] = filepath.Join(dir, name)
-		if err := binary.BuildChanged(ctx, root, changed[name], pkg, overlay); err != nil {
+		if err := binary.BuildChanged(ctx, root, changed[name], packages[name], overlay); err != nil {
 			return nil, err
 		}
 	}

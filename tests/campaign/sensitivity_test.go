@@ -4,7 +4,9 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"os/exec"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -36,16 +38,48 @@ func TestSensitivity(t *testing.T) {
 	if dir == "" {
 		dir = t.TempDir()
 	}
-	programs, err := campaign.BuildChanged(t.Context(), dir)
+	programs, err := campaign.BuildChanged(t.Context(), dir, needed(switches)...)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, s := range switches {
 		t.Run(s.Name, func(t *testing.T) {
+			if len(s.Machine) > 0 { // there is one trial
+				failOnMachine(t, s, programs["edgecore"])
+				return
+			}
 			t.Parallel()
 			find(t, s, programs)
 		})
 	}
+}
+
+// needed are the programs that the switches are tried in.
+func needed(switches []sensitivity.Switch) (names []string) {
+	for _, s := range switches {
+		if len(s.Machine) > 0 {
+			names = append(names, "edgecore")
+		} else {
+			names = append(names, "hollowedge", "cloudcore")
+		}
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
+}
+
+// failOnMachine runs tests of tests/machine, each of which must fail.
+func failOnMachine(t *testing.T, s sensitivity.Switch, edgecore string) {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), "go", "test", "-vet=off", "-count=1", "-timeout=1h", "-run=^("+strings.Join(s.Machine, "|")+")$", "-v",
+		"github.com/skerry-io/skerry/tests/machine", "-edgecore="+edgecore, "-patience=3m")
+	cmd.Env = append(os.Environ(), s.Env()...)
+	out, err := cmd.CombinedOutput()
+	for _, test := range s.Machine {
+		if !strings.Contains(string(out), "\n--- FAIL: "+test) {
+			t.Errorf("%s, and %s has not found it: %v", s.Off, test, err)
+		}
+	}
+	t.Logf("%s: %s:\n%s", s.Off, strings.Join(s.Machine, ", "), out)
 }
 
 // find plays campaigns until one finds the rule that is off.

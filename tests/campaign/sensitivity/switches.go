@@ -12,6 +12,9 @@ type Switch struct {
 	// Shows are the rules of package history that the switch must break. A campaign that finds only
 	// others has found another defect.
 	Shows []history.Rule
+	// Machine are tests of tests/machine that must fail. Where there are any they are run in the
+	// place of campaigns.
+	Machine []string
 }
 
 // A Plan is how a campaign is played for a switch.
@@ -143,6 +146,31 @@ func All() []Switch {
 			Edits: []Edit{
 				{"edge/internal/core/metamanager/view/show.go", "\t\tv.link, v.linked = b.link.link, b.link.up\n", "\t\tv.link, v.linked = b.link.link, b.link.up\n\t\tfor _, i := range v.interests {\n\t\t\ti.synced = i.synced && !(b.link.up && off(\"keep-synced\"))\n\t\t}\n"},
 			},
+		},
+		{
+			Name: "sandbox-image", Off: "a sandbox image that is missing is not restored",
+			Edits: []Edit{
+				{"edge/internal/pods/images/images.go", "if name == \"\" || s.config.Archive == \"\" {", "if name == \"\" || s.config.Archive == \"\" || off(\"sandbox-image\") {"},
+			},
+			Machine: []string{"TestEveryday_01_11_RealMachineRebootsOnAnIsland"},
+		},
+		{
+			Name: "creation-order", Off: "dead containers that were created later than their successors stay",
+			Edits: []Edit{
+				{"edge/internal/pods/creationorder/creationorder.go", "\tctx, cancel := context.WithTimeout(ctx, mendTimeout)\n", "\tif off(\"creation-order\") {\n\t\treturn nil\n\t}\n\tctx, cancel := context.WithTimeout(ctx, mendTimeout)\n"},
+			},
+			Machine: []string{"TestEveryday_03_09_12_RealMachineIsSwitchedOff"},
+		},
+		{
+			Name: "keep-containers", Off: "edgecore ends containers at its start and at its stop, as at a shutdown of the device",
+			Edits: []Edit{
+				{
+					"edge/internal/pods/shutdown/shutdown.go", "\treturn logind.Run(ctx, c)\n",
+					"\tend := func() {\n\t\tlast, cancel := context.WithTimeout(context.WithoutCancel(ctx), 20*time.Second)\n\t\tdefer cancel()\n\t\t_ = m.end(last)\n\t}\n" +
+						"\tif off(\"keep-containers\") {\n\t\tend()\n\t\tdefer end()\n\t}\n\treturn logind.Run(ctx, c)\n",
+				},
+			},
+			Machine: []string{"TestEveryday_20_RealMachineIsUpgraded"},
 		},
 	}
 }

@@ -88,7 +88,7 @@ func BuildChanged(ctx context.Context, root, path, pkg, overlay string) error {
 		return err
 	}
 	defer unlock()
-	cmd := exec.CommandContext(ctx, "go", "build", "-buildvcs=false", "-ldflags", "-s -w", "-overlay", overlay, "-o", path, pkg)
+	cmd := exec.CommandContext(ctx, "go", "build", "-buildvcs=false", "-ldflags", "-s -w "+os.Getenv("TEST_LDFLAGS"), "-overlay", overlay, "-o", path, pkg)
 	cmd.Dir = root
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
