@@ -328,7 +328,11 @@ func (p *planner) begin(v *view) {
 		if slots <= 0 || p.free <= 0 || m.wave > v.wave {
 			break
 		}
-		if !m.pending() || m.op != nil || p.taken[m.node.Name] || !p.budget(v.set, m.node, unavailable) {
+		if !m.pending() || m.op != nil || p.taken[m.node.Name] {
+			continue
+		}
+		if pool := p.budget(v.set, m.node, unavailable); pool != "" {
+			v.full = cmp.Or(v.full, fmt.Sprintf("node %s waits for NodePool %s, of which %d nodes are unavailable (spec.maxUnavailablePerPool)", m.node.Name, pool, unavailable[pool]))
 			continue
 		}
 		p.changes.Create = append(p.changes.Create, Create{v.set, m.node, v.set.origin(m.wave)})
@@ -364,16 +368,16 @@ func (p *planner) down(s *Set, n *Node) bool {
 	return false
 }
 
-// budget reports whether an operation on a node leaves enough nodes of its pools available, and
-// counts it.
-func (p *planner) budget(s *Set, n *Node, unavailable map[string]int) bool {
+// budget returns the pool in which an operation on a node would leave too few nodes available; "":
+// it may begin, and is counted.
+func (p *planner) budget(s *Set, n *Node, unavailable map[string]int) (full string) {
 	most := max(1, int(s.Spec.MaxUnavailablePerPool))
 	if p.down(s, n) {
 		most++ // it is counted already
 	}
 	for _, pool := range p.pools[n.Name] {
 		if unavailable[pool] >= most {
-			return false
+			return pool
 		}
 	}
 	if !p.down(s, n) {
@@ -381,7 +385,7 @@ func (p *planner) budget(s *Set, n *Node, unavailable map[string]int) bool {
 			unavailable[pool]++
 		}
 	}
-	return true
+	return ""
 }
 
 // tidy deletes operations whose results are in the annotations. A bare drain holds its node for as

@@ -686,3 +686,24 @@ func FuzzResultsOf(f *testing.F) {
 		}
 	})
 }
+
+// A node away holds up its pool. The condition names the node that waits and the pool, for no
+// operation runs that could end.
+func TestNodeThatWaitsForItsPoolIsNamed(t *testing.T) {
+	w := newWorld(t, 0)
+	for _, name := range []string{"n1", "n2"} {
+		w.node(name, map[string]string{v1alpha1.NodePoolLabel: "ferries"})
+	}
+	w.ready("n2", corev1.ConditionUnknown)
+	s := w.set("a", nil)
+	w.steps()
+	const want = "node n1 waits for NodePool ferries, of which 1 nodes are unavailable (spec.maxUnavailablePerPool)"
+	if c := meta.FindStatusCondition(s.Status.Conditions, v1alpha1.SetReady); c == nil || !strings.Contains(c.Message, want) || len(w.created) > 0 {
+		t.Errorf("operations on %v, condition %+v, want %q", w.created, c, want)
+	}
+	w.ready("n2", corev1.ConditionTrue)
+	w.steps()
+	if c := meta.FindStatusCondition(s.Status.Conditions, v1alpha1.SetReady); c == nil || strings.Contains(c.Message, want) || len(w.created) != 1 {
+		t.Errorf("operations on %v, condition %+v", w.created, c)
+	}
+}

@@ -57,6 +57,7 @@ type view struct {
 	waves     int
 	wave      int    // the current one, from 0
 	holds     string // the reason that the next wave does not begin; "": it may begin, or it has begun
+	full      string // the reason that a node of the current wave waits for its pool
 	complete  bool   // the last wave is over
 	stall     string // the reason that no more operations begin; "": they do
 	conflicts []string
@@ -286,8 +287,12 @@ func (v *view) conditions(s *v1alpha1.NodeOperationSetStatus) {
 	case v.complete:
 		set(s, v.set, true, "Complete", completed(s))
 	default:
-		set(s, v.set, false, "Progressing", v.holds)
-		setReconciling(s, v.set, "Progressing", v.holds)
+		holds := v.holds
+		if v.full != "" && s.Running == 0 { // while some run, their ends change it often
+			holds += ": " + v.full
+		}
+		set(s, v.set, false, "Progressing", holds)
+		setReconciling(s, v.set, "Progressing", holds)
 	}
 	if len(v.conflicts) > 0 {
 		condition(s, v.set, v1alpha1.SetConflict, true, "OlderSet", v.conflictMessage())
