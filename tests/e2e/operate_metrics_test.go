@@ -1,0 +1,408 @@
+package e2e_test
+
+import (
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/skerry-io/skerry/tests/cluster/trial"
+)
+
+// metricsAddress is where each cloudcore of this test finds the receiver, on its own host.
+const metricsAddress = "127.0.0.1:4320"
+
+// metricsReceiver takes samples by OTLP/HTTP, as far as its JSON goes.
+type metricsReceiver struct {
+	mu     sync.Mutex
+	points map[string]map[int64]float64 // by series and Unix second
+	twice  map[int64][]string           // the series, by second
+}
+
+func (c *metricsReceiver) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	type points []struct {
+		TimeUnixNano string
+		AsDouble     float64
+		Attributes   []struct {
+			Key   string
+			Value struct{ StringValue string }
+		}
+	}
+	var body struct {
+		ResourceMetrics []struct {
+			ScopeMetrics []struct {
+				Metrics []struct {
+					Name       string
+					Gauge, Sum struct{ DataPoints points }
+				}
+			}
+		}
+	}
+	if err := json.NewDecoder(r.Body).Decode(&body); err != nil {
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, resource := range body.ResourceMetrics {
+		for _, scope := range resource.ScopeMetrics {
+			for _, m := range scope.Metrics {
+				for _, p := range append(m.Gauge.DataPoints, m.Sum.DataPoints...) {
+					name := m.Name
+					for _, a := range p.Attributes {
+						name += " " + a.Value.StringValue
+					}
+					nano, _ := strconv.ParseInt(p.TimeUnixNano, 10, 64)
+					at := nano / int64(time.Second)
+					if c.points[name] == nil {
+						c.points[name] = map[int64]float64{}
+					}
+					if _, there := c.points[name][at]; there {
+						c.twice[at] = append(c.twice[at], name)
+					}
+					c.points[name][at] = p.AsDouble
+				}
+			}
+		}
+	}
+}
+
+// of returns the samples of a series within a time, and those that came twice.
+func (c *metricsReceiver) of(series string, from, to time.Time) (values map[int64]float64, twice []string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	values = map[int64]float64{}
+	for at, v := range c.points[series] {
+		if at >= from.Unix() && at <= to.Unix() {
+			values[at] = v
+		}
+	}
+	for at, names := range c.twice {
+		if at >= from.Unix() && at <= to.Unix() {
+			twice = append(twice, fmt.Sprintf("%s at %d", names, at))
+		}
+	}
+	return values, twice
+}
+
+// receiveMetrics has all cloudcores send samples to a receiver until the test ends.
+func (s *system) receiveMetrics() *metricsReceiver {
+	s.T.Helper()
+	c := &metricsReceiver{points: map[string]map[int64]float64{}, twice: map[int64][]string{}}
+	for _, replica := range options().Replicas() {
+		h, err := s.Trial.Host(replica)
+		s.Check(err)
+		var l net.Listener
+		s.Check(h.Do(func() (err error) { l, err = net.Listen("tcp", metricsAddress); return err }))
+		server := &http.Server{Handler: c, ReadHeaderTimeout: 10 * time.Second}
+		ended := make(chan error, 1)
+		go func() { ended <- server.Serve(l) }()
+		s.T.Cleanup(func() { _ = server.Close(); <-ended })
+	}
+	s.cloudcoreSetting("metrics", map[string]any{"endpoint": "http://" + metricsAddress + "/v1/metrics"})
+	return c
+}
+
+// quickSamples has a device sample each second in place of each minute, until the test ends.
+func (s *system) quickSamples(node string) {
+	s.T.Helper()
+	const interval, send = "modules.nodeMetrics.interval=", "modules.nodeMetrics.sendInterval="
+	s.Check(s.Trial.Set(s.T.Context(), node, []string{interval + "1s", send + "3s"}))
+	s.T.Cleanup(func() {
+		if err := s.Trial.Set(context.Background(), node, []string{interval + "1m0s", send + "5m0s"}); err != nil {
+			s.T.Error(err)
+		}
+	})
+	s.waitLinked(node)
+}
+
+// A minute is a second here, and a cut 24 of them; an hour in `make long-test`. The samples of a
+// cut in which edgecore starts again reach the receiver with their own times, each once; then
+// cloudcore serves the newest.
+func TestOperate_04_MetricsOfACutArriveWithTheirTimes(t *testing.T) {
+	s := newSystem(t)
+	to := s.receiveMetrics()
+	s.quickSamples("edge1")
+	const up = "skerry_node_link_up edge1"
+	s.WaitFor("samples of edge1", func(context.Context) error {
+		if values, _ := to.of(up, time.Unix(0, 0), time.Now()); len(values) < 5 {
+			return fmt.Errorf("%d came", len(values))
+		}
+		return nil
+	})
+	s.Cut("edge1")
+	s.waitUnlinked("edge1")
+	start := time.Now().Add(time.Second) // samples have whole seconds
+	waiting := func(ctx context.Context) (int, error) {
+		var status struct{ NodeMetrics struct{ Waiting int } }
+		err := s.EdgeStatus(ctx, "edge1", &status)
+		return status.NodeMetrics.Waiting, err
+	}
+	before, err := waiting(t.Context()) // of the time until the device noticed
+	s.Check(err)
+	await := func(n int) {
+		n += before
+		s.WaitFor(fmt.Sprintf("%d samples to wait", n), func(ctx context.Context) error {
+			held, err := waiting(ctx)
+			if err == nil && held < n {
+				err = fmt.Errorf("%d wait", held)
+			}
+			return err
+		})
+	}
+	most := 24
+	if os.Getenv("SKERRY_LONG") != "" {
+		most = 60
+	}
+	await(most / 2)
+	restart := time.Now()
+	s.Check(s.Trial.Stop(t.Context(), "edge1", "edgecore"))
+	s.Start("edge1", "edgecore")
+	await(most)
+	end := time.Now().Add(-time.Second)
+	s.Heal("edge1")
+	s.waitLinked("edge1")
+	var values map[int64]float64
+	s.WaitFor("the samples of the cut", func(ctx context.Context) error {
+		var twice []string
+		values, twice = to.of(up, start, end)
+		if len(twice) > 0 {
+			t.Fatalf("came twice: %s", strings.Join(twice[:min(len(twice), 5)], ", "))
+		}
+		held, err := waiting(ctx)
+		if err == nil && (held > 10 || len(values) < most-4) { // the first and last second are left out
+			err = fmt.Errorf("%d wait, %d came", held, len(values))
+		}
+		return err
+	})
+	if early, _ := to.of(up, start, restart); len(early) < most/2-3 {
+		t.Errorf("%d samples of before the restart of edgecore came, %d were taken", len(early), most/2)
+	}
+	for at, v := range values {
+		if v != 0 {
+			t.Errorf("at %d the link was up", at)
+		}
+	}
+	memory, _ := to.of("skerry_node_memory_size_bytes edge1", start, end)
+	if len(memory) != len(values) {
+		t.Errorf("%d samples of one series and %d of another", len(values), len(memory))
+	}
+	s.WaitFor("cloudcore to serve the newest sample", func(ctx context.Context) error {
+		for _, replica := range options().Replicas() {
+			body, err := s.scrape(ctx, replica)
+			if err != nil {
+				return err
+			}
+			if strings.Contains(body, `skerry_node_pods{node="edge1",phase="Running"}`) && strings.Contains(body, `skerry_node_link_up{node="edge1"} 1`) {
+				return nil
+			}
+		}
+		return errors.New("no replica serves a sample of edge1")
+	})
+}
+
+// wholePackets has the hosts send packets as they are on a cable: else one of 64 kB counts as one,
+// with one header.
+func (s *system) wholePackets(hosts ...string) {
+	s.T.Helper()
+	set := func(ctx context.Context, host, most string) error {
+		var errs strings.Builder
+		code, err := s.Trial.Exec(ctx, host, trial.Streams{Err: &errs}, nil, "sh", "-c",
+			`for d in $(ip -o link | cut -d: -f2 | cut -d@ -f1); do [ $d = lo ] || ip link set dev $d gso_max_segs `+most+` || exit 1; done`)
+		if err == nil && code != 0 {
+			err = fmt.Errorf("on %s: %s", host, errs.String())
+		}
+		return err
+	}
+	for _, host := range hosts {
+		s.Check(set(s.T.Context(), host, "1"))
+		s.T.Cleanup(func() {
+			if err := set(context.Background(), host, "65535"); err != nil {
+				s.T.Error(err)
+			}
+		})
+	}
+}
+
+// top is an item of `kubectl skerry top -o json`.
+type top struct {
+	Name               string
+	Since, LastContact time.Time
+	Traffic            struct {
+		Wire    struct{ Up, Down int64 }
+		Classes [][4]int64 // messages and bytes up, messages and bytes down
+	}
+}
+
+func (s *system) top(ctx context.Context, node string) (top, error) {
+	out, err := s.Run(ctx, "kubectl", "skerry", "top", "-o", "json")
+	if err != nil {
+		return top{}, err
+	}
+	var list struct{ Items []top }
+	if err := json.Unmarshal([]byte(out), &list); err != nil {
+		return top{}, err
+	}
+	for _, d := range list.Items {
+		if d.Name == node {
+			return d, nil
+		}
+	}
+	return top{}, fmt.Errorf("%s is not there: %.300s", node, out)
+}
+
+// writeLarge writes a ConfigMap that no compression makes much smaller.
+func (s *system) writeLarge(namespace string, round int) {
+	s.T.Helper()
+	raw := make([]byte, 400<<10)
+	_, _ = rand.NewChaCha8([32]byte{byte(round)}).Read(raw)
+	m := &corev1.ConfigMap{
+		ObjectMeta: metav1.ObjectMeta{Name: "large"},
+		Data:       map[string]string{"round": strconv.Itoa(round), "data": base64.StdEncoding.EncodeToString(raw)},
+	}
+	maps := s.Client.CoreV1().ConfigMaps(namespace)
+	_, err := maps.Update(s.T.Context(), m, metav1.UpdateOptions{})
+	if apierrors.IsNotFound(err) {
+		_, err = maps.Create(s.T.Context(), m, metav1.CreateOptions{})
+	}
+	s.Check(err)
+}
+
+// countLink has edge1 link anew and get some megabytes, and returns what top and the cable count;
+// whole is false if another link has begun since.
+func (s *system) countLink(namespace string, rounds int) (got top, cable int64, whole bool) {
+	s.T.Helper()
+	s.Check(s.Trial.Stop(s.T.Context(), "edge1", "edgecore"))
+	before := s.linkBytes("edge1")
+	s.Start("edge1", "edgecore")
+	s.waitLinked("edge1")
+	linked := time.Now()
+	for round := 1; round <= rounds; round++ {
+		s.writeLarge(namespace, round)
+		s.WaitFor("the device to have it", func(ctx context.Context) error {
+			out, err := s.TryEdgeKubectl(ctx, "edge1", "get", "configmap", "-n", namespace, "large", "-o", "jsonpath={.data.round}")
+			if err == nil && out != strconv.Itoa(round) {
+				err = fmt.Errorf("it has round %q", out)
+			}
+			return err
+		})
+	}
+	s.settle("edge1")
+	quiet := time.Now()
+	s.WaitFor("a renewal of the Lease after the last message", func(ctx context.Context) (err error) {
+		if got, err = s.top(ctx, "edge1"); err == nil && !got.LastContact.After(quiet) {
+			err = fmt.Errorf("the last is of %v", got.LastContact)
+		}
+		return err
+	})
+	return got, s.linkBytes("edge1") - before, !got.Since.After(linked)
+}
+
+// What top shows of a link that carried some megabytes agrees with what crossed the cable.
+func TestOperate_03_TopAgreesWithTheCable(t *testing.T) {
+	s := newSystem(t)
+	s.plugin()
+	ns := s.Namespace()
+	s.writeLarge(ns, 0)
+	s.Apply(ns, islander("reader", "edge1")+"    volumeMounts: [{name: all, mountPath: /config}]\n  volumes: [{name: all, configMap: {name: large}}]\n")
+	s.WaitPods(ns, "app=reader", "edge1", 1)
+	s.wholePackets(append(options().Replicas(), "edge1")...)
+	const rounds = 6
+	got, cable, whole := s.countLink(ns, rounds)
+	for again := 0; !whole && again < 3; again++ { // the replicas share the links out after a restart
+		t.Logf("the link began anew at %v", got.Since)
+		got, cable, whole = s.countLink(ns, rounds)
+	}
+	if !whole {
+		t.Fatal("no link stayed")
+	}
+	wire := got.Traffic.Wire.Up + got.Traffic.Wire.Down
+	t.Logf("on the cable %d bytes, by top %d: %+.2f %%", cable, wire, 100*(float64(wire)/float64(cable)-1))
+	if float64(wire) < 0.98*float64(cable) || float64(wire) > 1.02*float64(cable) {
+		t.Errorf("top shows %d bytes up and %d down, %d crossed the cable", got.Traffic.Wire.Up, got.Traffic.Wire.Down, cable)
+	}
+	var classes int64
+	for _, c := range got.Traffic.Classes {
+		classes += c[1] + c[3]
+	}
+	const normal = 2 // objects
+	if len(got.Traffic.Classes) <= normal {
+		t.Fatalf("by class: %v", got.Traffic.Classes)
+	}
+	if n := got.Traffic.Classes[normal]; n[3] < rounds*(390<<10) || n[2] < rounds || classes > wire || classes < wire*8/10 {
+		t.Errorf("by class: %v, %d bytes of %d", got.Traffic.Classes, classes, wire)
+	}
+	out := s.Kubectl("skerry", "top", "-o", "wide")
+	if !strings.HasPrefix(out, "NAME ") || !strings.Contains(out, "NORMAL-MESSAGES") || !strings.Contains(out, "\nedge1 ") || !strings.Contains(out, "\n(all) ") {
+		t.Error(out)
+	}
+	t.Log("\n" + out)
+}
+
+// A Prometheus that watches the trial has an answer for each query of the dashboards, and a series
+// of each metric in them: a query whose default is 0 is never empty.
+func TestOperate_07_NoPanelIsEmpty(t *testing.T) {
+	s := newSystem(t)
+	s.quickSamples("edge1")
+	s.monitored()
+	m := s.monitor()
+	exprs, names := map[string]bool{}, regexp.MustCompile(`\bskerry_\w+`)
+	for _, name := range []string{"dashboard-fleet.json", "dashboard-device.json"} {
+		raw, err := os.ReadFile(filepath.Join(s.Root, "manifests", "monitoring", name))
+		s.Check(err)
+		var d struct {
+			Panels []struct {
+				Title   string
+				Targets []struct{ Expr string }
+			}
+		}
+		s.Check(json.Unmarshal(raw, &d))
+		if len(d.Panels) < 10 {
+			t.Errorf("%s has %d panels", name, len(d.Panels))
+		}
+		for _, p := range d.Panels {
+			if len(p.Targets) == 0 {
+				t.Errorf("%s: %s has no query", name, p.Title)
+			}
+			for _, q := range p.Targets {
+				exprs[strings.ReplaceAll(q.Expr, "$node", "edge1")] = true
+				for _, metric := range names.FindAllString(q.Expr, -1) {
+					exprs[metric] = true
+				}
+			}
+		}
+	}
+	s.WaitFor("an answer for each panel", func(ctx context.Context) error {
+		var empty []string
+		for expr := range exprs {
+			switch found, err := m.query(ctx, expr); {
+			case err != nil:
+				return fmt.Errorf("%s: %w", expr, err)
+			case len(found) == 0:
+				empty = append(empty, expr)
+			default:
+				delete(exprs, expr)
+			}
+		}
+		if len(empty) > 0 {
+			return fmt.Errorf("empty: %s", strings.Join(empty, "\n"))
+		}
+		return nil
+	})
+}
