@@ -193,4 +193,4 @@ func (b Block) OnDevice() bool {
 	return false
 }
 
-var device = regexp.MustCompile(`(^|\s)(edgecore|bin/\w+|make) |/run/skerry/|/proxy/|kubectl skerry (node|rehearse|bundle|recorder|logs|exec|cp|port-forward|proxy|top|ui)\b|exec deploy/cloudcore`)
+var device = regexp.MustCompile(`(^|[|&;(] *)(edgecore|bin/\w+|make) |/run/skerry/|/proxy/|kubectl skerry (node|rehearse|bundle|recorder|logs|exec|cp|port-forward|proxy|top|ui)\b|exec deploy/cloudcore`)
