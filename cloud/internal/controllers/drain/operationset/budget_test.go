@@ -4,10 +4,12 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
@@ -27,7 +29,10 @@ func TestFleet_23_NeverTwoDevicesOfAPoolAtOnce(t *testing.T) {
 	})
 	s.apply("a", update("v1", nil))
 	s.lead()
-	s.await("a", "Progressing", func(set *v1alpha1.NodeOperationSet) bool { return set.Status.Done == 7 }) // 3 + 3 + edge1
+	s.await("a", "Progressing", func(set *v1alpha1.NodeOperationSet) bool { // 3 + 3 + edge1
+		c := meta.FindStatusCondition(set.Status.Conditions, v1alpha1.SetReady)
+		return set.Status.Done == 7 && strings.Contains(c.Message, "waits for NodePool pool0, of which 1 nodes are unavailable")
+	})
 	if ran := s.taken(); len(ran["edge4"])+len(ran["edge7"]) > 0 || len(ran["edge1"]) != 1 {
 		t.Errorf("while edge1 is NotReady operations began on %v", slices.Sorted(maps.Keys(ran)))
 	}

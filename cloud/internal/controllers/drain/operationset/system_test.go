@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"net/http"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -313,9 +314,13 @@ func (s *system) apply(name string, spec v1alpha1.NodeOperationSetSpec) {
 		s.t.Fatal(err)
 	}
 	delete(object, "status")
-	if _, err := s.sets.Apply(s.t.Context(), name, &unstructured.Unstructured{Object: object}, metav1.ApplyOptions{FieldManager: "test", Force: true}); err != nil {
-		s.t.Fatal(err)
-	}
+	cluster.Eventually(s.t, "the kind to have a schema", func(ctx context.Context) error { // it comes after discovery
+		_, err := s.sets.Apply(ctx, name, &unstructured.Unstructured{Object: object}, metav1.ApplyOptions{FieldManager: "test", Force: true})
+		if err != nil && !strings.Contains(err.Error(), "There can be a delay between") {
+			s.t.Fatal(err)
+		}
+		return err
+	})
 }
 
 func (s *system) get(ctx context.Context, name string) (*v1alpha1.NodeOperationSet, error) {
