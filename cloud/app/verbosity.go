@@ -17,6 +17,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/skerry-io/skerry/cloud/internal/core/config"
+	"github.com/skerry-io/skerry/cloud/internal/core/fleet"
 	"github.com/skerry-io/skerry/common/httpserver"
 	"github.com/skerry-io/skerry/common/logging"
 )
@@ -104,12 +105,15 @@ func SetVerbosity(ctx context.Context, cfg *config.Config, module, verbosity str
 	}
 	answer, err := client.Do(request)
 	if err != nil {
-		return fmt.Errorf("asking cloudcore, which has to run here, with this configuration and by this user: %w", err)
+		if dial := (*net.OpError)(nil); errors.As(err, &dial) && dial.Op == "dial" {
+			return fmt.Errorf("cloudcore is not running here with this configuration: %w", dial.Err)
+		}
+		return fmt.Errorf("asking cloudcore, which accepts root and its own user: %w", err)
 	}
 	defer answer.Body.Close()
 	if answer.StatusCode != http.StatusOK {
 		text, _ := io.ReadAll(io.LimitReader(answer.Body, 4<<10))
-		return errors.New(strings.TrimSpace(string(text)))
+		return errors.New(fleet.Printable(strings.TrimSpace(string(text)), len(text))) // any user may have bound the name first
 	}
 	return nil
 }

@@ -78,7 +78,9 @@ func TestOperate_12_LogsStatusAndMetricsHaveNoSecret(t *testing.T) {
 		return err
 	})
 	s.Cut("edge1")
+	s.waitUnlinked("edge1")
 	s.Heal("edge1")
+	s.waitLinked("edge1") // everything was sent once more
 
 	shown := s.written(from)
 	for path, log := range shown {

@@ -27,12 +27,12 @@ func New(w *watchdog.Watchdog) Module { return Module{w} }
 func (Module) Name() message.Name { return "sdnotify" }
 
 // Run sends READY=1, and then repeatedly the watchdog's notifications, until ctx ends. Without
-// systemd it sends no message. A socket that does not answer is no reason to end: systemd has its
-// own timeout.
+// systemd it sends no message. A socket that does not answer is no reason to end: systemd keeps
+// the unit activating.
 func (m Module) Run(ctx context.Context, port *beehive.Port) error {
 	port.Ready()
 	if _, err := daemon.SdNotify(false, daemon.SdNotifyReady); err != nil {
-		klog.FromContext(ctx).Error(err, "Failed to send READY=1 to systemd, which ends the process after TimeoutStartSec")
+		klog.FromContext(ctx).Error(err, "Failed to send READY=1 to systemd, which keeps edgecore.service activating")
 	}
 	return m.watchdog.Run(ctx)
 }
