@@ -448,6 +448,9 @@ func (r *Repository) Publish() error {
 			return err
 		}
 	}
+	if err := r.keys.sign(r.version + 1); err != nil {
+		return err
+	}
 	r.version++
 	targets := metadata.Targets(r.Expires)
 	targets.Signed.Version, targets.Signed.Targets = r.version, r.targets
@@ -466,9 +469,7 @@ func (r *Repository) Publish() error {
 	if err := sign(timestamp, signers[metadata.TIMESTAMP], filepath.Join(r.Dir, "timestamp.json")); err != nil {
 		return err
 	}
-	if err := r.keys.signed(r.version); err != nil {
-		return err
-	}
+	_ = r.keys.signed(r.version) // the devices have the new metadata from here on; the file names the version already
 	for _, role := range []string{"targets", "snapshot"} {
 		if err := os.Remove(filepath.Join(r.Dir, fmt.Sprintf("%d.%s.json", r.version-kept, role))); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err

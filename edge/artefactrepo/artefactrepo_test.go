@@ -6,9 +6,11 @@ import (
 	"crypto/x509"
 	"encoding/pem"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -141,6 +143,32 @@ func TestOlderCopyIsRefused(t *testing.T) {
 	}
 	_, err = s.open().Add("v1.4.1", "amd64", []byte("two"), nil) // the newest copy
 	s.check(err)
+}
+
+// A signing that ended in the middle, as on a full disk, is repeated: neither the metadata before
+// it nor those that it may have signed are an older copy.
+func TestSigningIsRepeated(t *testing.T) {
+	s := newSystem(t)
+	file := filepath.Join(s.keys, "last-version")
+	raw, err := os.ReadFile(file)
+	s.check(err)
+	version, err := strconv.Atoi(strings.TrimSpace(string(raw)))
+	s.check(err)
+	for _, begun := range []int{version, version + 1} {
+		s.check(os.WriteFile(file, fmt.Appendf(nil, "%d begun\n", begun), 0o600))
+		_, err = artefactrepo.Open(s.dir, s.keys)
+		s.check(err)
+	}
+	s.check(s.open().Publish())
+	raw, err = os.ReadFile(file)
+	s.check(err)
+	if got, want := string(raw), fmt.Sprintf("%d\n", version+1); got != want {
+		t.Errorf("last-version is %q, want %q", got, want)
+	}
+	s.check(os.WriteFile(file, fmt.Appendf(nil, "%d begun\n", version+3), 0o600))
+	if err := s.open().Publish(); err == nil || !strings.Contains(err.Error(), "is an older copy") {
+		t.Errorf("two versions before the one that was begun: %v", err)
+	}
 }
 
 // forge adds a program by keys that were stolen: in a repository of the thief's own, whose targets,

@@ -30,8 +30,9 @@ type keys interface {
 	put(name string, key ed25519.PrivateKey) error
 	rename(from, to string) error
 	// last is the newest version of the metadata that was signed by these keys here, 0 if that is
-	// not known; signed records one.
+	// not known. sign records that one is about to be signed, signed that it was.
 	last() (int64, error)
+	sign(version int64) error
 	signed(version int64) error
 }
 
@@ -106,6 +107,7 @@ func (m memory) rename(from, to string) error {
 }
 
 func (memory) last() (int64, error) { return 0, nil }
+func (memory) sign(int64) error     { return nil }
 func (memory) signed(int64) error   { return nil }
 
 // files has keys in a directory, as PKCS #8 in PEM.
@@ -146,8 +148,11 @@ func (d files) put(name string, key ed25519.PrivateKey) error {
 
 func (d files) rename(from, to string) error { return os.Rename(d.path(from), d.path(to)) }
 
-// lastFile is the file with the newest version that was signed.
-const lastFile = "last-version"
+// lastFile is the file with the newest version that was signed, or that was about to be.
+const (
+	lastFile = "last-version"
+	unsigned = " begun"
+)
 
 func (d files) last() (int64, error) {
 	raw, err := os.ReadFile(filepath.Join(string(d), lastFile))
@@ -157,16 +162,26 @@ func (d files) last() (int64, error) {
 	if err != nil {
 		return 0, err
 	}
-	n, err := strconv.ParseInt(strings.TrimSpace(string(raw)), 10, 64)
+	text, begun := strings.CutSuffix(strings.TrimSpace(string(raw)), unsigned)
+	n, err := strconv.ParseInt(text, 10, 64)
 	if err != nil {
 		return 0, fmt.Errorf("%s is no version: %w", filepath.Join(string(d), lastFile), err)
+	}
+	if begun { // whether it was signed is unknown: the one before was
+		n--
 	}
 	return n, nil
 }
 
-// signed writes no file where keys can only be read, as on a medium that is kept in a safe.
-func (d files) signed(version int64) error {
-	err := atomicfile.Write(filepath.Join(string(d), lastFile), []byte(strconv.FormatInt(version, 10)+"\n"), 0o600)
+// sign records a version before it is signed: a disk without room for the file has none of the
+// version's metadata either.
+func (d files) sign(version int64) error { return d.record(strconv.FormatInt(version, 10) + unsigned) }
+
+func (d files) signed(version int64) error { return d.record(strconv.FormatInt(version, 10)) }
+
+// record writes no file where keys can only be read, as on a medium that is kept in a safe.
+func (d files) record(version string) error {
+	err := atomicfile.Write(filepath.Join(string(d), lastFile), []byte(version+"\n"), 0o600)
 	if errors.Is(err, fs.ErrPermission) || errors.Is(err, syscall.EROFS) {
 		return nil
 	}

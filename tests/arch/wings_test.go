@@ -8,27 +8,27 @@ import (
 )
 
 // wings are the folders below edge/internal and cloud/internal, lowest first. A wing imports only
-// wings of a lower level (docs/dev/ARCHITECTURE.md, code map). The drivers of the kernel are one
-// wing of three floors: a name of two elements is a wing below another.
+// wings of a lower level (docs/dev/ARCHITECTURE.md, code map). The drivers of the kernel are
+// three wings below one folder, whose names have two elements.
 var wings = map[string][][]string{
 	"edge/internal":  {{"kernel/host"}, {"kernel/network"}, {"kernel/netfilter"}, {"core"}, {"agents"}, {"site"}, {"pods", "optional", "setup"}},
 	"cloud/internal": {{"core"}, {"controllers", "access", "trust"}},
 }
 
-// maxRooms bounds the packages of a wing; those below another package count with it.
-const maxRooms = 12
+// maxPackages bounds the packages of a wing; those below another package count with it.
+const maxPackages = 12
 
 // wing finds the wing of a directory and its package there.
-func wing(dir string) (side, name, room string, ok bool) {
+func wing(dir string) (side, name, pack string, ok bool) {
 	for side := range wings {
 		if rest, in := strings.CutPrefix(dir, side+"/"); in {
 			name, rest, _ := strings.Cut(rest, "/")
 			if name == "kernel" {
-				floor, below, _ := strings.Cut(rest, "/")
-				name, rest = name+"/"+floor, below
+				sub, below, _ := strings.Cut(rest, "/")
+				name, rest = name+"/"+sub, below
 			}
-			room, _, _ := strings.Cut(rest, "/")
-			return side, name, room, true
+			pack, _, _ := strings.Cut(rest, "/")
+			return side, name, pack, true
 		}
 	}
 	return "", "", "", false
@@ -41,7 +41,7 @@ func wingLevel(side, name string) int {
 
 // wingComplaints returns the imports of one package that break the order of wings.
 func wingComplaints(dir string, imports []string) (complaints []string) {
-	side, name, room, ok := wing(dir)
+	side, name, pack, ok := wing(dir)
 	if !ok {
 		return nil
 	}
@@ -49,7 +49,7 @@ func wingComplaints(dir string, imports []string) (complaints []string) {
 	if level < 0 {
 		return []string{fmt.Sprintf("%s: %s has no wing %q", dir, side, name)}
 	}
-	if room == "" {
+	if pack == "" {
 		return []string{dir + ": a wing has packages, and is none"}
 	}
 	for _, i := range imports {
@@ -62,17 +62,17 @@ func wingComplaints(dir string, imports []string) (complaints []string) {
 }
 
 func TestWings(t *testing.T) {
-	rooms := map[string]map[string]bool{}
+	packages := map[string]map[string]bool{}
 	for _, p := range source(t).packs {
-		side, name, room, ok := wing(p.dir)
+		side, name, pack, ok := wing(p.dir)
 		if !ok || !p.product() {
 			continue
 		}
 		key := side + "/" + name
-		if rooms[key] == nil {
-			rooms[key] = map[string]bool{}
+		if packages[key] == nil {
+			packages[key] = map[string]bool{}
 		}
-		rooms[key][room] = true
+		packages[key][pack] = true
 		for _, f := range p.files {
 			if f.test {
 				continue
@@ -88,9 +88,9 @@ func TestWings(t *testing.T) {
 			}
 		}
 	}
-	for key, r := range rooms {
-		if len(r) > maxRooms {
-			t.Errorf("%s has %d packages, at most %d: merge some, or found a wing", key, len(r), maxRooms)
+	for key, r := range packages {
+		if len(r) > maxPackages {
+			t.Errorf("%s has %d packages, at most %d: merge some, or found a wing", key, len(r), maxPackages)
 		}
 	}
 }
@@ -101,16 +101,16 @@ func TestWings_Complaints(t *testing.T) {
 		imports []string
 		want    int
 	}{
-		"downwards":        {"edge/internal/site/names", []string{"edge/internal/core/agent", "edge/internal/kernel/network/lan"}, 0},
-		"upwards":          {"edge/internal/core/agent", []string{"edge/internal/site/names"}, 1},
-		"to a peer":        {"cloud/internal/access/tunnel", []string{"cloud/internal/trust/join"}, 1},
-		"within the wing":  {"cloud/internal/access/tunnel", []string{"cloud/internal/access/clienthello"}, 0},
-		"to a floor above": {"edge/internal/kernel/network/netif", []string{"edge/internal/kernel/netfilter/ipvs"}, 1},
-		"to a floor below": {"edge/internal/kernel/netfilter/ipvs", []string{"edge/internal/kernel/network/dump"}, 0},
-		"no floor":         {"edge/internal/kernel/driver", nil, 1},
-		"no wing":          {"edge/internal/tools/x", nil, 1},
-		"no room":          {"edge/internal/core", nil, 1},
-		"elsewhere":        {"common/link", []string{"edge/internal/core/agent"}, 0},
+		"downwards":             {"edge/internal/site/names", []string{"edge/internal/core/agent", "edge/internal/kernel/network/lan"}, 0},
+		"upwards":               {"edge/internal/core/agent", []string{"edge/internal/site/names"}, 1},
+		"to a peer":             {"cloud/internal/access/tunnel", []string{"cloud/internal/trust/join"}, 1},
+		"within the wing":       {"cloud/internal/access/tunnel", []string{"cloud/internal/access/clienthello"}, 0},
+		"to a higher wing":      {"edge/internal/kernel/network/netif", []string{"edge/internal/kernel/netfilter/ipvs"}, 1},
+		"to a lower wing":       {"edge/internal/kernel/netfilter/ipvs", []string{"edge/internal/kernel/network/dump"}, 0},
+		"no wing of the kernel": {"edge/internal/kernel/driver", nil, 1},
+		"no wing":               {"edge/internal/tools/x", nil, 1},
+		"no package":            {"edge/internal/core", nil, 1},
+		"elsewhere":             {"common/link", []string{"edge/internal/core/agent"}, 0},
 	} {
 		if got := wingComplaints(c.dir, c.imports); len(got) != c.want {
 			t.Errorf("%s: %q, want %d", name, got, c.want)

@@ -79,6 +79,9 @@ func failOnMachine(t *testing.T, s sensitivity.Switch, edgecore string) {
 			t.Errorf("%s, and %s has not found it: %v", s.Off, test, err)
 		}
 	}
+	if !strings.Contains(string(out), s.Symptom) {
+		t.Errorf("%s, and the tests failed without %q in their output", s.Off, s.Symptom)
+	}
 	t.Logf("%s: %s:\n%s", s.Off, strings.Join(s.Machine, ", "), out)
 }
 

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -29,8 +30,8 @@ var (
 	samplePods = regexp.MustCompile(`sample-[a-z0-9]{5}\b`)
 )
 
-// endlessFor is how long an endless command runs; then it must still do so.
-const endlessFor = 1500 * time.Millisecond
+// settle is how long an endless command must run after its first output.
+const settle = time.Second
 
 // A reader follows the documents: on edge1, or at a machine with kubectl.
 type reader struct {
@@ -63,14 +64,25 @@ func newReader(t *testing.T) *reader {
 	return r
 }
 
-// shell runs a command where it belongs.
-func (r *reader) shell(ctx context.Context, line string) (out string, err error) {
+// began is a buffer that tells when something was written to it.
+type began struct {
+	bytes.Buffer
+	first func()
+}
+
+func (b *began) Write(p []byte) (int, error) {
+	b.first()
+	return b.Buffer.Write(p) //nolint:wrapcheck // a buffer's
+}
+
+// shell runs a command where it belongs. first is called at its output, once or more often.
+func (r *reader) shell(ctx context.Context, line string, first func()) (out string, err error) {
 	if onDevice.MatchString(line) {
 		exec := "" // so that it ends with ctx
 		if endless.MatchString(line) {
 			exec = "exec "
 		}
-		var o, e bytes.Buffer
+		o, e := began{first: first}, bytes.Buffer{}
 		code, err := r.Trial.Exec(ctx, "edge1", trial.Streams{Out: &o, Err: &e}, r.env, "bash", "-euo", "pipefail", "-c", "cd "+r.dir+" && "+exec+line)
 		if err == nil && code != 0 {
 			err = fmt.Errorf("code %d: %s", code, e.String())
@@ -83,13 +95,12 @@ func (r *reader) shell(ctx context.Context, line string) (out string, err error)
 	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	c.Cancel = func() error { return syscall.Kill(-c.Process.Pid, syscall.SIGKILL) } // with what the shell has started
 	c.Env = append(os.Environ(), "ROOT="+r.Root, "TRIAL_DIR="+r.Dir, "KUBECONFIG="+r.Trial.Kubeconfig())
-	var e bytes.Buffer
-	c.Stderr = &e
-	raw, err := c.Output()
-	if err != nil {
+	o, e := began{first: first}, bytes.Buffer{}
+	c.Stdout, c.Stderr = &o, &e
+	if err = c.Run(); err != nil {
 		err = fmt.Errorf("%w: %s", err, e.String())
 	}
-	return string(raw), err
+	return o.String(), err
 }
 
 // attempt is shell with a bound: a connection from before a reboot may hang.
@@ -99,7 +110,7 @@ func (r *reader) attempt(ctx context.Context, line string) (string, error) {
 		ctx, cancel = context.WithTimeout(ctx, 10*time.Second)
 		defer cancel()
 	}
-	return r.shell(ctx, line)
+	return r.shell(ctx, line, func() {})
 }
 
 // pods puts the name of the sample's pod on edge1 in place of that of a document. The pod need not
@@ -118,9 +129,16 @@ func (r *reader) pods(line string) string {
 func (r *reader) run(c doccalls.Command) error {
 	line := r.pods(r.names.Replace(c.Line))
 	if endless.MatchString(line) {
-		ctx, cancel := context.WithTimeout(r.T.Context(), endlessFor)
+		patient, stop := context.WithTimeout(r.T.Context(), time.Minute)
+		defer stop()
+		ctx, cancel := context.WithCancel(patient)
 		defer cancel()
-		if out, err := r.shell(ctx, line); ctx.Err() == nil {
+		printed := sync.OnceFunc(func() { time.AfterFunc(settle, cancel) })
+		out, err := r.shell(ctx, line, printed)
+		switch {
+		case patient.Err() != nil:
+			return errors.New("it printed nothing")
+		case ctx.Err() == nil:
 			return fmt.Errorf("it ended: %w\n%s", err, out)
 		}
 		return nil
@@ -179,7 +197,7 @@ func TestOperate_15_CommandsOfADevice(t *testing.T) {
 	}
 	for name, line := range map[string]string{"command": "edgecore states", "flag": "kubectl skerry recorder --since 1h edge-17"} {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-		if _, err := r.shell(ctx, r.names.Replace(line)); err == nil {
+		if _, err := r.shell(ctx, r.names.Replace(line), func() {}); err == nil {
 			t.Errorf("a wrong %s is not noticed", name)
 		}
 		cancel()

@@ -170,29 +170,40 @@ func TestOperate_04_MetricsOfACutArriveWithTheirTimes(t *testing.T) {
 	if os.Getenv("SKERRY_LONG") != "" {
 		most = 60
 	}
+	// waits is how many wait of those that were taken since start, but for the second at each end.
+	waits := func() int {
+		n, err := waiting(t.Context())
+		s.Check(err)
+		return n - before - 2
+	}
 	await(most / 2)
-	restart := time.Now()
+	early, restart := waits(), time.Now().Add(time.Second)
 	s.Check(s.Trial.Stop(t.Context(), "edge1", "edgecore"))
 	s.Start("edge1", "edgecore")
 	await(most)
-	end := time.Now().Add(-time.Second)
+	all, end := waits(), time.Now()
 	s.Heal("edge1")
 	s.waitLinked("edge1")
-	var values map[int64]float64
 	s.WaitFor("the samples of the cut", func(ctx context.Context) error {
-		var twice []string
-		values, twice = to.of(up, start, end)
-		if len(twice) > 0 {
-			t.Fatalf("came twice: %s", strings.Join(twice[:min(len(twice), 5)], ", "))
-		}
+		values, _ := to.of(up, start, end)
 		held, err := waiting(ctx)
-		if err == nil && (held > 10 || len(values) < most-4) { // the first and last second are left out
-			err = fmt.Errorf("%d wait, %d came", held, len(values))
+		if err == nil && (held > 10 || len(values) < all) {
+			err = fmt.Errorf("%d wait, %d came, %d were taken", held, len(values), all)
 		}
 		return err
 	})
-	if early, _ := to.of(up, start, restart); len(early) < most/2-3 {
-		t.Errorf("%d samples of before the restart of edgecore came, %d were taken", len(early), most/2)
+	if came, _ := to.of(up, start, restart); len(came) < early {
+		t.Errorf("%d samples of before the restart of edgecore came, %d were taken", len(came), early)
+	}
+	s.WaitFor("samples of after the cut", func(context.Context) error {
+		if later, _ := to.of(up, end.Add(2*time.Second), time.Now()); len(later) == 0 {
+			return errors.New("none came")
+		}
+		return nil
+	})
+	values, twice := to.of(up, start, end)
+	if len(twice) > 0 {
+		t.Errorf("came twice: %s", strings.Join(twice[:min(len(twice), 5)], ", "))
 	}
 	for at, v := range values {
 		if v != 0 {

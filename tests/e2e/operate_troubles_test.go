@@ -87,7 +87,7 @@ func troubles(token string, expiry time.Time) []trouble {
 				s.waitLinked("edge1")
 				s.waitLinked("edge2")
 			}
-		}, kubectl("skerry", "status"), `(?m)^edge\d +Down .*link down`, `(?m)^-> LinkDown \(edge\d.*\): no device is in contact: is cloudcore running.*skerry-system`},
+		}, kubectl("skerry", "status"), `(?m)^edge\d +Down .*link down`, `(?m)^-> LinkDown \(edge\d.*\): no device is known to be in contact: is cloudcore running.*skerry-system`},
 		{"kube-apiserver is down", func(s *system) func() {
 			s.Check(s.Trial.Stop(s.T.Context(), "cloud", "kubeplane"))
 			return func() { s.Start("cloud", "kubeplane"); s.WaitReady("edge1", true) }

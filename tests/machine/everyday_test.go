@@ -103,7 +103,7 @@ func (s *system) switchOff(script string) {
 	if err := s.guest.AwaitOff(ctx); err != nil {
 		s.T.Fatalf("the machine is still on: %v", err)
 	}
-	s.Check(s.guest.Cut()) // its kernel may leave processes behind
+	s.Check(s.guest.Cut(s.T.Context())) // its kernel may leave processes behind
 }
 
 // switchOn switches it on again, and does not wait for its boot.

@@ -87,6 +87,7 @@ type Spec struct {
 	Number int    // among the trial's edges: of its addresses and cables
 	Memory int    // MiB
 	Dir    string // the machine's own: its disk's changes, its console, the folder Share
+	Mark   string // distinguishes its processes from those of all other machines on this computer
 	Router host.Host
 }
 
@@ -186,7 +187,7 @@ func (m *Machine) Start() error {
 	cmd := exec.Command("nsenter", "--target", strconv.Itoa(m.spec.Router.Init.PID), "--net", "--pid", "--", path,
 		fmt.Sprintf("mem=%dM", m.spec.Memory), "ubd0="+filepath.Join(m.spec.Dir, "changes")+","+m.disk, "root=/dev/ubda", "rw", "umid="+m.spec.Name, "uml_dir="+m.spec.Dir+"/",
 		cable(0, "up"), cable(1, "lan"), cable(2, "channel"), "con=null", "con0=null,fd:1", "quiet", "systemd.unified_cgroup_hierarchy=1",
-		"machine.name="+m.spec.Name, "machine.cloud="+lab.Cloud().String(), "machine.uplink="+network(uplink), "machine.lan="+lan, "machine.channel="+network(channel), "machine.share="+m.Share())
+		"machine.name="+m.spec.Name, m.marked(), "machine.cloud="+lab.Cloud().String(), "machine.uplink="+network(uplink), "machine.lan="+lan, "machine.channel="+network(channel), "machine.share="+m.Share())
 	// The guest's memory is a file there: a disk would write its pages all the time.
 	cmd.Env = append(os.Environ(), "HOME="+m.spec.Dir, "TMPDIR=/dev/shm")
 	cmd.Stdout, cmd.Stderr = console, console
@@ -198,11 +199,20 @@ func (m *Machine) Start() error {
 	return err
 }
 
+// marked is an argument that all processes of the machine have. Its folder would not do: checkouts
+// that are bound to one path have machines in the same one.
+func (m *Machine) marked() string { return "machine.mark=" + m.spec.Mark }
+
+// endTimeout bounds the end of killed processes: one that waits for a disk ends later.
+const endTimeout = 30 * time.Second
+
 // Cut ends the machine as a power cut does: the kernel's process and all of the guest's, which the
-// kernel leaves behind where it is killed. All have the starter among their arguments.
-func (m *Machine) Cut() error {
+// kernel leaves behind where it is killed.
+func (m *Machine) Cut(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, endTimeout)
+	defer cancel()
 	for {
-		left, err := process.Select(func(pid int) bool { return slices.Contains(process.Cmdline(pid), m.starter()) })
+		left, err := process.Select(func(pid int) bool { return slices.Contains(process.Cmdline(pid), m.marked()) })
 		if err != nil || len(left) == 0 {
 			return err
 		}
@@ -211,7 +221,11 @@ func (m *Machine) Cut() error {
 				return err
 			}
 		}
-		time.Sleep(50 * time.Millisecond)
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%d killed processes of %s have not ended: %w", len(left), m.spec.Name, ctx.Err())
+		case <-time.After(50 * time.Millisecond):
+		}
 	}
 }
 

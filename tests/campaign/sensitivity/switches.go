@@ -15,6 +15,9 @@ type Switch struct {
 	// Machine are tests of tests/machine that must fail. Where there are any they are run in the
 	// place of campaigns.
 	Machine []string
+	// Symptom must be in the output of those tests: one that fails for another reason has found
+	// another defect.
+	Symptom string
 }
 
 // A Plan is how a campaign is played for a switch.
@@ -152,14 +155,14 @@ func All() []Switch {
 			Edits: []Edit{
 				{"edge/internal/pods/images/images.go", "if name == \"\" || s.config.Archive == \"\" {", "if name == \"\" || s.config.Archive == \"\" || off(\"sandbox-image\") {"},
 			},
-			Machine: []string{"TestEveryday_01_11_RealMachineRebootsOnAnIsland"},
+			Machine: []string{"TestEveryday_01_11_RealMachineRebootsOnAnIsland"}, Symptom: "failed to get sandbox image",
 		},
 		{
 			Name: "creation-order", Off: "dead containers that were created later than their successors stay",
 			Edits: []Edit{
 				{"edge/internal/pods/creationorder/creationorder.go", "\tctx, cancel := context.WithTimeout(ctx, mendTimeout)\n", "\tif off(\"creation-order\") {\n\t\treturn nil\n\t}\n\tctx, cancel := context.WithTimeout(ctx, mendTimeout)\n"},
 			},
-			Machine: []string{"TestEveryday_03_09_12_RealMachineIsSwitchedOff"},
+			Machine: []string{"TestEveryday_03_09_12_RealMachineIsSwitchedOff"}, Symptom: "CreateContainerError: failed to reserve container name",
 		},
 		{
 			Name: "keep-containers", Off: "edgecore ends containers at its start and at its stop, as at a shutdown of the device",
@@ -170,7 +173,7 @@ func All() []Switch {
 						"\tif off(\"keep-containers\") {\n\t\tend()\n\t\tdefer end()\n\t}\n\treturn logind.Run(ctx, c)\n",
 				},
 			},
-			Machine: []string{"TestEveryday_20_RealMachineIsUpgraded"},
+			Machine: []string{"TestEveryday_20_RealMachineIsUpgraded"}, Symptom: "containers run for 4 pods",
 		},
 	}
 }

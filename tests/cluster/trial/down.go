@@ -36,7 +36,7 @@ func (t *Trial) Down(ctx context.Context) error {
 		return err
 	}
 	err = errors.Join(
-		t.endGuests(),
+		t.endGuests(ctx),
 		lab.DisconnectMachine(t.cable()),
 		host.RemoveCgroup(t.cgroupRoot()),
 	)

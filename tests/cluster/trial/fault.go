@@ -81,7 +81,7 @@ func (t *Trial) LinkIPv6(ctx context.Context, name string) error {
 // PowerOff ends a node and everything on it, as a power cut would.
 func (t *Trial) PowerOff(ctx context.Context, name string) error {
 	if n, ok := t.guestNode(name); ok {
-		return t.withGuest(ctx, n, (*guests.Machine).Cut)
+		return t.withGuest(ctx, n, func(m *guests.Machine) error { return m.Cut(ctx) })
 	}
 	return t.withNode(ctx, name, func(Node) error { return t.halt(ctx, name) })
 }

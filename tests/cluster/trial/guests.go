@@ -30,7 +30,7 @@ func (t *Trial) startGuest(ctx context.Context, n Node) (*guests.Machine, error)
 		return m, nil
 	}
 	// What a kernel that was killed has left.
-	if err := m.Cut(); err != nil {
+	if err := m.Cut(ctx); err != nil {
 		return nil, err
 	}
 	m, err := guests.New(ctx, t.guestSpec(n))
@@ -210,7 +210,7 @@ func (t *Trial) rebootGuest(ctx context.Context, n Node, orderly, offline bool) 
 	}
 	return t.withGuest(ctx, n, func(m *guests.Machine) error {
 		if !orderly {
-			if err := m.Cut(); err != nil {
+			if err := m.Cut(ctx); err != nil {
 				return err
 			}
 			t.say(n.Name + " is down")
@@ -244,13 +244,13 @@ func (t *Trial) SwitchOn(ctx context.Context, name string) error {
 }
 
 // endGuests ends what guests have outside the router's namespaces.
-func (t *Trial) endGuests() error {
+func (t *Trial) endGuests(ctx context.Context) error {
 	if t.state == nil {
 		return nil
 	}
 	var errs []error
 	for _, n := range t.state.Options.Guests() {
-		errs = append(errs, guests.Open(t.guestSpec(n), t.guest(n.Name).First).Cut())
+		errs = append(errs, guests.Open(t.guestSpec(n), t.guest(n.Name).First).Cut(ctx))
 	}
 	return errors.Join(errs...)
 }

@@ -556,7 +556,7 @@ func (t *Trial) changeGuest(name string, f func(*Guest)) error {
 }
 
 func (t *Trial) guestSpec(n Node) guests.Spec {
-	return guests.Spec{Name: n.Name, Number: n.Number, Memory: guestMemory, Dir: t.hostDir(n.Name), Router: t.machine(router).Host}
+	return guests.Spec{Name: n.Name, Number: n.Number, Memory: guestMemory, Dir: t.hostDir(n.Name), Mark: t.mark(n.Name), Router: t.machine(router).Host}
 }
 
 // record is the file of applied objects with a name.

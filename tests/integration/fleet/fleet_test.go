@@ -119,13 +119,16 @@ func (s *system) cloudcore() (links string) {
 	return links
 }
 
-// apply applies the set: first the canary, then up to 500 devices at once.
-func (s *system) apply() {
+// soak is how long the canary must be well before the next wave.
+const soak = 3 * time.Second
+
+// apply applies the set: first the canary, then many devices at once.
+func (s *system) apply(parallel int64) {
 	s.t.Helper()
 	spec := map[string]any{
 		"template":     map[string]any{"operation": "Upgrade", "upgrade": map[string]any{"version": "v9.9.9"}},
-		"nodeSelector": map[string]any{}, "maxParallel": int64(500),
-		"waves": []any{map[string]any{"selector": map[string]any{"matchLabels": map[string]any{"canary": "yes"}}, "soak": "3s"}},
+		"nodeSelector": map[string]any{}, "maxParallel": parallel,
+		"waves": []any{map[string]any{"selector": map[string]any{"matchLabels": map[string]any{"canary": "yes"}}, "soak": soak.String()}},
 	}
 	_, err := s.sets.Apply(s.t.Context(), "edgecore", &unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": v1alpha1.SchemeGroupVersion.String(), "kind": "NodeOperationSet", "metadata": map[string]any{"name": "edgecore"},
@@ -174,11 +177,22 @@ func TestFleet_17_BadCanaryStopsTheRollout(t *testing.T) {
 	if _, err := s.plane.Client().CoreV1().Nodes().Patch(t.Context(), canary, types.MergePatchType, []byte(`{"metadata":{"labels":{"canary":"yes"}}}`), metav1.PatchOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	s.apply()
+	s.apply(500)
 	status := s.await("FailureThreshold")
 	if status.Matched != devices || status.Failed != 1 || len(status.Failures) != 1 || status.Failures[0].Node != canary || status.Failures[0].Reason != v1alpha1.OperationRolledBack {
 		t.Errorf("its status is %+v", status)
 	}
+	s.only(canary)
+	// Nor when the time of the canary's wave is over, and the set is looked at once more.
+	failed := time.Now()
+	cluster.Eventually(t, "the canary's soak to pass", func(context.Context) error {
+		if left := time.Until(failed.Add(soak)); left > 0 {
+			return fmt.Errorf("%v are left", left)
+		}
+		return nil
+	})
+	s.apply(400)
+	s.await("FailureThreshold")
 	s.only(canary)
 }
 

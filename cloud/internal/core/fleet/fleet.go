@@ -157,7 +157,7 @@ func allDown(nodes []Node) {
 		for p := range nodes[i].Problems {
 			problem := &nodes[i].Problems[p]
 			if down > 1 && (problem.Reason == "LinkDown" || problem.Reason == "NoKubelet") {
-				problem.Action = "no device is in contact: is cloudcore running, and its address reached? kubectl get pods -n skerry-system; if so, " + problem.Action
+				problem.Action = "no device is known to be in contact: is cloudcore running, and its address reached? kubectl get pods -n skerry-system; if so, " + problem.Action
 			}
 		}
 	}

@@ -82,29 +82,29 @@ func (w *Works) upgrade(ctx context.Context, o drain.Operation, state launch.Sta
 	return w.arm(ctx, o, state.Forgive(p), p, work, report)
 }
 
-// runs is the program that the device runs, for which there may be a delta.
-type runs struct{ digest, path string }
+// runningProgram is the program that the device executes, to which there may be a delta.
+type runningProgram struct{ digest, path string }
 
 // running returns the confirmed program; the zero value if it is unknown, as while another program
 // is executed instead. The digest of the package's program is in no state, so it is computed.
-func (w *Works) running(ctx context.Context, state launch.State) runs {
+func (w *Works) running(ctx context.Context, state launch.State) runningProgram {
 	if state.Confirmed.Slot != launch.Package {
-		return runs{state.Confirmed.Digest, w.config.Directory.Program(state.Confirmed.Slot)}
+		return runningProgram{state.Confirmed.Digest, w.config.Directory.Program(state.Confirmed.Slot)}
 	}
 	if w.config.Started.Program.Slot != launch.Package {
-		return runs{}
+		return runningProgram{}
 	}
 	digest, err := artefact.Digest(w.config.Self)
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "Failed to read the running program; deltas to it are not used", "path", w.config.Self)
-		return runs{}
+		return runningProgram{}
 	}
-	return runs{digest, w.config.Self}
+	return runningProgram{digest, w.config.Self}
 }
 
 // choose takes the smallest file that makes the program: a delta to the one that runs, or all of
 // it.
-func choose(whole artefact.Target, deltas []artefact.Target, running runs) (t artefact.Target, base string) {
+func choose(whole artefact.Target, deltas []artefact.Target, running runningProgram) (t artefact.Target, base string) {
 	t = whole
 	for _, d := range deltas {
 		if d.From == running.digest && d.Length < t.Length {

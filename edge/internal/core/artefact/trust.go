@@ -150,7 +150,9 @@ type anchor struct {
 }
 
 // anchors are the beginnings of the chains of trust, one for each file in the directories of keys.
-// A chain never begins again at its file: keys that were replaced since would be trusted again.
+// A chain begins again at its file only if a disk has damaged the newest root: keys that were
+// replaced since are trusted again then, until the next Refresh, but a device that refused would
+// have to be visited.
 func (s *Store) anchors() ([]anchor, error) {
 	var all []anchor
 	for _, dir := range s.config.Keys {
@@ -170,7 +172,6 @@ func (s *Store) anchors() ([]anchor, error) {
 				continue
 			}
 			if newest, err := os.ReadFile(filepath.Join(a.dir, "root.json")); err == nil {
-				// One that a disk has damaged is of no use.
 				if _, err := trustedmetadata.New(newest); err == nil {
 					a.root = newest
 				}
