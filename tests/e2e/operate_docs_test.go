@@ -64,15 +64,15 @@ func newReader(t *testing.T) *reader {
 	return r
 }
 
-// began is a buffer that tells when something was written to it.
-type began struct {
-	bytes.Buffer
+// output calls first at each write.
+type output struct {
+	text  bytes.Buffer
 	first func()
 }
 
-func (b *began) Write(p []byte) (int, error) {
-	b.first()
-	return b.Buffer.Write(p) //nolint:wrapcheck // a buffer's
+func (o *output) Write(p []byte) (int, error) {
+	o.first()
+	return o.text.Write(p) //nolint:wrapcheck // a buffer's
 }
 
 // shell runs a command where it belongs. first is called at its output, once or more often.
@@ -82,12 +82,12 @@ func (r *reader) shell(ctx context.Context, line string, first func()) (out stri
 		if endless.MatchString(line) {
 			exec = "exec "
 		}
-		o, e := began{first: first}, bytes.Buffer{}
+		o, e := output{first: first}, bytes.Buffer{}
 		code, err := r.Trial.Exec(ctx, "edge1", trial.Streams{Out: &o, Err: &e}, r.env, "bash", "-euo", "pipefail", "-c", "cd "+r.dir+" && "+exec+line)
 		if err == nil && code != 0 {
 			err = fmt.Errorf("code %d: %s", code, e.String())
 		}
-		return o.String(), err
+		return o.text.String(), err
 	}
 	const functions = `kubectl() { TRIAL_EDGE=1 "$ROOT/bin/trial" kubectl "$@"; }; trial() { (cd "$ROOT" && env -u KUBECONFIG bin/trial "$@"); }; `
 	c := exec.CommandContext(ctx, "bash", "-euo", "pipefail", "-c", functions+strings.ReplaceAll(line, "bin/trial", "trial"))
@@ -95,12 +95,12 @@ func (r *reader) shell(ctx context.Context, line string, first func()) (out stri
 	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	c.Cancel = func() error { return syscall.Kill(-c.Process.Pid, syscall.SIGKILL) } // with what the shell has started
 	c.Env = append(os.Environ(), "ROOT="+r.Root, "TRIAL_DIR="+r.Dir, "KUBECONFIG="+r.Trial.Kubeconfig())
-	o, e := began{first: first}, bytes.Buffer{}
+	o, e := output{first: first}, bytes.Buffer{}
 	c.Stdout, c.Stderr = &o, &e
 	if err = c.Run(); err != nil {
 		err = fmt.Errorf("%w: %s", err, e.String())
 	}
-	return o.String(), err
+	return o.text.String(), err
 }
 
 // attempt is shell with a bound: a connection from before a reboot may hang.
