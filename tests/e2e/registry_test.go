@@ -3,6 +3,7 @@ package e2e_test
 import (
 	"archive/tar"
 	"bytes"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -46,6 +47,8 @@ func (s *system) newRegistry(program string) *registry {
 	s.Check(binary.BuildStatic(s.T.Context(), s.Root, file, program))
 	raw, err := os.ReadFile(file)
 	s.Check(err)
+	// Its own content: containerd keeps that of a removed image for a while, and would fetch nothing.
+	raw = append(raw, rand.Text()...)
 	var archive bytes.Buffer
 	r := &registry{blobs: map[string][]byte{}}
 	r.top, err = image.Archive(&archive, image.Image{Names: []string{"x:1"}, Path: "/" + path.Base(program), Platforms: []image.Platform{{Arch: runtime.GOARCH, Program: raw}}})
