@@ -47,7 +47,8 @@ func (s *system) newRegistry(program string) *registry {
 	s.Check(binary.BuildStatic(s.T.Context(), s.Root, file, program))
 	raw, err := os.ReadFile(file)
 	s.Check(err)
-	// Its own content: containerd keeps that of a removed image for a while, and would fetch nothing.
+	// Its own content: containerd keeps that of a removed image for a while, and would fetch
+	// nothing.
 	raw = append(raw, rand.Text()...)
 	var archive bytes.Buffer
 	r := &registry{blobs: map[string][]byte{}}
