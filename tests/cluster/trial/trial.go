@@ -530,7 +530,7 @@ func (t *Trial) guestNode(name string) (Node, bool) {
 
 // notForGuests is the answer of a verb that guests don't have.
 func notForGuests(name string) error {
-	return cli.Badf("%s is a real machine: run it there, like 'trial exec %s -- systemctl restart edgecore'", name, name)
+	return cli.Badf("not possible for %s, which is a real machine: use its own programs, like 'trial exec %s -- systemctl restart edgecore' (docs/trial.md)", name, name)
 }
 
 // guest is a copy of a guest's entry in the state.
