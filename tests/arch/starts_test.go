@@ -14,7 +14,7 @@ var startingCalls = []string{
 	"http.Serve", "http.ListenAndServe", "time.AfterFunc",
 }
 
-// A constructor starts nothing: a module lives from Run to the end of its context. What is made and
+// A constructor starts nothing: a module lives from Run to the end of its context. One that is
 // never run, as in a failed start, must leave no goroutine.
 func TestNewStartsNothing(t *testing.T) {
 	for _, p := range source(t).packs {

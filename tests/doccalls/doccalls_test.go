@@ -130,7 +130,7 @@ func testNames(t *testing.T, root string) map[string]bool {
 			if err == nil && d.IsDir() && path != root && strings.HasPrefix(d.Name(), ".") {
 				return filepath.SkipDir
 			}
-			return nil //nolint:nilerr // a trial's folder may go meanwhile
+			return nil //nolint:nilerr // another test may remove a trial's folder
 		}
 		raw, err := os.ReadFile(path)
 		for _, m := range declared.FindAllStringSubmatch(string(raw), -1) {

@@ -16,7 +16,7 @@ type trouble struct {
 	name  string
 	cause func(s *system) (cure func())
 	ask   func(ctx context.Context, s *system) string
-	// shows is what is wrong, mends what to do about it.
+	// shows matches the problem in the output, mends its remedy.
 	shows, mends string
 }
 

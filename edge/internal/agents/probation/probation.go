@@ -388,7 +388,7 @@ func (p *Probation) save() {
 		err = p.config.Memory.Save(context.Background(), map[string][]byte{provenKey: proven, refusedKey: refused})
 	}
 	if err != nil {
-		klog.Background().Error(err, "Failed to persist which claims are proven: after a restart they are tried again")
+		klog.Background().Error(err, "Failed to persist verified claims: after a restart they are verified again")
 	}
 }
 
