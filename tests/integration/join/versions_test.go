@@ -317,12 +317,17 @@ func (m *matrix) repeated(d *feeder) (stop func() []string) {
 		for change := range w.ResultChan() {
 			e, ok := change.Object.(*corev1.Event)
 			if !ok {
-				all = append(all, fmt.Sprintf("the watch ended: %v", change.Object))
+				if ctx.Err() == nil { // else that it was ended here
+					all = append(all, fmt.Sprintf("the watch ended: %v", change.Object))
+				}
 				continue
 			}
 			if writes[e.Message]++; writes[e.Message] > 1 {
 				all = append(all, fmt.Sprintf("%s of %s as %s, count %d", change.Type, e.Message, e.Name, e.Count))
 			}
+		}
+		if ctx.Err() == nil {
+			all = append(all, "the watch ended")
 		}
 		found <- all
 	}()

@@ -44,7 +44,7 @@ func TestDownload(t *testing.T) {
 	}))
 	defer server.Close()
 	dir := t.TempDir()
-	s := content.New(dir, nil, nil)
+	s := content.New(dir, nil, nil).WithRoom()
 	disk := v1alpha1.AppContent{Name: "disk", Type: v1alpha1.ContentDiskImage, Source: server.URL + "/disk", SHA256: digest}
 
 	breaks.Store(1)
