@@ -22,5 +22,11 @@ mkdir -p "$into/common/api/v1alpha1" "$into/manifests/crds" "$into/manifests/mon
 bin/tools/controller-gen object paths=./common/api/v1alpha1 output:object:dir="$into/common/api/v1alpha1"
 bin/tools/controller-gen crd:maxDescLen=2000 paths=./common/api/v1alpha1 output:crd:dir="$into/manifests/crds"
 
+# Their reference. The package's comment is about the source, so it is left out.
+go build -buildvcs=false -modfile=build/tools/generate/go.mod -o bin/tools/crd-ref-docs github.com/elastic/crd-ref-docs
+mkdir -p "$into/docs/reference"
+bin/tools/crd-ref-docs --log-level=ERROR --source-path=common/api/v1alpha1 --config=build/tools/generate/crd-ref-docs.yaml --renderer=markdown --output-path="$into/docs/reference/crds.md"
+sed -i -e '1s/.*/# Custom resources/' -e '/^Package v1alpha1/,/^### Resource Types/{/^### Resource Types/!d}' -e 's/ *$//' "$into/docs/reference/crds.md"
+
 # The Grafana dashboards.
 go run -C build/tools/dashboards . "$(realpath "$into")/manifests/monitoring"

@@ -23,7 +23,7 @@ if build/generate.sh "$copy"; then
 	while read -r file; do
 		# protoc's own version stands in a comment and may differ from machine to machine.
 		diff -u <(grep -v '^//.*protoc' "${file#"$copy"/}") <(grep -v '^//.*protoc' "$file") || bad "${file#"$copy"/} is not what make generate makes"
-	done < <(find "$copy" -name '*.go' -o -name '*.yaml' -o -name '*.json')
+	done < <(find "$copy" -name '*.go' -o -name '*.yaml' -o -name '*.json' -o -name '*.md')
 else
 	bad "generated code could not be checked"
 fi

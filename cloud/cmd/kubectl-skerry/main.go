@@ -5,6 +5,7 @@ package main
 
 import (
 	"os"
+	"strings"
 
 	"github.com/spf13/cobra"
 	"k8s.io/cli-runtime/pkg/genericclioptions"
@@ -18,6 +19,7 @@ import (
 	"k8s.io/kubectl/pkg/cmd/portforward"
 	"k8s.io/kubectl/pkg/cmd/proxy"
 	cmdutil "k8s.io/kubectl/pkg/cmd/util"
+	"k8s.io/kubectl/pkg/util/completion"
 
 	"github.com/skerry-io/skerry/common/version"
 )
@@ -56,5 +58,10 @@ edges, for every program of this machine, web pages included: end it when the to
 		statusCommand(flags, streams), topCommand(flags, streams), nodeCommand(flags, streams), operationsCommand(flags, streams), bundleCommand(flags, streams), rehearseCommand(flags, streams), artefactCommand(streams),
 		recorderCommand(flags, streams), uiCommand(flags, streams),
 	)
+	for _, sub := range c.Commands() {
+		if _, arg, _ := strings.Cut(sub.Use, " "); arg == "NODE" {
+			sub.ValidArgsFunction = completion.ResourceNameCompletionFunc(f, "node")
+		}
+	}
 	return c
 }

@@ -249,7 +249,7 @@ type nodeOptions struct {
 func nodeCommand(f getter, streams genericiooptions.IOStreams) *cobra.Command {
 	o := &nodeOptions{streams: streams, limits: fleet.DefaultLimits()}
 	c := &cobra.Command{
-		Use: "node NAME", Short: "Show what `edgecore status` shows on a device, or what was last known of it",
+		Use: "node NODE", Short: "Show what `edgecore status` shows on a device, or what was last known of it",
 		Long: `Ask a device, over its link, for what 'edgecore status' shows there. Where it can't be asked, show what the cluster last knew of it, and how old that is.
 With -o json the answer is edgecore's own status, or an item of 'kubectl skerry status -o json'.
 
