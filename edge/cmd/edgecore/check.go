@@ -78,7 +78,7 @@ func reach(ctx context.Context, o join.Options) []check.Finding {
 	cloud := check.Cloud{Server: o.Server, Now: o.Clock.Now, Kubelet: version.Kubernetes(), Proxy: http.ProxyFromEnvironment}
 	ca, about, err := join.Ask(ctx, o)
 	if err != nil {
-		cloud.Err = err
+		cloud.Err, cloud.Mend = err, join.Remedy(err)
 		return check.Reach(ctx, cloud)
 	}
 	cloud.Roots = pki.Pool(ca)
@@ -127,6 +127,7 @@ func machine(c *cobra.Command, cfg *config.Config) check.Machine {
 		Root: "/", DataDir: cfg.DataDir, RuntimeEndpoint: kubelet.Endpoint, CNIConfigDir: "/etc/cni/net.d", Joined: joined(cfg),
 		Clock: time.Now(), Built: app.BuildTime(), VirtualIPs: cfg.Modules.VIP.Enable, PodNetwork: cfg.Modules.PodNetwork.Enable,
 		PodsAPI: cfg.Modules.EdgeAPI.Enable && cfg.Modules.EdgeAPI.Pods, CgroupV1: !kubelet.FailCgroupV1, Swap: !kubelet.FailSwapOn,
+		NodeIP: cfg.Modules.Edged.NodeIP,
 	}
 	if _, err := runningStatus(c.Context(), cfg); err != nil { // while edgecore runs, the ports are its own
 		for _, at := range []string{cfg.Modules.EdgeAPI.Listen, cfg.Health.Listen, ":10250"} {

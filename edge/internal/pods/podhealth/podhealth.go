@@ -227,7 +227,8 @@ var conditionRemedies = map[corev1.NodeConditionType]string{
 }
 
 // NodeProblems returns the problems in a Node's conditions, the most important first: its readiness
-// in the kubelet's own words, pressure, and edgecore's own conditions. Empty: no problem.
+// in the kubelet's own words, pressure, and a missing address, which leaves the node Ready. Empty:
+// no problem.
 func NodeProblems(node *corev1.Node) (problems []string) {
 	for _, c := range node.Status.Conditions {
 		switch c.Type {
@@ -240,6 +241,10 @@ func NodeProblems(node *corev1.Node) (problems []string) {
 				problems = append(problems, string(c.Type)+", "+conditionRemedies[c.Type])
 			}
 		}
+	}
+	reported := node.Status.NodeInfo.KubeletVersion != ""
+	if reported && !slices.ContainsFunc(node.Status.Addresses, func(a corev1.NodeAddress) bool { return a.Type == corev1.NodeInternalIP }) {
+		problems = append(problems, "the Node has no address, and pods of the host network don't start: add a default route, or set modules.edged.nodeIP")
 	}
 	return problems
 }

@@ -77,4 +77,12 @@ func TestNodeProblems(t *testing.T) {
 	if got := podhealth.NodeProblems(node); got != nil {
 		t.Error(got)
 	}
+	node.Status.NodeInfo.KubeletVersion = "v1.37.2"
+	if got := podhealth.NodeProblems(node); len(got) != 1 || !strings.Contains(got[0], "modules.edged.nodeIP") {
+		t.Errorf("without an address: %q", got)
+	}
+	node.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "192.0.2.17"}}
+	if got := podhealth.NodeProblems(node); got != nil {
+		t.Errorf("with one: %q", got)
+	}
 }

@@ -61,6 +61,7 @@ type Machine struct {
 	PodsAPI         bool      // pods are redirected to the edge API
 	CgroupV1        bool      // the kubelet starts with cgroups of version 1 (failCgroupV1: false)
 	Swap            bool      // the kubelet starts with swap (failSwapOn: false)
+	NodeIP          string    // the address that the Node is to report; "": that of the default route
 }
 
 const dialTimeout = 2 * time.Second
@@ -84,6 +85,7 @@ func Run(ctx context.Context, m Machine) []Finding {
 		{"inotify", inotify},
 		{"ip forwarding", forwarding},
 		{"swap", swap},
+		{"node address", nodeAddress},
 		{"ports", ports},
 		{"clock", clock},
 		{"vrrp", vrrp},
@@ -341,6 +343,30 @@ func swap(_ context.Context, m Machine) (Level, string, string) {
 		return Fail, "swap is on: the kubelet refuses to start with it", "swapoff -a, and no line for it in /etc/fstab; or set modules.edged.kubelet.failSwapOn: false"
 	}
 	return Fine, "no swap", ""
+}
+
+// nodeAddress asks for what the kubelet takes the Node's address from: without one the Node has no
+// InternalIP, and pods of the host network don't start (k8s.io/kubernetes/pkg/kubelet/nodestatus).
+func nodeAddress(_ context.Context, m Machine) (Level, string, string) {
+	switch {
+	case m.NodeIP != "":
+		return Fine, m.NodeIP + ", by modules.edged.nodeIP", ""
+	case defaultRoute(m):
+		return Fine, "there is a default route", ""
+	}
+	return Warn, "there is no default route, so the Node gets no address, and pods of the host network don't start", "set modules.edged.nodeIP in edgecore.yaml, or add a default route"
+}
+
+// defaultRoute reports whether the kernel has one, of either family (proc(5), /proc/net/route).
+func defaultRoute(m Machine) bool {
+	has := func(file string, is func(fields []string) bool) bool {
+		text, _ := os.ReadFile(m.path(file)) // without IPv6 there is no such file
+		return slices.ContainsFunc(strings.Split(string(text), "\n"), func(line string) bool { return is(strings.Fields(line)) })
+	}
+	return has("/proc/net/route", func(f []string) bool { return len(f) > 7 && f[1] == "00000000" && f[7] == "00000000" }) ||
+		has("/proc/net/ipv6_route", func(f []string) bool {
+			return len(f) > 9 && strings.Trim(f[0], "0") == "" && f[1] == "00" && f[9] != "lo"
+		})
 }
 
 func ports(ctx context.Context, m Machine) (Level, string, string) {

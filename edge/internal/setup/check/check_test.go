@@ -93,6 +93,7 @@ func TestRun(t *testing.T) {
 		"etc/cni/net.d/10-bridge.conflist": "{}", "sys/fs/cgroup/cgroup.controllers": "memory", "proc/filesystems": "nodev\toverlay\n",
 		"sys/module/bridge/refcnt": "0", "proc/sys/net/ipv4/ip_forward": "1\n", "proc/swaps": "Filename\tType\n",
 		"proc/sys/fs/inotify/max_user_instances": "1024\n",
+		"proc/net/route":                         "Iface\tDestination\tGateway\tFlags\tRefCnt\tUse\tMetric\tMask\nlan0\t00000000\t0102A8C0\t0003\t0\t0\t0\t00000000\t0\t0\t0\n",
 	}
 	t.Run("all is there", func(t *testing.T) {
 		m := machine(t, good)
@@ -103,7 +104,7 @@ func TestRun(t *testing.T) {
 		defer func() { _ = l.Close() }()
 		want := map[string]check.Level{
 			"identity": check.Fine, "data directory": check.Fine, "containerd": check.Fine, "cni": check.Fine, "iptables": check.Fine, "cgroups": check.Fine, "kernel": check.Fine,
-			"inotify": check.Fine, "ip forwarding": check.Fine, "swap": check.Fine, "ports": check.Fine, "clock": check.Fine, "vrrp": check.Fine,
+			"inotify": check.Fine, "ip forwarding": check.Fine, "swap": check.Fine, "node address": check.Fine, "ports": check.Fine, "clock": check.Fine, "vrrp": check.Fine,
 		}
 		if diff := cmp.Diff(want, levels(t, m)); diff != "" {
 			t.Errorf("(-want +got)\n%s", diff)
@@ -150,7 +151,7 @@ func TestRun(t *testing.T) {
 		m.Ports, m.Joined, m.Clock = []string{l.Addr().String()}, false, time.Unix(0, 0)
 		want := map[string]check.Level{
 			"identity": check.Note, "data directory": check.Fine, "containerd": check.Fail, "cni": check.Fail, "iptables": check.Fail, "cgroups": check.Fail, "kernel": check.Warn,
-			"inotify": check.Warn, "ip forwarding": check.Warn, "swap": check.Fail, "ports": check.Fail, "clock": check.Warn, "vrrp": check.Fine,
+			"inotify": check.Warn, "ip forwarding": check.Warn, "swap": check.Fail, "node address": check.Warn, "ports": check.Fail, "clock": check.Warn, "vrrp": check.Fine,
 		}
 		if diff := cmp.Diff(want, levels(t, m)); diff != "" {
 			t.Errorf("(-want +got)\n%s", diff)

@@ -26,6 +26,7 @@ import (
 type Cloud struct {
 	Server     string // as the caller named it
 	Err        error  // why the cloud could not be asked; the rest is empty then
+	Mend       string // what helps against Err
 	Roots      *x509.CertPool
 	Now        func() time.Time // by which its certificates are verified
 	WebSocket  []string         // "host:port"
@@ -45,7 +46,7 @@ const reachTimeout = 3 * time.Second
 // there.
 func Reach(ctx context.Context, c Cloud) []Finding {
 	if c.Err != nil {
-		return []Finding{{"cloud", Fail, c.Err.Error(), "edgecore join would fail in the same way"}}
+		return []Finding{{"cloud", Fail, c.Err.Error(), c.Mend}}
 	}
 	findings := []Finding{{Name: "cloud", Level: Fine, Message: c.Server + " shows the CA that the token pins"}}
 	ways := len(findings)

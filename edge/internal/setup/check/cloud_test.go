@@ -81,7 +81,7 @@ func TestReach(t *testing.T) {
 		where, says string
 	}{
 		"all is well":             {func(*check.Cloud) {}, check.Fine, "", ""},
-		"not reached":             {func(c *check.Cloud) { c.Err = errors.New("no way there") }, check.Fail, "cloud", "no way"},
+		"not reached":             {func(c *check.Cloud) { c.Err, c.Mend = errors.New("no way there"), "make one" }, check.Fail, "cloud", "no way"},
 		"a proxy ends TLS":        {func(c *check.Cloud) { c.QUIC, c.WebSocket = nil, []string{websocket(stranger)} }, check.Fail, "websocket", "proxy"},
 		"no websocket":            {func(c *check.Cloud) { c.QUIC, c.WebSocket = nil, []string{free.Addr().String()} }, check.Fail, "websocket", "refused"},
 		"by a proxy":              {func(c *check.Cloud) { c.Proxy = proxy(t, c.WebSocket[0]); c.WebSocket = []string{"localhost:443"} }, check.Fine, "", ""},

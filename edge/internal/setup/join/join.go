@@ -35,6 +35,26 @@ var (
 	ErrBusy         = errors.New("another join is at work in this directory")
 )
 
+// Remedy returns what helps against an error of Ask: the next step of an administrator.
+func Remedy(err error) string {
+	for _, known := range []struct {
+		err  error
+		mend string
+	}{
+		{ErrProxy, "exempt the host from TLS inspection"},
+		{ErrWrongCA, "cloudcore token create, with the kubeconfig of this host's cluster"},
+		{ErrWrongName, "name a HOST of cloudcore.yaml's advertise"},
+		{ErrClock, "set the clock, here or at the cloud: timedatectl"},
+		{ErrNotCloudcore, "name cloudcore's HOST, and its port if that is not 443"},
+		{ErrUnreachable, "open TCP 443 towards the host (UDP too, for QUIC); behind a proxy set HTTPS_PROXY; a name has to resolve (/etc/resolv.conf)"},
+	} {
+		if errors.Is(err, known.err) {
+			return known.mend
+		}
+	}
+	return "the message names what to correct; then repeat the check"
+}
+
 // DefaultTimeout bounds a whole join, its tries included.
 const DefaultTimeout = 3 * time.Minute
 
