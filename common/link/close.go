@@ -1,6 +1,9 @@
 package link
 
-import "fmt"
+import (
+	"fmt"
+	"strings"
+)
 
 // CloseCode gives the reason a link ended and whether dialling again can help. The numbers are of
 // RFC 6455's private range (4000-4999), and QUIC application error codes likewise.
@@ -32,7 +35,14 @@ type CloseError struct {
 	Err    error // the network's error, if any
 }
 
+// abnormalClosure is how github.com/gorilla/websocket begins an error without a close frame of the
+// peer (RFC 6455, 7.1.5).
+const abnormalClosure = "websocket: close 1006 (abnormal closure): "
+
 func (e *CloseError) Error() string {
+	if e.Code == CloseNetwork && e.Err != nil { // neither end closed it
+		return fmt.Sprintf("connection lost (%s)", strings.TrimPrefix(e.Err.Error(), abnormalClosure))
+	}
 	who := "this end"
 	if e.Remote {
 		who = "the peer"

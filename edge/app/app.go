@@ -155,7 +155,11 @@ func NodeName(cfg *edgeconfig.Config, asked string) (string, error) {
 		name = strings.ToLower(host)
 	}
 	if problems := validation.IsDNS1123Subdomain(name); len(problems) > 0 {
-		return "", fmt.Errorf("node name %q: %s; set modules.edged.hostnameOverride", name, strings.Join(problems, "; "))
+		mend := "set modules.edged.hostnameOverride"
+		if asked != "" {
+			mend = "choose another --node-name"
+		}
+		return "", fmt.Errorf("node name %q: %s; %s", name, strings.Join(problems, "; "), mend)
 	}
 	return name, nil
 }

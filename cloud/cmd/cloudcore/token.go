@@ -181,7 +181,7 @@ func mend(err error) error {
 	case apierrors.IsForbidden(err):
 		return fmt.Errorf("%w\nThis needs an administrator's kubeconfig: --kubeconfig FILE", err)
 	case apierrors.IsNotFound(err) && errors.As(err, new(apierrors.APIStatus)):
-		return fmt.Errorf("%w\nIs Skerry installed in this cluster? `cloudcore install | kubectl apply -f -` does it", err)
+		return fmt.Errorf("%w\nIs Skerry installed in this cluster? `cloudcore install --advertise NAME | kubectl apply -f -` installs it; NAME is where devices reach cloudcore", err)
 	}
 	return err
 }

@@ -91,7 +91,7 @@ func postLocal(ctx context.Context, cfg *config.Config, path string, body []byte
 	}}}
 	answer, err := client.Do(request)
 	if err != nil {
-		return nil, fmt.Errorf("asking edgecore, which has to run for this: %w", err)
+		return nil, notRunning(err)
 	}
 	if answer.StatusCode == http.StatusOK {
 		return answer, nil

@@ -9,6 +9,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/url"
 	"os"
 	"strings"
 	"time"
@@ -54,7 +55,7 @@ func askWithin(ctx context.Context, cfg *config.Config, within time.Duration, me
 	}
 	answer, err := client.Do(request)
 	if err != nil {
-		return fmt.Errorf("asking edgecore, which has to run for this: %w", err)
+		return notRunning(err)
 	}
 	defer func() { _ = answer.Body.Close() }()
 	if answer.StatusCode/100 == 2 {
@@ -67,6 +68,18 @@ func askWithin(ctx context.Context, cfg *config.Config, within time.Duration, me
 		return nil
 	}
 	return refusalOf(answer)
+}
+
+// notRunning returns the error of a request without an answer. The URL that http.Client puts into
+// its error exists only on the socket, so it is left out.
+func notRunning(err error) error {
+	if inner, ok := errors.AsType[*url.Error](err); ok {
+		if inner.Timeout() {
+			return errors.New("edgecore does not answer: it is busy or stopped (systemctl status edgecore)")
+		}
+		err = inner.Err
+	}
+	return fmt.Errorf("edgecore does not run here: start it by systemctl start edgecore (%w)", err)
 }
 
 // refusalOf returns the error in an answer. The caller's mistakes end with exit code 2.

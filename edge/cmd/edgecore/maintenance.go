@@ -26,7 +26,15 @@ func maintenanceCommand(file *string) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return askLocal(c.Context(), cfg, http.MethodPut, app.MaintenancePath, app.Maintenance{On: on}, nil)
+			if err := askLocal(c.Context(), cfg, http.MethodPut, app.MaintenancePath, app.Maintenance{On: on}, nil); err != nil {
+				return err
+			}
+			text := "this device holds virtual IPs again"
+			if on {
+				text = "virtual IPs are handed over to other devices until edgecore maintenance off"
+			}
+			_, err = fmt.Fprintln(c.OutOrStdout(), text)
+			return err
 		},
 	}
 }

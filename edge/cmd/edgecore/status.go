@@ -163,7 +163,7 @@ func writeStatus(out io.Writer, s app.Status) error {
 			if p.Address.IsValid() { // it was met since the start
 				at = " at " + p.Address.String()
 			}
-			row(map[bool]string{true: "site", false: ""}[n == 0], "%s is %s%s, with %d pods", p.Node, p.Status, at, p.Pods)
+			row(map[bool]string{true: "site", false: ""}[n == 0], "%s %s%s, with %d pods", p.Node, contactOf(p.Status), at, p.Pods)
 		}
 	}
 	if s.Disk != nil && s.Disk.Problem != "" {
@@ -193,7 +193,7 @@ func writeStatus(out io.Writer, s app.Status) error {
 		if d.DamagedStore == "" && len(d.Lost) > 0 {
 			row("PROBLEM", "the store's file was missing or empty when edgecore started: pending writes to the cloud are lost, the rest is delivered again")
 		}
-		row("knows", "%s", knows(s))
+		row("stored objects", "%s", stored(s))
 	}
 	if r := s.Routes; r != nil {
 		writeRoutes(row, r)
@@ -241,7 +241,7 @@ const maxRoutes = 10
 func writeRoutes(row func(name, format string, args ...any), r *route.Status) {
 	switch {
 	case r.Waiting != "":
-		row("static routes", "untouched: %s", r.Waiting)
+		row("static routes", "unchanged: %s", r.Waiting)
 	case r.Desired == 0:
 		row("static routes", "none")
 	default:
@@ -344,11 +344,27 @@ func down(l *edgehub.Status, now time.Time) string {
 	return text + "; trying now"
 }
 
+// contactOf describes a contact's state, with its name in docs/site.md.
+func contactOf(status string) string {
+	text := map[string]string{
+		"Met": "in contact", "Mute": "without a running edgecore", "Dead": "down", "Absent": "not reached since this device booted", "Unmet": "never reached",
+	}[status]
+	if text == "" {
+		return status
+	}
+	return text + " (" + status + ")"
+}
+
+// backlog counts the waiting writes by class: "8 events, 1 node status".
 func backlog(waiting map[string]int) string {
 	var parts []string
 	for _, class := range slices.Sorted(maps.Keys(waiting)) {
 		if n := waiting[class]; n > 0 {
-			parts = append(parts, fmt.Sprintf("%d %s", n, class))
+			name := strings.ToLower(strings.ReplaceAll(class, "_", " "))
+			if n > 1 {
+				name = strings.TrimSuffix(name, "s") + map[bool]string{true: "ses", false: "s"}[strings.HasSuffix(name, "s")]
+			}
+			parts = append(parts, fmt.Sprintf("%d %s", n, name))
 		}
 	}
 	if len(parts) == 0 {
@@ -357,7 +373,7 @@ func backlog(waiting map[string]int) string {
 	return strings.Join(parts, ", ")
 }
 
-func knows(s app.Status) string {
+func stored(s app.Status) string {
 	var parts []string
 	for _, r := range s.Data.Resources {
 		if r.Objects > 0 {
@@ -365,7 +381,7 @@ func knows(s app.Status) string {
 		}
 	}
 	if len(parts) == 0 {
-		return "nothing yet"
+		return "none yet"
 	}
 	return strings.Join(parts, ", ")
 }

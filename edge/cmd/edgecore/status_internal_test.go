@@ -36,7 +36,7 @@ func TestStatus(t *testing.T) {
 		Site: &contact.State{Peers: []contact.Peer{
 			{Node: "edge-18", Status: "Met", Address: netip.MustParseAddr("192.0.2.18"), Pods: 2}, {Node: "edge-19", Status: "Unmet"},
 		}},
-		Data: &metamanager.Status{Outbox: metamanager.OutboxStatus{Status: outbox.Status{Waiting: map[string]int{"state": 2}}}},
+		Data: &metamanager.Status{Outbox: metamanager.OutboxStatus{Status: outbox.Status{Waiting: map[string]int{"EVENT": 8, "NODE_STATUS": 1, "POD_STATUS": 2}}}},
 		Modules: []beehive.ModuleHealth{
 			{Name: "metamanager", State: beehive.Ready, Since: now.Add(-2 * time.Hour)},
 			{Name: "podnet", State: beehive.BackingOff, Since: now.Add(-time.Minute), Restarts: 4, LastError: "opening netlink: no buffer space available"},

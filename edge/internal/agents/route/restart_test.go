@@ -108,7 +108,7 @@ func TestRoutes_09_OrphansGoOnceTheWishIsKnown(t *testing.T) {
 	l.start(true)
 	l.api.route(t, "office", spec("172.20.0.0/16", "10.0.1.1"))
 	l.until("the agent to say what it waits for", func() error {
-		if w := l.agent.Summary().Waiting; !strings.Contains(w, "this node's labels") {
+		if w := l.agent.Summary().Waiting; !strings.Contains(w, "the cloud has not sent this Node") {
 			return fmt.Errorf("it says %q", w)
 		}
 		return nil

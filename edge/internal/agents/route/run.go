@@ -149,7 +149,7 @@ func (r *run) missing(watching bool) string {
 	case !watching:
 		return "the kernel's routes are not known yet"
 	case r.node == nil:
-		return "this node's labels are not known yet"
+		return "the cloud has not sent this Node yet"
 	case !r.ranges.Synced() && len(r.records.Services) == 0:
 		return "the ranges of Services are not known yet"
 	}

@@ -70,7 +70,7 @@ type Status struct {
 func Load(dir string, seal Sealer, clock *pki.Clock) (*Identity, error) {
 	id, err := (&directory{path: dir, seal: seal}).load()
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("%w: run `edgecore join --token TOKEN HOST` first (%w)", ErrNotJoined, err)
+		return nil, fmt.Errorf("%w: run `edgecore join --token-file FILE HOST` first (%w)", ErrNotJoined, err)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("%w; join again", err)
