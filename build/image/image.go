@@ -159,7 +159,9 @@ func (i Image) platform(p Platform) (descriptor, [][]byte, error) {
 		cfg.Created = &created
 	}
 	if i.Version != "" {
-		cfg.Config.Labels = map[string]string{"org.opencontainers.image.version": i.Version}
+		cfg.Config.Labels = map[string]string{
+			"org.opencontainers.image.version": i.Version, "org.opencontainers.image.licenses": "Apache-2.0", "org.opencontainers.image.source": "https://github.com/skerry-io/skerry",
+		}
 	}
 	media := mediaLayer
 	if i.Gzip {

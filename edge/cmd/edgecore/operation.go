@@ -155,6 +155,9 @@ func writeOperations(out io.Writer, s drain.State, now time.Time) error {
 			message = s.Drain.Message
 		}
 		message, _, _ = strings.Cut(message, "\n")
+		if last := lastLine(o.Output); o.ExitCode != nil && *o.ExitCode != 0 && last != "" {
+			message += ": " + last // the hook's own reason
+		}
 		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%d\t%d\t%s\t%s\n", o.Name, o.Spec.Operation, o.Stage, o.Phase, o.Phase.Number(), o.Attempts, ago(o.RequestedAt, now), message)
 	}
 	if err := w.Flush(); err != nil {
@@ -172,6 +175,12 @@ func writeOperations(out io.Writer, s drain.State, now time.Time) error {
 	return nil
 }
 
+// lastLine returns the last line that is not blank.
+func lastLine(text string) string {
+	text = strings.TrimSpace(text)
+	return strings.TrimSpace(text[strings.LastIndex(text, "\n")+1:])
+}
+
 func cancelCommand(file *string) *cobra.Command {
 	return &cobra.Command{
 		Use: "cancel NAME", Short: "Cancel a pending operation, and remove the node's cordon", Args: cli.Args(cobra.ExactArgs(1)),
@@ -183,7 +192,11 @@ func cancelCommand(file *string) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return askLocal(c.Context(), cfg, http.MethodPost, app.OperationsPath+"/"+url.PathEscape(args[0])+"/cancel", nil, nil)
+			if err := askLocal(c.Context(), cfg, http.MethodPost, app.OperationsPath+"/"+url.PathEscape(args[0])+"/cancel", nil, nil); err != nil {
+				return err
+			}
+			_, err = fmt.Fprintf(c.OutOrStdout(), "Requested the cancellation of %s; `edgecore operation list` shows its progress\n", args[0])
+			return err
 		},
 	}
 }
@@ -203,7 +216,11 @@ func forceCommand(file *string) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return askLocal(c.Context(), cfg, http.MethodPost, app.OperationsPath+"/"+url.PathEscape(args[0])+"/force", app.Force{Off: off}, nil)
+			if err := askLocal(c.Context(), cfg, http.MethodPost, app.OperationsPath+"/"+url.PathEscape(args[0])+"/force", app.Force{Off: off}, nil); err != nil {
+				return err
+			}
+			_, err = fmt.Fprintf(c.OutOrStdout(), "%s no longer waits for the drain; `edgecore operation list` shows its progress\n", args[0])
+			return err
 		},
 	}
 	c.Flags().BoolVar(&complete, "complete", false, "the drain counts as complete")

@@ -8,6 +8,7 @@ import (
 
 	"github.com/skerry-io/skerry/beehive"
 	"github.com/skerry-io/skerry/edge/app"
+	"github.com/skerry-io/skerry/edge/internal/agents/drain"
 	"github.com/skerry-io/skerry/edge/internal/core/agent"
 	"github.com/skerry-io/skerry/edge/internal/core/edgehub"
 	"github.com/skerry-io/skerry/edge/internal/core/metamanager"
@@ -53,4 +54,18 @@ func TestStatus(t *testing.T) {
 		t.Fatal(err)
 	}
 	golden.Check(t, "testdata/status.golden", out.String())
+}
+
+// The reason of a failed hook is the last line of its output.
+func TestOperationList(t *testing.T) {
+	now := time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC)
+	one := 1
+	s := drain.State{Operations: []drain.Operation{{Name: "a", Stage: drain.Failed, Message: "the hook of Reboot: exit status 1", ExitCode: &one, Output: "trying\nno such unit\n\n", RequestedAt: now}}}
+	var out strings.Builder
+	if err := writeOperations(&out, s, now); err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(out.String(), "exit status 1: no such unit\n") {
+		t.Error(out.String())
+	}
 }
