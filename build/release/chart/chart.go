@@ -84,6 +84,7 @@ kubeletEndpoint: false
 config: {}
 `, c.Image),
 		"values.schema.json":         fmt.Appendf(nil, schema, fields),
+		"templates/NOTES.txt":        []byte(notes),
 		"templates/_cloudcore.tpl":   []byte(helpers()),
 		"templates/crds.yaml":        documents(parts.kinds),
 		"templates/rights.yaml":      documents(parts.rights),
@@ -95,6 +96,14 @@ config: {}
 	}
 	return files, nil
 }
+
+// notes are what helm prints after an installation: the next commands.
+const notes = `kubectl -n skerry-system get pods                           # until cloudcore is ready
+kubectl -n skerry-system get service cloudcore              # devices have to reach its EXTERNAL-IP under a name of advertise
+cloudcore token create --node NAME > NAME.token             # for each device
+edgecore join --token-file NAME.token HOST                  # on the device
+kubectl skerry status
+`
 
 const schema = `{
   "$schema": "http://json-schema.org/draft-07/schema#",

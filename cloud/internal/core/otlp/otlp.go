@@ -71,6 +71,9 @@ func (c *Client) Post(ctx context.Context, body []byte) error {
 		r.Header.Set("Authorization", "Bearer "+strings.TrimSpace(string(token)))
 	}
 	res, err := c.client.Do(r)
+	if unknown := (x509.UnknownAuthorityError{}); errors.As(err, &unknown) && c.config.CAFile == "" {
+		return fmt.Errorf("%w: set %s.caFile to the receiver's CA; cloudcore's image contains no CAs", err, c.config.Field)
+	}
 	if err != nil {
 		return err
 	}

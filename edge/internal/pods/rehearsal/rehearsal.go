@@ -181,7 +181,7 @@ func (f Facts) pod(p *corev1.Pod) (causes []Cause) {
 	causes = append(causes, f.resources(p)...)
 	causes = append(causes, f.projections(p)...)
 	if !f.DefaultRoute && (p.Spec.HostNetwork || wantsHostIP(p)) {
-		causes = append(causes, Cause{NoDefaultRoute, "the device has no default route, so its Node has no address after a boot, which this pod needs", "set modules.edged.nodeIP"})
+		causes = append(causes, Cause{NoDefaultRoute, "the device has no default route, so its Node has no address after a boot, which this pod needs", "set modules.edged.nodeIP, or add a default route that a boot restores"})
 	}
 	return causes
 }
