@@ -12,9 +12,10 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
+
+	"github.com/skerry-io/skerry/build/tools/release/licence"
 )
 
 func main() {
@@ -32,9 +33,6 @@ func main() {
 		os.Exit(1)
 	}
 }
-
-// legal matches the names of files that must travel with a program.
-var legal = regexp.MustCompile(`(?i)^(licen[cs]e|notice|copying|patents|copyright)([-_.].*)?$`)
 
 func write(out io.Writer, programs []string) error {
 	var modules []string
@@ -67,9 +65,7 @@ func write(out io.Writer, programs []string) error {
 	}
 	var missing error
 	for _, m := range modules {
-		// Capitals are written as ! and the small letter (golang.org/ref/mod, module cache).
-		escaped := regexp.MustCompile(`[A-Z]`).ReplaceAllStringFunc(m, func(c string) string { return "!" + strings.ToLower(c) })
-		missing = errors.Join(missing, section(out, m, filepath.Join(cache, escaped)))
+		missing = errors.Join(missing, section(out, m, licence.Dir(cache, m)))
 	}
 	return missing
 }
@@ -83,7 +79,7 @@ func section(out io.Writer, name, dir string) error {
 	fmt.Fprintf(out, "%s\n%s\n", strings.Repeat("=", 80), name)
 	found := false
 	for _, f := range files {
-		if f.IsDir() || !legal.MatchString(f.Name()) {
+		if f.IsDir() || !licence.Legal.MatchString(f.Name()) {
 			continue
 		}
 		text, err := os.ReadFile(filepath.Join(dir, f.Name()))

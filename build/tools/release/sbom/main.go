@@ -1,5 +1,5 @@
 // Command sbom prints the CycloneDX bill of materials of a Go program: the modules that its linker
-// recorded (debug/buildinfo), with their checksums. The same program gives the same bytes.
+// recorded (debug/buildinfo), with their checksums and licences. The same program gives the same bytes.
 package main
 
 import (
@@ -7,9 +7,13 @@ import (
 	"debug/buildinfo"
 	"fmt"
 	"os"
+	"os/exec"
+	"strings"
 	"time"
 
 	cdx "github.com/CycloneDX/cyclonedx-go"
+
+	"github.com/skerry-io/skerry/build/tools/release/licence"
 )
 
 func main() {
@@ -49,8 +53,12 @@ func write(name, version, at, program string) error {
 	}}
 	components := []cdx.Component{{
 		BOMRef: "pkg:golang/std", Type: cdx.ComponentTypeLibrary, Name: "std", Version: info.GoVersion,
-		PackageURL: "pkg:golang/std@" + info.GoVersion[len("go"):],
+		PackageURL: "pkg:golang/std@" + info.GoVersion[len("go"):], Licenses: licences([]string{"BSD-3-Clause"}),
 	}}
+	cache, err := exec.Command("go", "env", "GOMODCACHE").Output()
+	if err != nil {
+		return fmt.Errorf("go env GOMODCACHE: %w", err)
+	}
 	for _, m := range info.Deps {
 		for m.Replace != nil {
 			m = m.Replace
@@ -59,6 +67,13 @@ func write(name, version, at, program string) error {
 		c := cdx.Component{BOMRef: url, Type: cdx.ComponentTypeLibrary, Name: m.Path, Version: m.Version, PackageURL: url}
 		if m.Sum != "" {
 			c.Properties = &[]cdx.Property{{Name: "golang:h1", Value: m.Sum}}
+		}
+		if m.Version != "" { // otherwise it is a folder of this repository
+			ids, err := licence.IDs(licence.Dir(strings.TrimSpace(string(cache)), m.Path+"@"+m.Version))
+			if err != nil {
+				return err
+			}
+			c.Licenses = licences(ids)
 		}
 		components = append(components, c)
 	}
@@ -69,4 +84,15 @@ func write(name, version, at, program string) error {
 	}
 	bom.Dependencies = &[]cdx.Dependency{{Ref: root, Dependencies: &refs}}
 	return cdx.NewBOMEncoder(os.Stdout, cdx.BOMFileFormatJSON).SetPretty(true).Encode(bom)
+}
+
+func licences(ids []string) *cdx.Licenses {
+	if len(ids) == 0 {
+		return nil
+	}
+	var all cdx.Licenses
+	for _, id := range ids {
+		all = append(all, cdx.LicenseChoice{License: &cdx.License{ID: id}})
+	}
+	return &all
 }
