@@ -167,6 +167,31 @@ func (d Directory) WriteOverlay(data []byte) (string, error) {
 	return name, nil
 }
 
+// CleanOverlays removes the overlays that no program of a state has.
+func (d Directory) CleanOverlays(s State) error {
+	entries, err := os.ReadDir(d.Overlays())
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("removing overlays: %w", err)
+	}
+	used := map[string]bool{s.Confirmed.Overlay: true}
+	if s.Trial != nil {
+		used[s.Trial.Program.Overlay] = true
+	}
+	if s.Former != nil {
+		used[s.Former.Program.Overlay] = true
+	}
+	var errs []error
+	for _, e := range entries {
+		if !used[e.Name()] {
+			errs = append(errs, os.Remove(filepath.Join(d.Overlays(), e.Name())))
+		}
+	}
+	return errors.Join(errs...)
+}
+
 // ReadOverlay returns an overlay that is whole.
 func (d Directory) ReadOverlay(name string) ([]byte, error) {
 	data, err := d.Disk.ReadFile(filepath.Join(d.Overlays(), filepath.Base(name)))

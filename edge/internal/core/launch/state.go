@@ -134,12 +134,12 @@ func (s State) Start(f Facts) (State, Program) {
 		}
 		s.Former = &counted
 		switch {
+		case f.Now.After(p.Until): // a crash of now is no longer one of the probation
+			s.Former = nil
 		case counted.Crashes >= MaxCrashes:
 			s.Returned = &Returned{Program: s.Confirmed, Operation: p.Operation, Cause: Crashed, Message: "it crashed " + strconv.Itoa(counted.Crashes) + " times during its probation", Starts: counted.Crashes}
 			s.reject(s.Confirmed)
 			s.Confirmed, s.Former = p.Program, nil
-		case f.Now.After(p.Until):
-			s.Former = nil
 		}
 	}
 	s.Boot, s.Stopped = f.Boot, false

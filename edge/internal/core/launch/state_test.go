@@ -101,6 +101,22 @@ func TestFleet_24_ProbationCountsCrashesAlone(t *testing.T) {
 	}
 }
 
+// A third crash long after the probation, in which two were, does not roll back.
+func TestCrashAfterTheProbation(t *testing.T) {
+	s := State{Installed: disk1, Confirmed: older}.Arm(newer, "one", noon)
+	f := Facts{Boot: "1", Now: noon, Installed: disk1}
+	s, _ = s.Start(f)
+	s = s.Confirm(noon.Add(24 * time.Hour))
+	s, _ = starts(s, f, 2)
+	if s.Former == nil || s.Former.Crashes != 2 {
+		t.Fatalf("after two crashes: %+v", s.Former)
+	}
+	f.Now = noon.Add(365 * 24 * time.Hour)
+	if s, p := s.Start(f); p != newer || s.Former != nil || s.Returned != nil {
+		t.Errorf("a year later it starts %+v: %+v", p, s)
+	}
+}
+
 func TestRejected(t *testing.T) {
 	s := State{Confirmed: older}.Arm(newer, "one", noon).Back(NoLink, "no link")
 	if s.Rejects(newer) || s.Trial != nil || s.Returned.Cause != NoLink {
