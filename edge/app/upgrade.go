@@ -213,8 +213,7 @@ func (a *App) newWorks(cloud *rest.Config) (*upgrade.Works, error) {
 	a.works = upgrade.New(upgrade.Config{
 		Started: started, Launched: ok, Self: "/proc/self/exe", Directory: directory,
 		Artefacts: artefact.New(artefact.Config{
-			Keys: a.keys, Dir: filepath.Join(a.config.DataDir, artefactsDir), Arch: runtime.GOARCH, Now: a.clock.Now,
-			Free: func() (int64, error) { return freeBytes(a.config.DataDir) },
+			Keys: a.keys, Dir: filepath.Join(a.config.DataDir, artefactsDir), Programs: directory.Path, Arch: runtime.GOARCH, Now: a.clock.Now, Free: freeBytes,
 		}),
 		Cloud:  artefact.Link{Dial: a.dialCloud},
 		Bundle: artefact.Files(filepath.Join(a.config.DataDir, bundleDir)),
@@ -254,6 +253,9 @@ func siteChecks(ctx context.Context) ([]v1alpha1.HealthCheck, error) {
 }
 
 func freeBytes(dir string) (int64, error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return 0, err
+	}
 	var s unix.Statfs_t
 	if err := unix.Statfs(dir, &s); err != nil {
 		return 0, err

@@ -1,15 +1,18 @@
 package artefact_test
 
 import (
+	"archive/tar"
 	"bytes"
 	"context"
 	"crypto/rand"
 	"errors"
 	"io"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -36,7 +39,7 @@ func newSystem(t *testing.T) *system {
 	s.dir = t.TempDir()
 	s.store = artefact.New(artefact.Config{
 		Keys: []string{filepath.Join(keys, "none"), keys}, Dir: s.dir, Arch: "amd64", Now: func() time.Time { return s.now },
-		Free: func() (int64, error) { return s.free, nil },
+		Free: func(string) (int64, error) { return s.free, nil },
 	})
 	return s
 }
@@ -249,6 +252,93 @@ func TestFleet_10_NoByteComesTwice(t *testing.T) {
 	}
 	if diff := cmp.Diff(map[string]int64{target.Name: target.Length}, from.sent); diff != "" {
 		t.Errorf("bytes that were sent (-want +got):\n%s", diff)
+	}
+}
+
+// A program is unpacked in the directory of the slots, which may be on another file system; what an
+// earlier process left there is removed.
+func TestProgramIsUnpackedBesideTheSlots(t *testing.T) {
+	s := newSystem(t)
+	slots := filepath.Join(t.TempDir(), "bin")
+	keys := filepath.Dir(s.repo.Root())
+	s.store = artefact.New(artefact.Config{Keys: []string{keys}, Dir: s.dir, Programs: slots, Arch: "amd64", Now: time.Now})
+	target, err := s.repo.Add("v1.4.0", "amd64", program(1000), nil)
+	s.check(err)
+	_, err = s.fetch(artefact.Files(s.repo.Dir), "v1.4.0", false)
+	s.check(err)
+	if _, err := os.Stat(filepath.Join(slots, "unpacked")); err != nil {
+		t.Error(err)
+	}
+	s.check(s.store.Clean(artefact.Target{}))
+	for _, pattern := range []string{filepath.Join(slots, "*"), filepath.Join(s.dir, "*.part")} {
+		if left, _ := filepath.Glob(pattern); len(left) > 0 {
+			t.Errorf("left of %s: %v", target.Name, left)
+		}
+	}
+}
+
+// A part that a power cut has damaged is fetched again. A file that this process alone has fetched
+// is another one than was signed.
+func TestDamagedPartIsFetchedAgain(t *testing.T) {
+	s := newSystem(t)
+	want := program(1 << 20)
+	target, err := s.repo.Add("v1.4.0", "amd64", want, nil)
+	s.check(err)
+	from := &cutting{artefact.Files(s.repo.Dir), target.Length / 2, map[string]int64{}}
+	if _, err := s.fetch(from, "v1.4.0", false); err == nil {
+		t.Fatal("it is not cut")
+	}
+	s.check(os.WriteFile(filepath.Join(s.dir, target.SHA256+".part"), make([]byte, target.Length/2), 0o600))
+	s.store = artefact.New(artefact.Config{Keys: []string{filepath.Dir(s.repo.Root())}, Dir: s.dir, Arch: "amd64", Now: time.Now})
+	if _, err := s.fetch(artefact.Files(s.repo.Dir), "v1.4.0", false); err == nil || errors.Is(err, artefact.ErrWrongHash) {
+		t.Fatalf("a damaged part: %v", err)
+	}
+	if got, err := s.fetch(artefact.Files(s.repo.Dir), "v1.4.0", false); err != nil || !bytes.Equal(got, want) {
+		t.Errorf("fetched again: %d bytes, %v", len(got), err)
+	}
+}
+
+// hanging is a Source whose streams bring some bytes, and then none.
+type hanging struct{ artefact.Source }
+
+func (h hanging) Open(context.Context, string, int64) (io.ReadCloser, error) {
+	near, far := net.Pipe()
+	go func() { _, _ = far.Write([]byte("{")) }()
+	return near, nil
+}
+
+// A stream that brings no byte for minutes is closed.
+func TestStalledStreamEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSystem(t)
+		began := time.Now()
+		_, err := s.store.Refresh(t.Context(), hanging{artefact.Files(s.repo.Dir)}, false)
+		if took := time.Since(began); err == nil || !strings.Contains(err.Error(), "no byte came for 5m0s") || took != 5*time.Minute {
+			t.Errorf("after %v: %v", took, err)
+		}
+	})
+}
+
+// A bundle that does not fit leaves nothing on the disk, and the one before stays.
+func TestBundleThatCannotBeRead(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "bundle")
+	if err := errors.Join(os.MkdirAll(dir, 0o700), os.WriteFile(filepath.Join(dir, "before"), nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	var b bytes.Buffer
+	w := tar.NewWriter(&b)
+	if err := w.WriteHeader(&tar.Header{Name: "file", Typeflag: tar.TypeReg, Size: 1 << 20, Mode: 0o600}); err != nil { // and no content
+		t.Fatal(err)
+	}
+	if err := artefact.ReadBundle(&b, dir); err == nil {
+		t.Error("a truncated bundle is read")
+	}
+	entries, err := os.ReadDir(filepath.Dir(dir))
+	if err != nil || len(entries) != 1 || entries[0].Name() != "bundle" {
+		t.Errorf("left: %v, %v", entries, err)
+	}
+	if _, err := os.Stat(filepath.Join(dir, "before")); err != nil {
+		t.Error(err)
 	}
 }
 

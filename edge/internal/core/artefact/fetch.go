@@ -26,6 +26,9 @@ var (
 // margin is left free on the disk.
 const margin = 64 << 20
 
+// unpacked is the path of a program before it is moved into a slot.
+func (s *Store) unpacked() string { return filepath.Join(s.config.Programs, "unpacked") }
+
 func (s *Store) part(t Target) string { return filepath.Join(s.config.Dir, t.SHA256+".part") }
 
 // Fetched returns how many bytes of a file are on the device.
@@ -37,17 +40,22 @@ func (s *Store) Fetched(t Target) int64 {
 	return info.Size()
 }
 
-// Room returns nil if a target can be fetched and unpacked with the free space of the disk.
+// Room returns nil if a target can be fetched and unpacked with the free space of the disk. Where
+// programs are unpacked on another disk, that has to have room for the file besides, too: which
+// directories share a disk is not asked.
 func (s *Store) Room(t Target) error {
 	if s.config.Free == nil {
 		return nil
 	}
-	free, err := s.config.Free()
-	if err != nil {
-		return fmt.Errorf("asking for the room on the disk: %w", err)
-	}
-	if need := t.Length - s.Fetched(t) + t.Size + margin; free < need {
-		return fmt.Errorf("%w: %d MiB are free, %d are needed", ErrNoRoom, free>>20, need>>20)
+	file := max(0, t.Length-s.Fetched(t))
+	for dir, need := range map[string]int64{s.config.Dir: file + margin, s.config.Programs: file + t.Size + margin} {
+		free, err := s.config.Free(dir)
+		if err != nil {
+			return fmt.Errorf("asking for the room on the disk: %w", err)
+		}
+		if free < need {
+			return fmt.Errorf("%w: %d MiB are free in %s, %d are needed", ErrNoRoom, free>>20, dir, need>>20)
+		}
 	}
 	return nil
 }
@@ -72,6 +80,9 @@ func (s *Store) Fetch(ctx context.Context, from Source, t Target, progress func(
 			return fmt.Errorf("fetching %s: %w", t.Name, err)
 		}
 	}
+	if at == 0 {
+		s.whole = t.Name
+	}
 	progress(at)
 	if at < t.Length {
 		if err := s.receive(ctx, from, t, f, at, progress); err != nil {
@@ -87,6 +98,9 @@ func (s *Store) Fetch(ctx context.Context, from Source, t Target, progress func(
 	}
 	if hex.EncodeToString(h.Sum(nil)) != t.SHA256 {
 		_ = os.Remove(s.part(t)) // another try begins anew
+		if s.whole != t.Name {
+			return fmt.Errorf("%s: the part that was fetched before a restart is damaged: fetching it again", t.Name)
+		}
 		return fmt.Errorf("%s: %w", t.Name, ErrWrongHash)
 	}
 	return nil
@@ -97,13 +111,11 @@ func (s *Store) Fetch(ctx context.Context, from Source, t Target, progress func(
 const syncEvery = 4 << 20
 
 func (s *Store) receive(ctx context.Context, from Source, t Target, f *os.File, at int64, progress func(int64)) error {
-	r, err := from.Open(ctx, t.Name, at)
+	r, err := open(ctx, from, t.Name, at)
 	if err != nil {
 		return fmt.Errorf("fetching %s: %w", t.Name, err)
 	}
 	defer r.Close()
-	stop := context.AfterFunc(ctx, func() { _ = r.Close() })
-	defer stop()
 	buffer, unsynced := make([]byte, 32<<10), 0
 	for at < t.Length {
 		n, err := r.Read(buffer[:min(int64(len(buffer)), t.Length-at)])
@@ -151,7 +163,10 @@ func (s *Store) Unpack(t Target, base string) (_ string, err error) {
 		return "", fmt.Errorf("unpacking %s: %w", t.Name, err)
 	}
 	defer d.Close()
-	path := filepath.Join(s.config.Dir, "unpacked")
+	path := s.unpacked()
+	if err := os.MkdirAll(s.config.Programs, 0o700); err != nil {
+		return "", fmt.Errorf("unpacking %s: %w", t.Name, err)
+	}
 	out, err := os.OpenFile(path, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o700)
 	if err != nil {
 		return "", fmt.Errorf("unpacking %s: %w", t.Name, err)
@@ -162,7 +177,12 @@ func (s *Store) Unpack(t Target, base string) (_ string, err error) {
 		}
 	}()
 	h := sha256.New()
-	n, err := io.Copy(io.MultiWriter(out, h), io.LimitReader(d, t.Size+1))
+	unpacked := &noted{Reader: io.LimitReader(d, t.Size+1)}
+	n, err := io.Copy(io.MultiWriter(out, h), unpacked)
+	if unpacked.err != nil { // of a file whose hash is right: the base of the delta is another one, or it was packed wrong
+		_ = out.Close()
+		return "", fmt.Errorf("%s unpacked: %w: %w", t.Name, ErrWrongHash, unpacked.err)
+	}
 	if err = errors.Join(err, out.Sync(), out.Close()); err != nil {
 		return "", fmt.Errorf("unpacking %s: %w", t.Name, err)
 	}
@@ -173,6 +193,20 @@ func (s *Store) Unpack(t Target, base string) (_ string, err error) {
 		return "", fmt.Errorf("%s unpacked: %w", t.Name, ErrWrongHash)
 	}
 	return path, nil
+}
+
+// noted is a reader whose error can be told from that of the writer.
+type noted struct {
+	io.Reader
+	err error
+}
+
+func (r *noted) Read(b []byte) (int, error) {
+	n, err := r.Reader.Read(b)
+	if err != nil && !errors.Is(err, io.EOF) {
+		r.err = err
+	}
+	return n, err
 }
 
 // Digest is that of a program's file, as a Target has it.
@@ -197,14 +231,14 @@ const MaxDeltaWindow = 512 << 20
 
 // Clean removes all fetched files except those of t; with a zero Target all of them.
 func (s *Store) Clean(t Target) error {
-	entries, err := os.ReadDir(s.config.Dir)
-	if errors.Is(err, os.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("cleaning up: %w", err)
-	}
 	var errs []error
+	if err := os.Remove(s.unpacked()); !errors.Is(err, os.ErrNotExist) {
+		errs = append(errs, err)
+	}
+	entries, err := os.ReadDir(s.config.Dir)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		errs = append(errs, fmt.Errorf("cleaning up: %w", err))
+	}
 	for _, e := range entries {
 		if !e.IsDir() && filepath.Join(s.config.Dir, e.Name()) != s.part(t) {
 			errs = append(errs, os.Remove(filepath.Join(s.config.Dir, e.Name())))

@@ -61,17 +61,29 @@ type Config struct {
 	// Keys are directories with root.json files (TUF), each the beginning of a chain of trust.
 	Keys []string
 	Dir  string // the device's own; made when it is needed
-	Arch string
-	Now  func() time.Time
-	// Free returns how many bytes may be written to Dir; nil: it is not asked.
-	Free func() (int64, error)
+	// Programs is the directory in which programs are unpacked: on the file system of the slots, to
+	// which they are renamed. "": Dir.
+	Programs string
+	Arch     string
+	Now      func() time.Time
+	// Free returns how many bytes may be written to a directory; nil: it is not asked.
+	Free func(dir string) (int64, error)
 }
 
 // Store is the artefacts of this device.
-type Store struct{ config Config }
+type Store struct {
+	config Config
+	// whole is the file that this process has fetched from its beginning.
+	whole string
+}
 
 // New makes a Store. It does not read the disk.
-func New(c Config) *Store { return &Store{c} }
+func New(c Config) *Store {
+	if c.Programs == "" {
+		c.Programs = c.Dir
+	}
+	return &Store{config: c}
+}
 
 // Target is a program as its metadata describe it.
 type Target struct {
@@ -363,7 +375,7 @@ func plain(name string) bool {
 
 // read reads a file of metadata.
 func read(ctx context.Context, from Source, name string) ([]byte, error) {
-	r, err := from.Open(ctx, name, 0)
+	r, err := open(ctx, from, name, 0)
 	if err != nil {
 		return nil, fmt.Errorf("reading %s: %w", name, err)
 	}
