@@ -23,8 +23,8 @@ func (s *State) work(f Facts, a Action) Action {
 			chosen = o
 			break
 		}
-		if o.Work != nil && o.Work.Next.After(f.Now) && o.Work.Next.Sub(f.Now) <= longest {
-			a.Until = earliest(a.Until, o.Work.Next)
+		if next := o.Work.next(f.Now); !next.IsZero() {
+			a.Until = earliest(a.Until, next)
 			continue
 		}
 		if chosen == nil {
@@ -32,6 +32,10 @@ func (s *State) work(f Facts, a Action) Action {
 		}
 	}
 	if chosen == nil || a.Verb != Wait && !chosen.Work.tried() {
+		return a
+	}
+	if next := chosen.Work.next(f.Now); !next.IsZero() { // of a trial; others are not chosen
+		a.Until = earliest(a.Until, next)
 		return a
 	}
 	for i := range s.Operations { // the device is about to go down
@@ -43,6 +47,14 @@ func (s *State) work(f Facts, a Action) Action {
 		chosen.Stage, chosen.Message = Running, ""
 	}
 	return Action{Verb: Do, Operation: chosen.Name, Until: a.Until}
+}
+
+// next is the time until which the work is put off; zero: it is not.
+func (w *Work) next(now time.Time) time.Time {
+	if w == nil || !w.Next.After(now) || w.Next.Sub(now) > longest {
+		return time.Time{}
+	}
+	return w.Next
 }
 
 // worked takes how far an operation is, or how it has ended.

@@ -57,6 +57,23 @@ func TestTrialComesFirst(t *testing.T) {
 	w.is(v1alpha1.DrainRequested, drain.Cancelled, drain.Running)
 }
 
+// A trial that can't go on, as on a full disk, is put off like others, and still comes first.
+func TestTrialIsPutOff(t *testing.T) {
+	w := newWorld(t)
+	w.ask("up", v1alpha1.OperationUpgrade, skip)
+	w.ask("pull", v1alpha1.OperationImagePull, skip)
+	w.does(drain.Do, drain.Result{Work: drain.Work{Tried: true, Next: w.facts.Now.Add(time.Minute)}})
+	w.does(drain.Wait)
+	if w.last.Until != w.facts.Now.Add(time.Minute) {
+		t.Errorf("it waits until %v", w.last.Until)
+	}
+	w.later(time.Minute)
+	w.does(drain.Do)
+	if w.last.Operation != "up" {
+		t.Errorf("it continues with %s", w.last.Operation)
+	}
+}
+
 // A clock that was put back holds an operation up for no longer than was meant.
 func TestWorkWithAClockPutBack(t *testing.T) {
 	w := newWorld(t)

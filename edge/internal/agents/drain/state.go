@@ -86,8 +86,11 @@ type Work struct {
 	Reason  string `json:"reason,omitempty"`
 	Message string `json:"message,omitempty"`
 	Output  string `json:"output,omitempty"`
-	// Next is when it continues; zero: at once.
-	Next time.Time `json:"next,omitzero"`
+	// Next is when it continues; zero: at once. It is not stored: waiting for a link or a registry
+	// would wear out the disk.
+	Next time.Time `json:"-"`
+	// Pauses is how often it was put off; it is not stored.
+	Pauses int `json:"-"`
 	// Tried: the device has switched, or is about to. It is no longer cancelled then.
 	Tried bool `json:"tried,omitempty"`
 	// Offline: there was no link when the trial began, so it can be healthy without one.

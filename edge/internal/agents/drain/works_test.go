@@ -150,6 +150,47 @@ func TestWorkIsRetried(t *testing.T) {
 	})
 }
 
+// An operation that waits, and is asked each time whether it can go on, writes nothing to the disk.
+func TestWaitingWritesNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		tries := 0
+		w := &works{do: func(context.Context, drain.Operation, func(drain.Work)) drain.Work {
+			tries++
+			return drain.Work{Message: "waits for the link", Next: time.Now().Add(30 * time.Second)}
+		}}
+		kept := &countedState{keptState: keptState{}}
+		a := drain.New(drain.Config{NodeName: "edge1", Boot: "1", Works: w, Store: kept, Rules: drain.DefaultRules()})
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- a.Run(ctx) }()
+		synctest.Wait()
+		if err := a.Request(t.Context(), request("up")); err != nil {
+			t.Fatal(err)
+		}
+		synctest.Wait()
+		writes := kept.writes
+		time.Sleep(time.Hour)
+		if tries < 100 || kept.writes != writes {
+			t.Errorf("%d tries, %d writes", tries, kept.writes-writes)
+		}
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// countedState counts writes.
+type countedState struct {
+	keptState
+	writes int
+}
+
+func (c *countedState) Save(ctx context.Context, changes map[string][]byte) error {
+	c.writes++
+	return c.keptState.Save(ctx, changes)
+}
+
 // An unknown operation is refused by its name, and so is one without its field.
 func TestFleet_03_UnknownOperationIsRefused(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
