@@ -2,12 +2,10 @@ package app
 
 import (
 	"context"
-	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"sync"
 
 	"github.com/distribution/reference"
@@ -16,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/client-go/kubernetes"
 	runtimev1 "k8s.io/cri-api/pkg/apis/runtime/v1"
+	pullsecrets "k8s.io/kubernetes/pkg/credentialprovider/secrets"
 
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 	"github.com/skerry-io/skerry/edge/internal/agents/upgrade"
@@ -115,24 +114,27 @@ func (p *pulledImages) Credentials(ctx context.Context, from v1alpha1.SecretRefe
 	return credentialsIn(secret)
 }
 
+// credentialsIn reads a Secret as the kubelet does: its entries may have a path or a wildcard, and
+// that of Docker Hub has another name than its images.
 func credentialsIn(secret *corev1.Secret) (upgrade.Credentials, error) {
-	var file struct {
-		Auths map[string]struct{ Username, Password, Auth string } `json:"auths"`
+	keys, err := pullsecrets.MakeDockerKeyring([]corev1.Secret{*secret}, nil)
+	if err != nil {
+		return nil, fmt.Errorf("its key %s can't be read", corev1.DockerConfigJsonKey) // the error has a part of it
 	}
-	if err := json.Unmarshal(secret.Data[corev1.DockerConfigJsonKey], &file); err != nil {
-		return nil, fmt.Errorf("its key %s can't be read", corev1.DockerConfigJsonKey)
+	if keys == nil {
+		return nil, fmt.Errorf("it has no credentials of type %s", corev1.SecretTypeDockerConfigJson)
 	}
-	all := upgrade.Credentials{}
-	for host, a := range file.Auths {
-		c := upgrade.Credential{Username: a.Username, Password: a.Password}
-		if raw, err := base64.StdEncoding.DecodeString(a.Auth); err == nil && a.Auth != "" {
-			c.Username, c.Password, _ = strings.Cut(string(raw), ":")
+	return func(image string) (all []upgrade.Credential) {
+		named, err := reference.ParseDockerRef(image)
+		if err != nil {
+			return nil
 		}
-		host = strings.TrimPrefix(strings.TrimPrefix(host, "https://"), "http://")
-		host, _, _ = strings.Cut(host, "/")
-		all[host] = c
-	}
-	return all, nil
+		found, _ := keys.Lookup(named.Name())
+		for _, c := range found {
+			all = append(all, upgrade.Credential{Username: c.Username, Password: c.Password})
+		}
+		return all
+	}, nil
 }
 
 func (p *pulledImages) client() (runtimev1.ImageServiceClient, func() error, error) {
@@ -165,11 +167,19 @@ func (p *pulledImages) Pull(ctx context.Context, image string, as upgrade.Creden
 	}
 	defer end()
 	request := &runtimev1.PullImageRequest{Image: &runtimev1.ImageSpec{Image: image}}
-	if named, err := reference.ParseDockerRef(image); err == nil {
-		if own, ok := as[reference.Domain(named)]; ok {
-			request.Auth = &runtimev1.AuthConfig{Username: own.Username, Password: own.Password}
+	var logins []upgrade.Credential
+	if as != nil {
+		logins = as(image)
+	}
+	if len(logins) == 0 {
+		_, err = c.PullImage(ctx, request)
+		return err
+	}
+	for _, own := range logins {
+		request.Auth = &runtimev1.AuthConfig{Username: own.Username, Password: own.Password}
+		if _, err = c.PullImage(ctx, request); err == nil || ctx.Err() != nil {
+			break
 		}
 	}
-	_, err = c.PullImage(ctx, request)
 	return err
 }

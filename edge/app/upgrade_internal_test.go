@@ -1,12 +1,38 @@
 package app
 
 import (
+	"slices"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
+
+// A Secret is read as the kubelet reads it.
+func TestCredentialsOfImages(t *testing.T) {
+	secret := &corev1.Secret{Type: corev1.SecretTypeDockerConfigJson, Data: map[string][]byte{corev1.DockerConfigJsonKey: []byte(`{"auths": {
+		"https://index.docker.io/v1/": {"username": "hub", "password": "p"}, "registry.example.com/team": {"auth": "dGVhbTpw"}, "registry.example.com": {"username": "all", "password": "p"}
+	}}`)}}
+	as, err := credentialsIn(secret)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for image, want := range map[string][]string{
+		"till:1": {"hub"}, "docker.io/shop/till:1": {"hub"}, "registry.example.com/team/till:1": {"team", "all"}, "registry.example.com/till:1": {"all"}, "other.example.com/till:1": nil,
+	} {
+		var got []string
+		for _, c := range as(image) {
+			got = append(got, c.Username)
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("%s: as %v, want %v", image, got, want)
+		}
+	}
+	if _, err := credentialsIn(&corev1.Secret{Type: corev1.SecretTypeOpaque, Data: secret.Data}); err == nil {
+		t.Error("a Secret of another type is taken")
+	}
+}
 
 // A trial is unhealthy where the switch to it has ended all containers of a pod: also before the
 // kubelet reports that, and once they run again.

@@ -25,6 +25,12 @@ func (w *Works) configure(ctx context.Context, o drain.Operation, state launch.S
 		work.Message, work.Next = "waits for its window", next
 		return work
 	}
+	if !w.config.Device.Linked() { // a session for the rescue of the device is not enough to judge a configuration
+		return w.later(work, "waits for the link")
+	}
+	if err := w.config.Directory.CleanOverlays(state); err != nil {
+		return w.later(work, err.Error())
+	}
 	p := state.Confirmed
 	if p.Overlay = ""; string(patch) != "{}" {
 		if p.Overlay, err = w.config.Directory.WriteOverlay(patch); err != nil {

@@ -47,6 +47,10 @@ func (w *Works) Do(ctx context.Context, o drain.Operation, report func(drain.Wor
 	if o.Work != nil {
 		work = *o.Work
 		work.Next = time.Time{}
+		if u := work.Upgrade; u != nil { // the drain agent reads its own at any time
+			status := *u
+			work.Upgrade = &status
+		}
 	}
 	state, err := w.config.Directory.Load()
 	if err != nil {
@@ -57,6 +61,11 @@ func (w *Works) Do(ctx context.Context, o drain.Operation, report func(drain.Wor
 	case state.Trial != nil && state.Trial.Operation == id && w.config.Started.Trial && w.config.Started.Program == state.Trial.Program:
 		return w.try(ctx, o, state, work, report)
 	case state.Trial != nil && state.Trial.Operation == id: // it was about to begin
+		// skerry-launch starts no trial that it can't count: on a full disk this would be repeated
+		// for ever.
+		if _, err := w.config.Directory.Save(state); err != nil {
+			return w.later(work, err.Error())
+		}
 		return w.restart(ctx, work, report)
 	case state.Returned != nil && state.Returned.Operation == id:
 		return w.returned(ctx, o, state, work)

@@ -4,16 +4,21 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 	"github.com/skerry-io/skerry/edge/internal/agents/drain"
 )
 
 // pull pulls one image after the other. Images on the device are not pulled again, so an
-// interrupted operation resumes.
+// interrupted operation resumes. One that fails is repeated ever less often: a registry may be away
+// for hours, or have no such image.
 func (w *Works) pull(ctx context.Context, o drain.Operation, report func(drain.Work)) drain.Work {
 	spec := *o.Spec.ImagePull
 	work := drain.Work{}
+	if o.Work != nil {
+		work.Images, work.Pauses = slices.Clone(o.Work.Images), o.Work.Pauses
+	}
 	if wait, next := w.closed(o); wait {
 		work.Message, work.Next = "waits for its window", next
 		return work
@@ -28,23 +33,40 @@ func (w *Works) pull(ctx context.Context, o drain.Operation, report func(drain.W
 			return w.later(work, "reading the pull secret: "+err.Error())
 		}
 	}
-	missing := 0
-	for _, image := range spec.Images {
+	there := 0
+	for i, image := range spec.Images {
 		p := w.pullOne(ctx, image, as)
 		if ctx.Err() != nil {
 			return work
 		}
-		if !p.Pulled {
-			missing++
+		if p.Pulled {
+			there++
 		}
-		work.Images = append(work.Images, p)
-		work.Message = fmt.Sprintf("%d of %d images are on the device", len(work.Images)-missing, len(spec.Images))
+		if i < len(work.Images) && work.Images[i] == p {
+			continue // reported by an earlier try
+		}
+		work.Images = append(slices.Clone(work.Images[:min(i, len(work.Images))]), append([]v1alpha1.PulledImage{p}, work.Images[min(i+1, len(work.Images)):]...)...)
+		work.Message = onDevice(work.Images, len(spec.Images))
 		report(work)
 	}
-	if missing > 0 {
-		return w.later(work, work.Message)
+	work.Message = onDevice(work.Images, len(spec.Images))
+	if there < len(spec.Images) {
+		work = w.later(work, work.Message)
+		work.Next = work.Next.Add(min(maxPause, pause<<min(work.Pauses, 8)) - pause)
+		work.Pauses++
+		return work
 	}
 	return done(work, v1alpha1.OperationPulled, work.Message)
+}
+
+func onDevice(images []v1alpha1.PulledImage, all int) string {
+	n := 0
+	for _, i := range images {
+		if i.Pulled {
+			n++
+		}
+	}
+	return fmt.Sprintf("%d of %d images are on the device", n, all)
 }
 
 const maxImageMessage = 128

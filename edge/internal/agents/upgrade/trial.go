@@ -6,8 +6,11 @@ import (
 	"strings"
 	"time"
 
+	"k8s.io/klog/v2"
+
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 	"github.com/skerry-io/skerry/edge/internal/agents/drain"
+	"github.com/skerry-io/skerry/edge/internal/core/artefact"
 	"github.com/skerry-io/skerry/edge/internal/core/launch"
 )
 
@@ -42,6 +45,7 @@ func (w *Works) try(ctx context.Context, o drain.Operation, state launch.State, 
 			if _, err := w.config.Directory.Save(state.Confirm(w.config.Now().Add(probation))); err != nil {
 				problems = []string{err.Error()}
 			} else {
+				w.clean(ctx, o)
 				return done(work, v1alpha1.OperationConfirmed, "the device is healthy with it")
 			}
 		}
@@ -61,6 +65,17 @@ func (w *Works) try(ctx context.Context, o drain.Operation, state launch.State, 
 			return work
 		case <-tick.C:
 		}
+	}
+}
+
+// clean removes the file that a confirmed version was made of. One that was fetched for another
+// operation stays.
+func (w *Works) clean(ctx context.Context, o drain.Operation) {
+	if o.Spec.Operation != v1alpha1.OperationUpgrade {
+		return
+	}
+	if err := w.config.Artefacts.Clean(artefact.Target{}); err != nil {
+		klog.FromContext(ctx).Error(err, "Failed to remove the file of an upgrade; the next upgrade removes it")
 	}
 }
 

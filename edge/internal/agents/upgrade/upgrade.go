@@ -54,18 +54,16 @@ func (w *Works) upgrade(ctx context.Context, o drain.Operation, state launch.Sta
 	if err := w.judge(ctx, target, spec, offline); err != nil {
 		return w.refuse(work, err)
 	}
-	target, base := choose(target, deltas, running)
-	work.Upgrade.Size, work.Upgrade.Delta = target.Length, target.From != ""
-	if err := w.config.Artefacts.Clean(target); err != nil {
-		return w.later(work, err.Error())
+	if running.digest == w.damaged {
+		deltas = nil
 	}
-	if err := w.config.Artefacts.Room(target); err != nil {
-		return w.refuse(work, err)
+	file, base := choose(target, deltas, running)
+	path, err := w.obtain(ctx, from, file, base, &work, report)
+	if file.From != "" && wrong(err) {
+		klog.FromContext(ctx).Error(err, "Failed to apply a delta, fetching the whole program", "path", base)
+		w.damaged = running.digest
+		path, err = w.obtain(ctx, from, target, "", &work, report)
 	}
-	if err := w.fetch(ctx, from, target, &work, report); err != nil {
-		return w.refuse(work, err)
-	}
-	path, err := w.config.Artefacts.Unpack(target, base)
 	if err != nil {
 		return w.refuse(work, err)
 	}
@@ -80,6 +78,29 @@ func (w *Works) upgrade(ctx context.Context, o drain.Operation, state launch.Sta
 		return w.later(work, err.Error())
 	}
 	return w.arm(ctx, o, state.Forgive(p), p, work, report)
+}
+
+// obtain brings a file to the device and makes the program of it. base is the program that a delta
+// is to.
+func (w *Works) obtain(ctx context.Context, from artefact.Source, t artefact.Target, base string, work *drain.Work, report func(drain.Work)) (path string, err error) {
+	status := *work.Upgrade
+	status.Size, status.Delta = t.Length, t.From != ""
+	work.Upgrade = &status
+	if err := w.config.Artefacts.Clean(t); err != nil {
+		return "", err
+	}
+	if err := w.config.Artefacts.Room(t); err != nil {
+		return "", err
+	}
+	if err := w.fetch(ctx, from, t, work, report); err != nil {
+		return "", err
+	}
+	return w.config.Artefacts.Unpack(t, base)
+}
+
+// wrong reports whether a file, or what it unpacks to, is another one than was signed.
+func wrong(err error) bool {
+	return errors.Is(err, artefact.ErrWrongHash) || errors.Is(err, artefact.ErrBomb)
 }
 
 // runningProgram is the program that the device executes, to which there may be a delta.
@@ -138,7 +159,7 @@ func (w *Works) refuse(work drain.Work, err error) drain.Work {
 			return failed(work, v1alpha1.OperationRefused, err.Error())
 		}
 	}
-	if errors.Is(err, artefact.ErrWrongHash) || errors.Is(err, artefact.ErrBomb) {
+	if wrong(err) {
 		return failed(work, v1alpha1.OperationFetching, err.Error())
 	}
 	return w.later(work, err.Error())

@@ -6,12 +6,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -46,6 +48,7 @@ type system struct {
 	zone      *time.Location
 	images    images
 	reports   []drain.Work
+	fetched   func() // called when a file is complete; may be nil
 }
 
 func newSystem(t *testing.T) *system {
@@ -80,8 +83,11 @@ func (s *system) process() (w *upgrade.Works, restarted func() bool) {
 	s.check(err)
 	state, program := state.Start(launch.Facts{Boot: "1", Now: time.Now()})
 	if state.Trial != nil {
-		state, err = s.directory.Save(state)
-		s.check(err)
+		if counted, err := s.directory.Save(state); err == nil {
+			state = counted
+		} else { // skerry-launch starts no trial that it can't count
+			state.Trial, program = nil, state.Confirmed
+		}
 	}
 	ended := false
 	return upgrade.New(upgrade.Config{
@@ -109,6 +115,10 @@ func (s *system) do(o *drain.Operation) (work drain.Work, restarts bool) {
 		done <- w.Do(ctx, *o, func(w drain.Work) {
 			s.reports = append(s.reports, w)
 			o.Work = &w
+			if u := w.Upgrade; s.fetched != nil && u != nil && u.Fetched > 0 && u.Fetched == u.Size {
+				s.fetched()
+				s.fetched = nil
+			}
 		})
 	}()
 	for {
@@ -501,11 +511,106 @@ func TestConfigurationIsAnOverlay(t *testing.T) {
 		if raw, err := s.directory.ReadOverlay(state.Confirmed.Overlay); string(raw) != `{"log":{"verbosity":3}}` {
 			t.Errorf("the overlay is %q, %v", raw, err)
 		}
+		s.check(os.WriteFile(filepath.Join(s.directory.Overlays(), "earlier"), nil, 0o600))
 		if work, _ := s.do(configure("same", "{log: {verbosity: 3}}")); work.Reason != v1alpha1.OperationUnchanged {
 			t.Errorf("the same: %+v", work)
 		}
+		if left, err := os.ReadDir(s.directory.Overlays()); err != nil || len(left) != 1 || left[0].Name() != state.Confirmed.Overlay {
+			t.Errorf("overlays: %v, %v", left, err)
+		}
 		if _, restarts := s.do(configure("none", "{}")); !restarts {
 			t.Error("{} takes the overlay back")
+		}
+	})
+}
+
+// A configuration, and a version whose file is on the device, are not tried without a link: such a
+// trial would be healthy without one, and the device lost.
+func TestNoTrialWithoutALink(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSystem(t)
+		s.linked = false
+		o := operation(v1alpha1.NodeOperationSpec{Operation: v1alpha1.OperationConfig, Config: &v1alpha1.ConfigSpec{Patch: "log: {verbosity: 3}"}})
+		for _, rescue := range []protocol.Window{{}, {Min: 98, Max: 99}} {
+			s.rescue = rescue
+			if work, restarts := s.do(o); restarts || work.Tried || work.Message != "waits for the link" || work.Next.IsZero() {
+				t.Errorf("a configuration: restarts %t, %+v", restarts, work)
+			}
+		}
+		s.linked, s.rescue = true, protocol.Window{}
+		s.add("v1.4.0", "program", nil)
+		s.fetched = func() { s.linked = false }
+		o = operation(upgradeTo("v1.4.0"))
+		if work, restarts := s.do(o); restarts || work.Tried || work.Message != "waits for the link" {
+			t.Errorf("an upgrade whose link is cut after the download: restarts %t, %+v", restarts, work)
+		}
+		s.linked = true
+		if _, restarts := s.do(o); !restarts || o.Work.Offline {
+			t.Errorf("with a link: %+v", o.Work)
+		}
+	})
+}
+
+// A trial that skerry-launch can't count, as on a full disk, is not begun again and again.
+func TestFullDiskBeforeATrial(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSystem(t)
+		s.add("v1.4.0", "program", nil)
+		o := operation(upgradeTo("v1.4.0"))
+		if _, restarts := s.do(o); !restarts {
+			t.Fatalf("%+v", o.Work)
+		}
+		s.directory.Disk = &disk{full: true}
+		if work, restarts := s.do(o); restarts || !work.Tried || !strings.Contains(work.Message, "no space left") || work.Next.IsZero() {
+			t.Errorf("restarts %t, %+v", restarts, work)
+		}
+		s.directory.Disk = launch.System{}
+		if work, _ := s.do(o); work.Reason != v1alpha1.OperationConfirmed {
+			t.Errorf("with room: %+v", work)
+		}
+	})
+}
+
+// disk is this machine's, and may be full.
+type disk struct {
+	launch.System
+	full bool
+}
+
+func (d *disk) WriteFile(name string, data []byte, mode fs.FileMode) error {
+	if d.full {
+		return syscall.ENOSPC
+	}
+	return d.System.WriteFile(name, data, mode)
+}
+
+// A delta does not apply to a program that the disk has changed: the whole program is fetched then.
+func TestDeltaToADamagedProgram(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSystem(t)
+		base, program := incompressible(64<<10, 1), incompressible(64<<10, 2)
+		s.add("v1.3.5", string(base), nil)
+		o := operation(upgradeTo("v1.3.5"))
+		s.do(o)
+		s.do(o)
+		s.add("v1.4.0", string(program), nil)
+		packed, err := artefactrepo.Delta(base, program)
+		s.check(err)
+		_, err = s.repo.AddDelta("v1.4.0", "amd64", base, packed, program, nil)
+		s.check(err)
+		state, err := s.directory.Load()
+		s.check(err)
+		s.check(os.WriteFile(s.directory.Program(state.Confirmed.Slot), make([]byte, len(base)), 0o700))
+		o = operation(upgradeTo("v1.4.0"))
+		o.Name = "two"
+		if work, restarts := s.do(o); !restarts || work.Upgrade.Delta {
+			t.Fatalf("restarts %t, %+v, %+v", restarts, work, work.Upgrade)
+		}
+		if work, _ := s.do(o); work.Reason != v1alpha1.OperationConfirmed {
+			t.Errorf("%+v", work)
+		}
+		if left, _ := filepath.Glob(filepath.Join(s.dir, "artefacts", "*.part")); len(left) > 0 {
+			t.Errorf("files are left: %v", left)
 		}
 	})
 }
@@ -523,7 +628,7 @@ func (i *images) Credentials(_ context.Context, from v1alpha1.SecretReference) (
 	if from.Name != "ours" {
 		return nil, upgrade.ErrForeignSecret
 	}
-	return upgrade.Credentials{"registry": {Username: "u", Password: "p"}}, nil
+	return func(string) []upgrade.Credential { return []upgrade.Credential{{Username: "u", Password: "p"}} }, nil
 }
 
 func (i *images) Present(_ context.Context, image string) (bool, error) { return i.there[image], nil }
@@ -560,11 +665,19 @@ func TestImagesArePulledOnce(t *testing.T) {
 		if work.Ended != "" || work.Next.IsZero() || work.Images[1].Message != "the link is cut" {
 			t.Errorf("one that can't be pulled: %+v", work)
 		}
+		reports, pauses := len(s.reports), []time.Duration{}
+		for range 6 {
+			work, _ = s.do(o)
+			pauses = append(pauses, time.Until(work.Next))
+		}
+		if want := "[1m0s 2m0s 4m0s 5m0s 5m0s 5m0s]"; fmt.Sprint(pauses) != want || len(s.reports) != reports {
+			t.Errorf("further tries are after %v, want %s, and make %d reports", pauses, want, len(s.reports)-reports)
+		}
 		s.images.broken = nil
 		if work, _ = s.do(o); work.Reason != v1alpha1.OperationPulled {
 			t.Errorf("%+v", work)
 		}
-		if got := fmt.Sprint(s.images.pulls); got != "[a:1 b:1 b:1]" || !slices.Contains(s.images.kept, "a:1") || s.images.as[0]["registry"].Password != "p" {
+		if got := fmt.Sprint(slices.Compact(s.images.pulls)); got != "[a:1 b:1]" || !slices.Contains(s.images.kept, "a:1") || s.images.as[0]("a:1")[0].Password != "p" {
 			t.Errorf("pulled %s, kept %v, as %v", got, s.images.kept, s.images.as)
 		}
 	})

@@ -29,6 +29,7 @@ const (
 	standardTimeout = 10 * time.Minute
 	probation       = 24 * time.Hour
 	pause           = 30 * time.Second // after a fetch that failed, or while there is no link
+	maxPause        = 5 * time.Minute  // between two pulls that fail, as the kubelet's
 	poll            = 500 * time.Millisecond
 )
 
@@ -79,6 +80,8 @@ type Config struct {
 type Works struct {
 	config Config
 	began  time.Time // of this process
+	// damaged is the digest of a running program that a delta did not apply to.
+	damaged string
 }
 
 // New returns Works. It does not read the disk.
@@ -104,8 +107,8 @@ type Images interface {
 	Keep(ctx context.Context, image string) error
 }
 
-// Credentials are the user names and passwords of registries.
-type Credentials map[string]Credential
+// Credentials returns the logins to try for an image, in order.
+type Credentials func(image string) []Credential
 
 // Credential is the login of one registry.
 type Credential struct{ Username, Password string }
@@ -141,7 +144,11 @@ func (w *Works) arm(ctx context.Context, o drain.Operation, state launch.State, 
 	if ctx.Err() != nil {
 		return work
 	}
-	work.Tried, work.Message, work.Offline = true, "the trial begins", !w.config.Device.Reaches()
+	reaches := w.config.Device.Reaches()
+	if _, offline := w.source(o); !offline && !reaches { // a trial that never finds a link must not pass as healthy
+		return w.later(work, "waits for the link")
+	}
+	work.Tried, work.Message, work.Offline = true, "the trial begins", !reaches
 	report(work) // first: no cancellation ends it from here on
 	if ctx.Err() != nil {
 		work.Tried = false
