@@ -17,6 +17,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/apimachinery/pkg/types"
@@ -36,6 +37,8 @@ const (
 	// maxFile bounds a file that is sent, in bytes.
 	maxFile = 512 << 20
 	block   = 32 << 10
+	// stall is how long a device may take no byte: its stream is closed then, and its place is free.
+	stall = 5 * time.Minute
 )
 
 // Server serves devices.
@@ -176,11 +179,25 @@ func (s *Server) send(logger klog.Logger, node types.NodeName, from *os.File, to
 	defer s.leave(node)
 	defer to.Close()
 	defer from.Close()
-	n, err := io.CopyBuffer(struct{ io.Writer }{to}, struct{ io.Reader }{from}, make([]byte, block))
+	n, err := io.CopyBuffer(struct{ io.Writer }{patient{to}}, struct{ io.Reader }{from}, make([]byte, block))
 	s.bytes.Add(float64(n))
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		logger.Info("Closed a stream that its device did not read; the device continues the transfer", "bytes", n, "after", stall)
+		return
+	}
 	if err != nil && !errors.Is(err, io.ErrClosedPipe) {
 		logger.Error(err, "Failed to send an artefact; the device continues the transfer", "bytes", n)
 		return
 	}
 	logger.V(2).Info("Sent an artefact", "bytes", n)
+}
+
+// patient is a connection that waits for a bounded time until its peer takes a block.
+type patient struct{ net.Conn }
+
+func (p patient) Write(b []byte) (int, error) {
+	if err := p.SetWriteDeadline(time.Now().Add(stall)); err != nil {
+		return 0, err
+	}
+	return p.Conn.Write(b)
 }

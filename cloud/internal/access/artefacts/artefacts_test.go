@@ -10,6 +10,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 
@@ -104,6 +106,33 @@ func TestStreamsAreBounded(t *testing.T) {
 		t.Fatal(err)
 	}
 	conn.Close()
+}
+
+// A device that takes no byte loses its place, one that is slow does not.
+func TestStalledDeviceLosesItsPlace(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		dir := t.TempDir()
+		if err := os.WriteFile(filepath.Join(dir, "file"), make([]byte, 1<<20), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		s := artefacts.New(dir)
+		conn, err := s.Accept(t.Context(), "edge1", "artefact/file/0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 10 {
+			time.Sleep(4 * time.Minute)
+			if n, err := io.ReadFull(conn, make([]byte, 64<<10)); err != nil {
+				t.Fatalf("a slow device: %d bytes, %v", n, err)
+			}
+		}
+		time.Sleep(6 * time.Minute)
+		synctest.Wait()
+		if n := s.Count(); n != 0 {
+			t.Errorf("%d streams are open", n)
+		}
+		conn.Close()
+	})
 }
 
 func nodeName(n int) types.NodeName { return types.NodeName("edge" + strconv.Itoa(n)) }
