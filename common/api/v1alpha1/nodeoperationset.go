@@ -185,6 +185,8 @@ type OperationSetOrigin struct {
 	Template   string `json:"template"` // a digest of the template: the generation grows with every change of the spec
 	Retry      int32  `json:"retry,omitempty"`
 	Wave       int    `json:"wave"`
+	// Machine identifies the device's hardware, of operations that a device which replaces this one has to repeat.
+	Machine string `json:"machine,omitempty"`
 	// Withdrawn: the set's abort cancelled it; its end is no result.
 	Withdrawn bool `json:"withdrawn,omitempty"`
 }

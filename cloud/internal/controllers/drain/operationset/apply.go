@@ -142,7 +142,7 @@ func (l *leadership) create(ctx context.Context, change Create) error {
 // watch will bring it. An object of another origin would hold the wave up for ever.
 func (l *leadership) taken(ctx context.Context, change Create, name string) error {
 	o, err := l.operationKind.GetLive(ctx, kube.Key{Name: name})
-	if err != nil || o == nil || NewOperation(o).current(change.Set) {
+	if err != nil || o == nil || NewOperation(o).of(change.Set.UID) { // the plan deletes the one of another machine first
 		return err
 	}
 	return l.record(ctx, Record{Node: change.Node.Name, Add: []v1alpha1.OperationSetResult{{

@@ -49,11 +49,15 @@ func (s *Set) deadline() time.Duration {
 	return 30 * time.Minute
 }
 
-// origin is that of an operation which the set makes now.
-func (s *Set) origin(wave int) v1alpha1.OperationSetOrigin {
-	return v1alpha1.OperationSetOrigin{
+// origin is that of an operation which the set makes for a node now.
+func (s *Set) origin(wave int, n *Node) v1alpha1.OperationSetOrigin {
+	o := v1alpha1.OperationSetOrigin{
 		Set: s.Name, UID: string(s.UID), Generation: s.Generation, Template: s.Template, Retry: s.Spec.Retry, Wave: wave,
 	}
+	if v1alpha1.RightOf(s.Spec.Template.Operation) != "" {
+		o.Machine = n.Machine
+	}
+	return o
 }
 
 // OperationName is the name of the NodeOperation of a node. It contains the state of the set, so
@@ -67,11 +71,13 @@ func OperationName(o v1alpha1.OperationSetOrigin, node string) string {
 
 // Node is an edge node.
 type Node struct {
-	Name    string
-	UID     types.UID
-	Labels  labels.Set
-	Ready   corev1.ConditionStatus
-	Since   time.Time // of the last change of Ready, by the clock of who changed it
+	Name   string
+	UID    types.UID
+	Labels labels.Set
+	Ready  corev1.ConditionStatus
+	Since  time.Time // of the last change of Ready, by the clock of who changed it
+	// Machine identifies the hardware; "": unknown.
+	Machine string
 	Results []v1alpha1.OperationSetResult
 	// Unread: the annotation is there and can't be read. No operation begins here: it may have had
 	// a result.
@@ -81,6 +87,10 @@ type Node struct {
 // NewNode reads a Node.
 func NewNode(n *corev1.Node) *Node {
 	node := &Node{Name: n.Name, UID: n.UID, Labels: n.Labels, Ready: corev1.ConditionUnknown}
+	if id := n.Status.NodeInfo.SystemUUID; id != "" {
+		sum := sha256.Sum256([]byte(id))
+		node.Machine = hex.EncodeToString(sum[:4])
+	}
 	for _, c := range n.Status.Conditions {
 		if c.Type == corev1.NodeReady {
 			node.Ready, node.Since = c.Status, c.LastTransitionTime.Time
@@ -138,10 +148,18 @@ func (n *Node) result(set types.UID) *v1alpha1.OperationSetResult {
 // again.
 func (n *Node) ended(s *Set) *v1alpha1.OperationSetResult {
 	r := n.result(s.UID)
-	if r == nil || r.Template != s.Template || r.Result != v1alpha1.ResultDone && r.Retry < s.Spec.Retry {
+	if r == nil || n.replaced(r.Machine) || r.Template != s.Template || r.Result != v1alpha1.ResultDone && r.Retry < s.Spec.Retry {
 		return nil
 	}
 	return r
+}
+
+// replaced reports whether the node was another machine when something was done there: a device that
+// takes over the name of a broken one has none of its versions, configurations and images. Only
+// operations that may be repeated name a machine, since boards without an ID of their own have
+// another one after each installation.
+func (n *Node) replaced(machine string) bool {
+	return machine != "" && n.Machine != "" && machine != n.Machine
 }
 
 // Stage is the progress of an operation.
@@ -209,6 +227,9 @@ const reasonWaiting = "Waiting"
 
 // of reports whether the operation is one of a set, of any of its states.
 func (o *Operation) of(set types.UID) bool { return o.Origin != nil && o.Origin.UID == string(set) }
+
+// elsewhere reports whether the operation was made for another machine than the node is now.
+func (o *Operation) elsewhere(n *Node) bool { return o.Origin != nil && n.replaced(o.Origin.Machine) }
 
 // current reports whether the operation is that of the set as it is now.
 func (o *Operation) current(s *Set) bool {

@@ -78,18 +78,25 @@ func (p *planner) index() {
 	for _, s := range p.Sets {
 		p.sets[s.UID] = s
 	}
+	for _, n := range p.Nodes {
+		p.nodes[n.Name] = n
+	}
 	for _, o := range p.Operations {
 		p.byNode[o.Node] = append(p.byNode[o.Node], o)
-		if o.Stage != Ended {
-			p.busy[o.Node] = true
-			if o.Origin != nil {
-				p.taken[o.Node] = true
-				p.free--
-			}
+		if o.Stage == Ended {
+			continue
+		}
+		p.busy[o.Node] = true
+		if o.Origin == nil {
+			continue
+		}
+		p.taken[o.Node] = true
+		// One that was cancelled on a node without a link may stay for months.
+		if n := p.nodes[o.Node]; n != nil && (n.linked() || !o.Cancel) {
+			p.free--
 		}
 	}
 	for _, n := range p.Nodes {
-		p.nodes[n.Name] = n
 		for _, pool := range p.Pools {
 			if pool.Matches(n.Labels) {
 				p.pools[n.Name] = append(p.pools[n.Name], pool.Name)
@@ -184,16 +191,18 @@ func (p *planner) classify(s *Set, m *member) {
 	for _, o := range p.byNode[m.node.Name] {
 		switch {
 		case !o.of(s.UID):
-		case o.current(s):
+		case o.current(s) && !o.elsewhere(m.node):
 			m.op, m.begun, m.was = o, true, o.Origin.Wave
 		case o.Stage == Running:
-			m.busy = true
-			p.cancel(s, o)
-		case o.Stage == Ended && o.Origin.Template == s.Template && o.Result == v1alpha1.ResultDone && m.result == nil:
+			p.outdated(s, m, o)
+		case o.Stage == Ended && !o.elsewhere(m.node) && o.Origin.Template == s.Template && o.Result == v1alpha1.ResultDone && m.result == nil:
 			p.record(s, m, o, o.Result, "", "") // it was done after all, before it was tried again
 			fallthrough
 		default:
 			p.changes.Delete = append(p.changes.Delete, o)
+			if o.elsewhere(m.node) {
+				p.taken[m.node.Name] = true // the next one has the same name
+			}
 		}
 	}
 	if m.op != nil {
@@ -250,10 +259,9 @@ func (p *planner) follow(s *Set, m *member) {
 
 // overdue ends an operation after the deadline of its node.
 func (p *planner) overdue(s *Set, m *member) {
-	o, end := m.op, m.op.Created.Add(s.deadline()+waits(s))
+	o := m.op
 	switch {
-	case p.Now.Before(end):
-		p.changes.again(end)
+	case !p.late(s, o):
 		return
 	case m.result == nil && !o.Taken && !m.node.linked(): // it may never have come to the device
 	case m.result == nil:
@@ -265,6 +273,30 @@ func (p *planner) overdue(s *Set, m *member) {
 	} else if !o.Cancel {
 		p.changes.Cancel = append(p.changes.Cancel, o)
 	}
+}
+
+// outdated waits for the end of an operation that runs for an earlier state of the set. After its
+// deadline it is cancelled, and a node without a link is waited for no longer.
+func (p *planner) outdated(s *Set, m *member, o *Operation) {
+	if late := p.late(s, o); !late {
+		m.busy = true
+		p.cancel(s, o)
+		return
+	}
+	m.busy = m.node.linked()
+	if !o.Cancel {
+		p.changes.Cancel = append(p.changes.Cancel, o)
+	}
+}
+
+// late reports whether an operation's deadline is over; the plan is made again at that time.
+func (p *planner) late(s *Set, o *Operation) bool {
+	end := o.Created.Add(s.deadline() + waits(s))
+	if p.Now.Before(end) {
+		p.changes.again(end)
+		return false
+	}
+	return true
 }
 
 // cancel cancels an operation that runs, for abort.
@@ -281,7 +313,7 @@ func (p *planner) made(s *Set, m *member, result v1alpha1.OperationResult, reaso
 		wave = m.was
 	}
 	return &v1alpha1.OperationSetResult{
-		OperationSetOrigin: s.origin(wave), Result: result, Reason: cut(reason, maxText), Message: cut(message, maxText), At: metav1.NewTime(p.Now).Rfc3339Copy(),
+		OperationSetOrigin: s.origin(wave, m.node), Result: result, Reason: cut(reason, maxText), Message: cut(message, maxText), At: metav1.NewTime(p.Now).Rfc3339Copy(),
 	}
 }
 
@@ -335,7 +367,7 @@ func (p *planner) begin(v *view) {
 			v.full = cmp.Or(v.full, fmt.Sprintf("node %s waits for NodePool %s, of which %d nodes are unavailable (spec.maxUnavailablePerPool)", m.node.Name, pool, unavailable[pool]))
 			continue
 		}
-		p.changes.Create = append(p.changes.Create, Create{v.set, m.node, v.set.origin(m.wave)})
+		p.changes.Create = append(p.changes.Create, Create{v.set, m.node, v.set.origin(m.wave, m.node)})
 		m.begun, m.was, m.op = true, m.wave, &Operation{Node: m.node.Name, Created: p.Now}
 		p.taken[m.node.Name], p.busy[m.node.Name] = true, true
 		slots, p.free = slots-1, p.free-1
@@ -448,9 +480,8 @@ func (p *planner) sweep() {
 			if o.Stage != Running {
 				p.changes.Delete = append(p.changes.Delete, o)
 			}
-		case p.nodes[o.Node] == nil && o.Stage != Running:
-			p.changes.Delete = append(p.changes.Delete, o)
-		case p.claimed[claim{o.Node, o.Kind}] != p.sets[set] && o.Stage != Running: // the set selects the node no more
+		case p.nodes[o.Node] != nil && p.claimed[claim{o.Node, o.Kind}] == p.sets[set]:
+		case o.Stage != Running || p.late(p.sets[set], o): // the node is gone, or the set selects it no more
 			p.changes.Delete = append(p.changes.Delete, o)
 		}
 	}

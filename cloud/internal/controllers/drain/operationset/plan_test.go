@@ -405,6 +405,107 @@ func TestPlan_Deadline(t *testing.T) {
 	w.expect("the end", "a", "wave 1/1 done 2/3 running 0 offline 0 failed 1 refused 0: Complete")
 }
 
+// An operation for an earlier template on a device that went offline with it holds nobody up after
+// its deadline, and is cancelled; the device gets the newest template when it is back.
+func TestPlan_OfflineWithAnEarlierTemplate(t *testing.T) {
+	w := newWorld(t, 2)
+	s := w.set("a", func(s *v1alpha1.NodeOperationSetSpec) { s.MaxParallel = number(1) })
+	w.steps()
+	lost := w.running()[0]
+	w.report(lost, "Running")
+	w.ready(lost, corev1.ConditionUnknown)
+	s.Spec.Template.Drain, s.Generation = v1alpha1.DrainSkip, 2
+	w.steps()
+	w.expect("before the deadline", "a", "wave 1/1 done 0/2 running 1 offline 0 failed 0 refused 0: Progressing")
+	w.after(31 * time.Minute)
+	w.steps()
+	if o := w.of(lost); o == nil || !o.Spec.Cancel || o.Spec.Drain == v1alpha1.DrainSkip {
+		t.Fatalf("the lost one has %+v", o)
+	}
+	for _, n := range w.running() {
+		if n != lost {
+			w.report(n, "Booted")
+		}
+	}
+	w.steps()
+	w.expect("the deadline", "a", "wave 1/1 done 1/2 running 0 offline 1 failed 0 refused 0: Complete")
+	w.ready(lost, corev1.ConditionTrue)
+	w.steps()
+	w.report(lost, "Cancelled")
+	w.finish()
+	w.expect("it is back", "a", "wave 1/1 done 2/2 running 0 offline 0 failed 0 refused 0: Complete")
+}
+
+// An operation of a node that was deleted, or that the set selects no more, does not stay for ever
+// where its device never ends it; and 500 of devices that are lost hold up no others.
+func TestPlan_LostOperations(t *testing.T) {
+	w := newWorld(t, v1alpha1.MaxOperationsAtOnce)
+	w.set("a", func(s *v1alpha1.NodeOperationSetSpec) {
+		s.MaxParallel, s.FailureThreshold = number(v1alpha1.MaxOperationsAtOnce), number(v1alpha1.MaxOperationsAtOnce)
+		s.NodeSelector = &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{{Key: "out", Operator: metav1.LabelSelectorOpDoesNotExist}}}
+	})
+	w.steps()
+	for _, n := range w.running() {
+		w.report(n, "Running")
+		w.ready(n, corev1.ConditionUnknown)
+	}
+	w.node("late", nil)
+	w.steps()
+	if w.of("late") != nil {
+		t.Fatal("more operations are made than may run at once")
+	}
+	delete(w.nodes, "n1")
+	w.nodes["n2"].Labels["out"] = ""
+	w.after(31 * time.Minute)
+	w.steps()
+	if w.of("n1") != nil || w.of("n2") != nil || w.of("n3") == nil || w.of("late") == nil {
+		t.Errorf("%d operations are left, of n1 %v, n2 %v, n3 %v, late %v", len(w.operations), w.of("n1"), w.of("n2"), w.of("n3"), w.of("late"))
+	}
+}
+
+// A device that takes over the name of a broken one gets the version, configuration and images
+// again; it is not rebooted again.
+func TestPlan_ReplacedDevice(t *testing.T) {
+	for kind, again := range map[v1alpha1.OperationType]bool{v1alpha1.OperationUpgrade: true, v1alpha1.OperationConfig: true, v1alpha1.OperationReboot: false} {
+		t.Run(string(kind), func(t *testing.T) {
+			w := newWorld(t, 1)
+			w.set("a", func(s *v1alpha1.NodeOperationSetSpec) { s.Template.Operation = kind })
+			w.nodes["n1"].Status.NodeInfo.SystemUUID = "1b4e28ba-2fa1-11d2-883f-0016d3cca427"
+			w.finish()
+			w.nodes["n1"].Status.NodeInfo.SystemUUID = "" // of a status that was lost
+			w.finish()
+			if len(w.created) != 1 {
+				t.Fatalf("%d operations", len(w.created))
+			}
+			w.nodes["n1"].Status.NodeInfo.SystemUUID = "6fa459ea-ee8a-3ca4-894e-db77e160355e"
+			w.finish()
+			if twice := len(w.created) == 2; twice != again {
+				t.Errorf("%d operations", len(w.created))
+			}
+			w.expect("the end", "a", "wave 1/1 done 1/1 running 0 offline 0 failed 0 refused 0: Complete")
+		})
+	}
+}
+
+// The digest of a template must not change with a release of cloudcore: all nodes would get their
+// operations again.
+func TestTemplateDigestIsStable(t *testing.T) {
+	for want, text := range map[string]string{
+		"74f04e84e5286e9a": `{"operation": "Reboot", "drain": "Required", "whenUnreachable": "Defer"}`,
+		"c8b526fc0d5ff6bb": `{"operation": "Upgrade", "drain": "Required", "whenUnreachable": "Defer", "healthTimeout": "10m0s", "window": {"start": "22:00", "end": "05:00"}, "upgrade": {"version": "v1.4.0"}}`,
+		"7205cab96c7e24c3": `{"operation": "Config", "drain": "Required", "whenUnreachable": "Defer", "config": {"patch": "{}"}}`,
+		"e9bb71271e14db94": `{"operation": "ImagePull", "drain": "Required", "whenUnreachable": "Defer", "imagePull": {"images": ["a:1"], "pullSecret": {"namespace": "shop", "name": "registry"}}}`,
+	} {
+		o := &v1alpha1.NodeOperationSet{}
+		if err := json.Unmarshal([]byte(text), &o.Spec.Template); err != nil {
+			t.Fatal(err)
+		}
+		if got := operationset.NewSet(o).Template; got != want {
+			t.Errorf("%s\nhas digest %s, want %s", text, got, want)
+		}
+	}
+}
+
 // A node that becomes NotReady while its wave soaks holds the next one up, and counts as failed
 // after the deadline.
 func TestPlan_NotReadyWhileItSoaks(t *testing.T) {
