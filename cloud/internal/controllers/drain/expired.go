@@ -40,12 +40,15 @@ func expire(all []*v1alpha1.NodeOperation, now time.Time, remove func(*v1alpha1.
 }
 
 // expiry is when an operation is to be deleted; false: not as it is. completedAt is by the device's
-// clock, so one that is behind deletes early, and no operation that has not ended.
+// clock: where that is behind, as in 1970, the operation stays for its time from its creation on.
 func expiry(o *v1alpha1.NodeOperation) (time.Time, bool) {
 	ttl, ended := o.Spec.TTLSecondsAfterFinished, o.Status.CompletedAt
 	switch {
 	case ttl == nil || ended == nil || o.DeletionTimestamp != nil, o.Labels[v1alpha1.OperationSetLabel] != "", again(o), holds(o):
 		return time.Time{}, false
+	}
+	if ended.Before(&o.CreationTimestamp) {
+		ended = &o.CreationTimestamp
 	}
 	return ended.Add(time.Duration(*ttl) * time.Second), true
 }

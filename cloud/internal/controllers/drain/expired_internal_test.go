@@ -38,6 +38,7 @@ func TestExpire(t *testing.T) {
 		operation("at-once", new(int32(0)), time.Millisecond, nil),
 		operation("soon", new(minute), 40*time.Second, nil),
 		operation("later", new(minute), 10*time.Second, nil),
+		operation("by-a-clock-of-1970", new(minute), 50*365*24*time.Hour, func(o *v1alpha1.NodeOperation) { o.CreationTimestamp = metav1.NewTime(now.Add(-30 * time.Second)) }),
 		operation("stays", nil, time.Hour, nil),
 		operation("running", new(minute), 0, nil),
 		operation("again", new(minute), time.Hour, func(o *v1alpha1.NodeOperation) { o.Spec.Retry = 1 }),
