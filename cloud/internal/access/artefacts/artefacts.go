@@ -37,7 +37,7 @@ const (
 	// maxFile bounds a file that is sent, in bytes.
 	maxFile = 512 << 20
 	block   = 32 << 10
-	// stall is how long a device may take no byte: its stream is closed then, and its place is free.
+	// stall is how long a device may take no byte: its stream is closed then.
 	stall = 5 * time.Minute
 )
 

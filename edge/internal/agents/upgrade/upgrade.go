@@ -16,14 +16,6 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/core/launch"
 )
 
-// source returns the source of an operation's artefact.
-func (w *Works) source(o drain.Operation) (from artefact.Source, offline bool) {
-	if o.Request != "" && o.RequestedBy == v1alpha1.RequestedOnDevice {
-		return w.config.Bundle, true
-	}
-	return w.config.Cloud, false
-}
-
 // upgrade brings an operation to its trial.
 func (w *Works) upgrade(ctx context.Context, o drain.Operation, state launch.State, work drain.Work, report func(drain.Work)) drain.Work {
 	spec := *o.Spec.Upgrade

@@ -139,6 +139,14 @@ func tail(s string, most int) string {
 	return s
 }
 
+// source returns the source of an operation's artefact.
+func (w *Works) source(o drain.Operation) (from artefact.Source, offline bool) {
+	if o.Request != "" && o.RequestedBy == v1alpha1.RequestedOnDevice {
+		return w.config.Bundle, true
+	}
+	return w.config.Cloud, false
+}
+
 // arm sets the program to try, and starts it.
 func (w *Works) arm(ctx context.Context, o drain.Operation, state launch.State, p launch.Program, work drain.Work, report func(drain.Work)) drain.Work {
 	if ctx.Err() != nil {

@@ -23,6 +23,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/theupdateframework/go-tuf/v2/metadata"
@@ -371,6 +372,60 @@ func plain(name string) bool {
 		}
 	}
 	return true
+}
+
+// stall is how long a stream may bring no byte: it is closed then, so that a cloud whose disk hangs
+// does not hold up this device's other operations.
+const stall = 5 * time.Minute
+
+// open opens a file of a source. Its stream ends with ctx, and after stall without a byte.
+func open(ctx context.Context, from Source, name string, offset int64) (io.ReadCloser, error) {
+	opening, cancel := context.WithCancelCause(ctx)
+	timer := time.AfterFunc(stall, func() { cancel(errStalled) })
+	r, err := from.Open(opening, name, offset)
+	timer.Stop()
+	if err != nil {
+		cancel(nil)
+		return nil, err
+	}
+	s := &stream{ReadCloser: r, cancel: cancel}
+	s.stop = context.AfterFunc(ctx, func() { _ = r.Close() })
+	s.timer = time.AfterFunc(stall, func() {
+		s.stalled.Store(true)
+		_ = r.Close()
+	})
+	return s, nil
+}
+
+var errStalled = fmt.Errorf("no byte came for %v", stall)
+
+// stream is a file that is read.
+type stream struct {
+	io.ReadCloser
+	cancel  context.CancelCauseFunc
+	stop    func() bool
+	timer   *time.Timer
+	stalled atomic.Bool
+}
+
+// Read implements io.Reader.
+func (s *stream) Read(b []byte) (int, error) {
+	n, err := s.ReadCloser.Read(b)
+	if n > 0 {
+		s.timer.Reset(stall)
+	}
+	if err != nil && s.stalled.Load() {
+		err = errStalled
+	}
+	return n, err
+}
+
+// Close implements io.Closer.
+func (s *stream) Close() error {
+	s.timer.Stop()
+	s.stop()
+	s.cancel(nil)
+	return s.ReadCloser.Close()
 }
 
 // read reads a file of metadata.

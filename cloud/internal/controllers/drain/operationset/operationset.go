@@ -154,9 +154,9 @@ func (n *Node) ended(s *Set) *v1alpha1.OperationSetResult {
 	return r
 }
 
-// replaced reports whether the node was another machine when something was done there: a device that
-// takes over the name of a broken one has none of its versions, configurations and images. Only
-// operations that may be repeated name a machine, since boards without an ID of their own have
+// replaced reports whether the node was another machine when something was done there: a device
+// that takes over the name of a broken one has none of its versions, configurations and images.
+// Only operations that may be repeated name a machine, since boards without an ID of their own have
 // another one after each installation.
 func (n *Node) replaced(machine string) bool {
 	return machine != "" && n.Machine != "" && machine != n.Machine
