@@ -1,5 +1,6 @@
 // Command sbom prints the CycloneDX bill of materials of a Go program: the modules that its linker
-// recorded (debug/buildinfo), with their checksums and licences. The same program gives the same bytes.
+// recorded (debug/buildinfo), with their checksums and licences. The same program gives the same
+// bytes.
 package main
 
 import (
