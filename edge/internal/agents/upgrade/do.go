@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"regexp"
 	"time"
 
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
@@ -30,6 +31,9 @@ func (w *Works) Check(o *drain.Operation) error {
 	if s.Operation != v1alpha1.OperationImagePull && !w.config.Launched {
 		return errors.New("this edgecore was not started by skerry-launch: the unit of the package does that")
 	}
+	if err := formats(s); err != nil {
+		return err
+	}
 	if s.Window != nil {
 		if _, err := windowOf(*s.Window, w.config.Zone); err != nil {
 			return fmt.Errorf("window: %w", err)
@@ -37,6 +41,42 @@ func (w *Works) Check(o *drain.Operation) error {
 	}
 	return nil
 }
+
+// formats checks the fields as kube-apiserver does: their values come from a cloud that may not
+// have asked it.
+func formats(s v1alpha1.NodeOperationSpec) error {
+	const name = `[a-z0-9]+([._-]+[a-z0-9]+)*`
+	check := func(field, value, pattern string, most int) error {
+		if len(value) > most || !regexp.MustCompile(`\A(`+pattern+`)\z`).MatchString(value) {
+			return fmt.Errorf("%s: %.64q has another format", field, value)
+		}
+		return nil
+	}
+	var errs []error
+	if u := s.Upgrade; u != nil {
+		errs = append(errs, check("upgrade.version", u.Version, `v[0-9]{1,6}\.[0-9]{1,6}\.[0-9]{1,6}([-+][0-9A-Za-z.+-]{1,64})?`, 96),
+			check("upgrade.digest", u.Digest, `(sha256:[0-9a-f]{64})?`, 71))
+	}
+	if p := s.ImagePull; p != nil {
+		if len(p.Images) == 0 || len(p.Images) > maxImages {
+			errs = append(errs, fmt.Errorf("imagePull.images: %d images, must be 1 to %d", len(p.Images), maxImages))
+		}
+		for _, image := range p.Images[:min(len(p.Images), maxImages)] {
+			errs = append(errs, check("imagePull.images", image, name+`(:[0-9]{1,5})?(/`+name+`)*(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(@sha256:[0-9a-f]{64})?`, 384))
+		}
+		if from := p.PullSecret; from != nil {
+			errs = append(errs, check("imagePull.pullSecret.namespace", from.Namespace, `[a-z0-9]([-a-z0-9]*[a-z0-9])?`, 63),
+				check("imagePull.pullSecret.name", from.Name, `[a-z0-9]([-a-z0-9.]*[a-z0-9])?`, 253))
+		}
+	}
+	if w := s.Window; w != nil {
+		errs = append(errs, check("window.timeZone", w.TimeZone, `([A-Za-z][A-Za-z0-9_+-]*(/[A-Za-z0-9_+-]+){0,2})?`, 64))
+	}
+	return errors.Join(errs...)
+}
+
+// maxImages bounds the images of an operation, as the CustomResourceDefinition does.
+const maxImages = 32
 
 // Do implements drain.Works.
 func (w *Works) Do(ctx context.Context, o drain.Operation, report func(drain.Work)) drain.Work {

@@ -48,7 +48,8 @@ type system struct {
 	zone      *time.Location
 	images    images
 	reports   []drain.Work
-	fetched   func() // called when a file is complete; may be nil
+	ahead     time.Duration // how far the cloud's time is ahead of the device's clock
+	fetched   func()        // called when a file is complete; may be nil
 }
 
 func newSystem(t *testing.T) *system {
@@ -96,7 +97,7 @@ func (s *system) process() (w *upgrade.Works, restarted func() bool) {
 		Cloud:     artefact.Files(s.repo.Dir), Bundle: artefact.Files(s.repo.Dir), Device: device{s}, Images: &s.images,
 		Checks:   func(context.Context) ([]v1alpha1.HealthCheck, error) { return s.checks, nil },
 		Writable: func() error { return s.writable }, Restart: func() { ended = true }, Log: func() string { return "the end of the log" },
-		Version: s.version, Arch: "amd64", Now: time.Now, Zone: s.zone,
+		Version: s.version, Arch: "amd64", Now: time.Now, Clock: func() time.Time { return time.Now().Add(s.ahead) }, Zone: s.zone,
 	}), func() bool { return ended }
 }
 
@@ -160,6 +161,50 @@ func (d device) Judge(patch []byte) error {
 		return errors.New("modules.drain.hooks")
 	}
 	return nil
+}
+
+// The device itself accepts no value that a shell, a path or a command line would interpret.
+func TestFleet_09_DeviceChecksTheFormats(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSystem(t)
+		w, _ := s.process()
+		pull := func(images []string, namespace, name string) v1alpha1.NodeOperationSpec {
+			return v1alpha1.NodeOperationSpec{Operation: v1alpha1.OperationImagePull, ImagePull: &v1alpha1.ImagePullSpec{Images: images, PullSecret: &v1alpha1.SecretReference{Namespace: namespace, Name: name}}}
+		}
+		in := func(window v1alpha1.OperationWindow) v1alpha1.NodeOperationSpec {
+			spec := upgradeTo("v1.4.0")
+			spec.Window = &window
+			return spec
+		}
+		digest := "sha256:" + strings.Repeat("0", 64)
+		for _, good := range []v1alpha1.NodeOperationSpec{
+			upgradeTo("v1.4.0"), upgradeTo("v1.4.0-rc.1+k8s1.36"), pull([]string{"a:1", "registry.example.com:5000/shop/till:1.4@" + digest}, "shop", "registry.example"),
+			in(v1alpha1.OperationWindow{Start: "22:00", End: "04:00", TimeZone: "America/Argentina/Salta"}),
+			{Operation: v1alpha1.OperationUpgrade, Upgrade: &v1alpha1.UpgradeSpec{Version: "v1.4.0", Digest: digest}},
+		} {
+			if err := w.Check(operation(good)); err != nil {
+				t.Errorf("%+v: %v", good, err)
+			}
+		}
+		for _, value := range []string{"$(x)", "../x", "v1.4.0/../x", "v1.4.0\nx", "v1.4.0\n", `v1.4.0"`, "v1.4.0'", "v1.4.0;x", "v1.4.0 x", "`x`", "-x", "v1.4.0\x00"} {
+			for field, spec := range map[string]v1alpha1.NodeOperationSpec{
+				"upgrade.version":                upgradeTo(value),
+				"upgrade.digest":                 {Operation: v1alpha1.OperationUpgrade, Upgrade: &v1alpha1.UpgradeSpec{Version: "v1.4.0", Digest: value}},
+				"imagePull.images":               pull([]string{"a:1", value}, "shop", "registry"),
+				"imagePull.pullSecret.namespace": pull([]string{"a:1"}, value, "registry"),
+				"imagePull.pullSecret.name":      pull([]string{"a:1"}, "shop", value),
+				"window.timeZone":                in(v1alpha1.OperationWindow{Start: "22:00", End: "04:00", TimeZone: value}),
+				"window":                         in(v1alpha1.OperationWindow{Start: value, End: "04:00"}),
+			} {
+				if err := w.Check(operation(spec)); err == nil || !strings.Contains(err.Error(), field+": ") {
+					t.Errorf("%s %q: %v", field, value, err)
+				}
+			}
+		}
+		if err := w.Check(operation(pull(make([]string, 33), "shop", "registry"))); err == nil {
+			t.Error("33 images are accepted")
+		}
+	})
 }
 
 // An unusable artefact is refused before a byte is fetched, with the reason.
@@ -330,6 +375,39 @@ func TestFleet_22_WindowIsTheDevices(t *testing.T) {
 		time.Sleep(time.Until(work.Next))
 		if _, restarts := s.do(o); !restarts {
 			t.Errorf("in its window: %+v", o.Work)
+		}
+	})
+}
+
+// A window that is days away is asked for every few hours, not all the time; and it is that of the
+// time that the cloud has sent, where the device's own clock is wrong.
+func TestWindowIsDaysAway(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) { // a Saturday
+		s := newSystem(t)
+		s.add("v1.4.0", "program", nil)
+		spec := upgradeTo("v1.4.0")
+		spec.Window = &v1alpha1.OperationWindow{Days: []v1alpha1.Weekday{"Tue"}, Start: "03:00", End: "05:00"}
+		o := operation(spec)
+		tries := 0
+		for ; tries < 100; tries++ {
+			work, restarts := s.do(o)
+			if restarts {
+				break
+			}
+			if wait := time.Until(work.Next); wait <= 0 || wait > 4*time.Hour {
+				t.Fatalf("it is asked again after %v", wait)
+			}
+			time.Sleep(time.Until(work.Next))
+		}
+		if want := time.Date(2000, 1, 4, 3, 0, 0, 0, time.UTC); !time.Now().Truncate(time.Minute).Equal(want) || tries > 20 {
+			t.Errorf("after %d tries it switches at %v, want %v", tries, time.Now(), want)
+		}
+		s = newSystem(t)
+		s.add("v1.4.0", "program", nil)
+		s.ahead = 24 * time.Hour // of the device's clock: it is Wednesday there
+		spec.Window.Days = []v1alpha1.Weekday{"Wed"}
+		if _, restarts := s.do(operation(spec)); !restarts {
+			t.Error("it does not switch in its window")
 		}
 	})
 }

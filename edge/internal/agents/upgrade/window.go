@@ -61,7 +61,11 @@ func (w window) next(now time.Time) time.Time {
 	return now // there is always one within a week
 }
 
-// closed reports whether an operation has to wait for its window, and until when.
+// mostWait is how long an operation waits at most before its window is computed again: a clock may
+// have been set since.
+const mostWait = 4 * time.Hour
+
+// closed reports whether an operation has to wait for its window, and when to ask again.
 func (w *Works) closed(o drain.Operation) (bool, time.Time) {
 	if o.Spec.Window == nil {
 		return false, time.Time{}
@@ -70,7 +74,7 @@ func (w *Works) closed(o drain.Operation) (bool, time.Time) {
 	if err != nil {
 		return true, w.config.Now().Add(pause)
 	}
-	now := w.config.Now()
-	next := open.next(now)
-	return next.After(now), next
+	now := w.config.Clock()
+	wait := open.next(now).Sub(now)
+	return wait > 0, w.config.Now().Add(min(wait, mostWait))
 }

@@ -73,7 +73,10 @@ type Config struct {
 	Version string // of this process
 	Arch    string
 	Now     func() time.Time
-	Zone    *time.Location // the device's own
+	// Clock is the best that is known of the time, for windows: the device's own clock may be
+	// wrong. nil: Now.
+	Clock func() time.Time
+	Zone  *time.Location // the device's own
 }
 
 // Works carries the operations out.
@@ -85,7 +88,12 @@ type Works struct {
 }
 
 // New returns Works. It does not read the disk.
-func New(c Config) *Works { return &Works{config: c, began: c.Now()} }
+func New(c Config) *Works {
+	if c.Clock == nil {
+		c.Clock = c.Now
+	}
+	return &Works{config: c, began: c.Now()}
+}
 
 // ID identifies an operation's attempt; the state of package launch has it.
 func ID(o drain.Operation) string {
