@@ -93,10 +93,10 @@ func Args(check cobra.PositionalArgs) cobra.PositionalArgs {
 	}
 }
 
-// Logging sets klog up, on standard error, and returns ctx with the logger. klog is global by its
-// nature; a process calls this once, before anything logs.
-func Logging(ctx context.Context, format string, verbosity int) (context.Context, *logging.Log) {
-	log, logger := logging.New(logging.Config{Format: format, Verbosity: verbosity, Output: os.Stderr})
+// Logging sets klog up, on standard error and on further writers, and returns ctx with the logger.
+// klog is global by its nature; a process calls this once, before anything logs.
+func Logging(ctx context.Context, format string, verbosity int, also ...io.Writer) (context.Context, *logging.Log) {
+	log, logger := logging.New(logging.Config{Format: format, Verbosity: verbosity, Output: io.MultiWriter(append([]io.Writer{os.Stderr}, also...)...)})
 	klog.SetLoggerWithOptions(logger, klog.ContextualLogger(true))
 	return logr.NewContext(ctx, logger), log
 }

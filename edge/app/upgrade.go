@@ -10,7 +10,6 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
-	"runtime/debug"
 	"slices"
 	"strings"
 	"time"
@@ -104,21 +103,6 @@ func launched() (launch.Directory, bool) {
 func OnTrial() bool {
 	started, ok := launch.FromEnvironment()
 	return ok && started.Trial
-}
-
-// LogTrial has the crash of a trial written to a file besides: its operation reports the end of it.
-func LogTrial(ctx context.Context) {
-	started, ok := launch.FromEnvironment()
-	if !ok || !started.Trial {
-		return
-	}
-	f, err := os.Create(filepath.Join(started.Dir, trialLog))
-	if err == nil {
-		err = errors.Join(debug.SetCrashOutput(f, debug.CrashOptions{}), f.Close())
-	}
-	if err != nil {
-		klog.FromContext(ctx).Error(err, "Failed to open the log of the trial")
-	}
 }
 
 // Overlaid returns edgecore.yaml with the overlay that this process was started with. An invalid
@@ -222,7 +206,7 @@ func (a *App) newWorks(cloud *rest.Config) (*upgrade.Works, error) {
 		Writable: func() error { return executable(directory.Path) },
 		Restart:  a.switching.start,
 		Log:      func() string { return readTail(filepath.Join(directory.Path, trialLog), 4<<10) },
-		Version:  version.Skerry(), Arch: runtime.GOARCH, Now: time.Now, Zone: time.Local,
+		Version:  version.Skerry(), Arch: runtime.GOARCH, Now: time.Now, Clock: a.clock.Now, Zone: time.Local,
 	})
 	return a.works, nil
 }
@@ -400,10 +384,20 @@ func runningContainers(ctx context.Context, endpoint string) (map[string]bool, e
 	return all, nil
 }
 
-// ready reports whether the kubelet of this process has called the node Ready.
+// ready reports whether the kubelet of this process has set the node Ready.
 func (d *device) ready(node *corev1.Node) bool {
+	return readySince(node, d.began.Round(0), time.Now(), time.Since(d.began))
+}
+
+// readySince reports whether the node was set Ready since a process began, which runs for so long.
+// A clock that was put back since then must not make the process unhealthy.
+func readySince(node *corev1.Node, began, now time.Time, runs time.Duration) bool {
+	if at := now.Add(-runs); at.Before(began) {
+		began = at
+	}
 	return slices.ContainsFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool {
-		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue && !c.LastHeartbeatTime.Time.Before(d.began.Truncate(time.Second))
+		at := c.LastHeartbeatTime.Time
+		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue && !at.Before(began.Truncate(time.Second)) && !at.After(now)
 	})
 }
 

@@ -1,7 +1,11 @@
 package app
 
 import (
+	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -13,7 +17,7 @@ import (
 func TestCredentialsOfImages(t *testing.T) {
 	hub := "docker" + ".io" // its entry in a Secret has another name than its images
 	secret := &corev1.Secret{Type: corev1.SecretTypeDockerConfigJson, Data: map[string][]byte{corev1.DockerConfigJsonKey: []byte(`{"auths": {
-		"https://index.`+hub+`/v1/": {"username": "hub", "password": "p"}, "registry.example.com/team": {"auth": "dGVhbTpw"}, "registry.example.com": {"username": "all", "password": "p"}
+		"https://index.` + hub + `/v1/": {"username": "hub", "password": "p"}, "registry.example.com/team": {"auth": "dGVhbTpw"}, "registry.example.com": {"username": "all", "password": "p"}
 	}}`)}}
 	as, err := credentialsIn(secret)
 	if err != nil {
@@ -32,6 +36,57 @@ func TestCredentialsOfImages(t *testing.T) {
 	}
 	if _, err := credentialsIn(&corev1.Secret{Type: corev1.SecretTypeOpaque, Data: secret.Data}); err == nil {
 		t.Error("a Secret of another type is taken")
+	}
+}
+
+// A heartbeat of this process counts, also after the clock was set; one of the process before does
+// not.
+func TestReadyBySinceTheStart(t *testing.T) {
+	noon := time.Date(2026, 11, 28, 12, 0, 0, 0, time.UTC)
+	boot := time.Date(1970, 1, 1, 0, 1, 0, 0, time.UTC)
+	for name, c := range map[string]struct {
+		began, heartbeat, now time.Time
+		want                  bool
+	}{
+		"of this process":                            {noon, noon.Add(5 * time.Second), noon.Add(10 * time.Second), true},
+		"of the process before":                      {noon, noon.Add(-5 * time.Second), noon.Add(10 * time.Second), false},
+		"after the clock was set from 1970":          {boot, noon.Add(5 * time.Second), noon.Add(10 * time.Second), true},
+		"before it, of this process":                 {boot, boot.Add(5 * time.Second), noon.Add(10 * time.Second), true},
+		"after the clock was put back":               {noon.Add(time.Hour), noon.Add(5 * time.Second), noon.Add(10 * time.Second), true},
+		"of the process before a clock was put back": {noon.Add(time.Hour), noon.Add(59 * time.Minute), noon.Add(10 * time.Second), false},
+	} {
+		node := &corev1.Node{Status: corev1.NodeStatus{Conditions: []corev1.NodeCondition{{
+			Type: corev1.NodeReady, Status: corev1.ConditionTrue, LastHeartbeatTime: metav1.NewTime(c.heartbeat),
+		}}}}
+		if got := readySince(node, c.began, c.now, 10*time.Second); got != c.want {
+			t.Errorf("%s: %t", name, got)
+		}
+	}
+}
+
+// The log of a trial has the end of all that was written.
+func TestTrialLogIsBounded(t *testing.T) {
+	path := filepath.Join(t.TempDir(), trialLog)
+	f, err := newTailFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var all strings.Builder
+	for n := range 5000 {
+		line := fmt.Sprintf("line %d of a log with some text\n", n)
+		all.WriteString(line)
+		if _, err := f.Write([]byte(line)); err != nil {
+			t.Fatal(err)
+		}
+		if end := readTail(path, 4<<10); !strings.HasSuffix(all.String(), end) || len(end) < min(all.Len(), 4<<10) {
+			t.Fatalf("after line %d the end is %q", n, end)
+		}
+	}
+	if info, err := os.Stat(path); err != nil || info.Size() > maxTrialLog {
+		t.Errorf("%d bytes, %v", info.Size(), err)
+	}
+	if n, err := f.Write(make([]byte, 2*maxTrialLog)); n != 2*maxTrialLog || err != nil {
+		t.Errorf("one long line: %d, %v", n, err)
 	}
 }
 

@@ -5,6 +5,7 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -56,14 +57,16 @@ Without a command it runs until SIGTERM. Containers keep running when it stops.`
   edgecore kubectl logs -f -n shop till-7xk2p       # this device's API; offline too`,
 		Args: cli.Args(cobra.NoArgs),
 		RunE: func(c *cobra.Command, _ []string) error {
+			trial := app.TrialLog()
 			cfg, err := load(file)
 			if err != nil {
+				fmt.Fprintln(trial, err)
 				return unusable(err)
 			}
-			ctx, log := cli.Logging(c.Context(), cfg.Log.Format, cfg.Log.Verbosity)
-			app.LogTrial(ctx)
+			ctx, log := cli.Logging(c.Context(), cfg.Log.Format, cfg.Log.Verbosity, trial)
 			a, err := app.New(ctx, cfg)
 			if err != nil {
+				fmt.Fprintln(trial, err)
 				return err
 			}
 			a.ShowStatus(writeStatus)
@@ -85,6 +88,9 @@ Without a command it runs until SIGTERM. Containers keep running when it stops.`
 			})
 			if a.Switching() && ctx.Err() == nil { // a deliberate stop ends it, too
 				return a.Again(ctx)
+			}
+			if err != nil {
+				fmt.Fprintln(trial, err)
 			}
 			return err
 		},
