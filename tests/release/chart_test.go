@@ -51,6 +51,7 @@ func chartIsInstall(t *testing.T, dir, archive string) {
 		"usage=true":                          {Usage: true},
 		"rightsOnly=true,usage=true":          {RightsOnly: true, Usage: true},
 		"kubeletEndpoint=true":                {Endpoint: true},
+		"console=true":                        {Console: true},
 		"replicas=1":                          {Replicas: 1},
 		"image=c:2":                           {Image: "c:2"},
 		"usage=true,kubeletEndpoint=true":     {Usage: true, Endpoint: true},
