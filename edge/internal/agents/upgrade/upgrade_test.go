@@ -630,7 +630,7 @@ func TestNoTrialWithoutALink(t *testing.T) {
 }
 
 // A trial that skerry-launch can't count, as on a full disk, is not begun again and again.
-func TestFullDiskBeforeATrial(t *testing.T) {
+func TestFleet_13_FullDiskBeginsNoTrial(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSystem(t)
 		s.add("v1.4.0", "program", nil)
