@@ -2,6 +2,7 @@ package main_test
 
 import (
 	"os"
+	"os/exec"
 	"regexp"
 	"strconv"
 	"strings"
@@ -100,6 +101,42 @@ func TestTarballsHoldWhatPackagesDo(t *testing.T) {
 			if !strings.Contains(files, `"`+f[2]+"="+f[1]+`"`) {
 				t.Errorf("release.sh packs no %s into the tarball of %s", f[2], program)
 			}
+		}
+	}
+}
+
+// Each package, archive and image has the licences of what its programs contain, also those of code
+// that their modules copied from others. The test's own binary stands for a program.
+func TestReleaseHasLicences(t *testing.T) {
+	script, err := os.ReadFile("../release.sh")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := strings.Count(string(script), "THIRD_PARTY_NOTICES=$tmp/notices_$"); n != 2 { // of archives, of images
+		t.Errorf("release.sh packs the notices %d times", n)
+	}
+	for _, program := range []string{"edgecore", "cloudcore", "kubectl-skerry"} {
+		config, err := os.ReadFile("../package/" + program + ".yaml")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, file := range []string{"LICENSE, dst: ", `"NOTICE", dst: `, `"@NOTICES@", dst: `} {
+			if !strings.Contains(string(config), "- {src: "+file+"/usr/share/doc/") {
+				t.Errorf("%s.yaml has no %s", program, file)
+			}
+		}
+	}
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	notices, err := exec.Command("go", "run", "-C", "../tools/release", "./notices", self).Output()
+	if err != nil {
+		t.Fatalf("notices: %v", err)
+	}
+	for _, want := range []string{"the Go standard library\n", "\nk8s.io/apimachinery@", " third_party/forked/golang/LICENSE\n"} {
+		if !strings.Contains(string(notices), want) {
+			t.Errorf("the notices of a program lack %q", want)
 		}
 	}
 }

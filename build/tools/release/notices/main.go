@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -56,7 +57,7 @@ func write(out io.Writer, programs []string) error {
 	if err != nil {
 		return err
 	}
-	if err := section(out, "the Go standard library", root); err != nil {
+	if err := section(out, "the Go standard library", root, false); err != nil {
 		return err
 	}
 	cache, err := goEnv("GOMODCACHE")
@@ -65,34 +66,80 @@ func write(out io.Writer, programs []string) error {
 	}
 	var missing error
 	for _, m := range modules {
-		missing = errors.Join(missing, section(out, m, licence.Dir(cache, m)))
+		missing = errors.Join(missing, section(out, m, licence.Dir(cache, m), true))
 	}
 	return missing
 }
 
-// section writes the files of a module that must travel with it.
-func section(out io.Writer, name, dir string) error {
-	files, err := os.ReadDir(dir)
-	if err != nil {
-		return fmt.Errorf("reading %s: %w", name, err)
-	}
+// section writes the files of a module that must travel with it, with those of the code that it
+// copied from other authors if copies is set. A program holds no such code of the standard library:
+// what is there is Go's own, or needs cgo.
+func section(out io.Writer, name, dir string, copies bool) error {
 	fmt.Fprintf(out, "%s\n%s\n", strings.Repeat("=", 80), name)
+	files, err := legalFiles(dir, copies)
+	if err != nil {
+		return fmt.Errorf("reading the licences of %s: %w", name, err)
+	}
 	found := false
+	printed := map[string]bool{} // many copies of one licence are one notice
 	for _, f := range files {
-		if f.IsDir() || !licence.Legal.MatchString(f.Name()) {
-			continue
-		}
-		text, err := os.ReadFile(filepath.Join(dir, f.Name()))
+		text, err := os.ReadFile(filepath.Join(dir, f))
 		if err != nil {
 			return fmt.Errorf("reading a licence of %s: %w", name, err)
 		}
-		found = true
-		fmt.Fprintf(out, "%s %s\n%s\n", strings.Repeat("-", 40), f.Name(), bytes.TrimRight(text, "\n"))
+		found = found || !strings.Contains(f, "/")
+		if text = bytes.TrimSpace(text); !printed[string(text)] {
+			printed[string(text)] = true
+			fmt.Fprintf(out, "%s %s\n%s\n", strings.Repeat("-", 40), f, text)
+		}
 	}
 	if !found {
 		return fmt.Errorf("%s has no licence file", name)
 	}
 	return nil
+}
+
+// legalFiles returns the files at the top of a module, then, if copies is set, those of code that
+// it copied from other authors (third_party): with Go files that a program may contain.
+func legalFiles(dir string, copies bool) (files []string, err error) {
+	err = filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		name, err := filepath.Rel(dir, path)
+		switch {
+		case err != nil:
+			return err
+		case d.IsDir() && path != dir && (!copies || d.Name() == "testdata" || d.Name() == "vendor" || strings.HasPrefix(d.Name(), "_")):
+			return filepath.SkipDir
+		case d.IsDir() || !licence.Legal.MatchString(d.Name()) || strings.HasSuffix(d.Name(), ".go"):
+			return nil
+		}
+		if path := filepath.Dir(path); path != dir {
+			if code, err := hasCode(path); err != nil || !code {
+				return err
+			}
+		}
+		files = append(files, name)
+		return nil
+	})
+	slices.SortStableFunc(files, func(a, b string) int { return strings.Count(a, "/") - strings.Count(b, "/") })
+	return files, err
+}
+
+// hasCode reports whether there is Go in dir or below it, apart from tests.
+func hasCode(dir string) (found bool, err error) {
+	err = filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		if !d.IsDir() && strings.HasSuffix(path, ".go") && !strings.HasSuffix(path, "_test.go") {
+			found = true
+			return filepath.SkipAll
+		}
+		return nil
+	})
+	return found, err
 }
 
 func goEnv(name string) (string, error) {
