@@ -36,27 +36,26 @@ func (s *session) writeEvent(ctx context.Context, m *topicpb.Write) outcome {
 	if !w.create || s.versions.exists(w.key) {
 		return s.patchEvent(ctx, w)
 	}
-	return s.createEvent(ctx, w)
-}
-
-// createEvent makes an event. One that is there was made by an attempt whose answer was lost, and
-// has perhaps been repeated since. Later attempts know that.
-func (s *session) createEvent(ctx context.Context, w *eventWrite) outcome {
-	resp, err := s.postEvent(ctx, w)
-	if status, ok := errors.AsType[*apierrors.StatusError](err); ok {
-		return refused(status)
-	}
-	if err == nil && resp.Code == http.StatusConflict && apierrors.IsAlreadyExists(resp.Err()) {
-		s.versions.seen(w.key)
-		o := s.patchEvent(ctx, w)
-		o.progressed = true
-		return o
-	}
-	o := judge(resp, err)
-	if o.accepted() {
+	o, exists := s.createEvent(ctx, w)
+	switch {
+	case o.accepted():
 		s.versions.put(w.key, o.version)
+	case exists: // made by an attempt whose answer was lost, and perhaps repeated since; later attempts know that
+		s.versions.seen(w.key)
+		o = s.patchEvent(ctx, w)
+		o.progressed = true
 	}
 	return o
+}
+
+// createEvent makes an event, unless it exists.
+func (s *session) createEvent(ctx context.Context, w *eventWrite) (o outcome, exists bool) {
+	resp, err := s.postEvent(ctx, w)
+	if status, ok := errors.AsType[*apierrors.StatusError](err); ok {
+		return refused(status), false
+	}
+	exists = err == nil && resp.Code == http.StatusConflict && apierrors.IsAlreadyExists(resp.Err())
+	return judge(resp, err), exists
 }
 
 // postEvent asks for an event to be made. An error that is a Status names the defect of the event.
@@ -107,7 +106,7 @@ func (s *session) readOwn(ctx context.Context, w *eventWrite) (*kube.Response, e
 	if err != nil || resp.Err() != nil {
 		return resp, err
 	}
-	there, err := readEvent(resp.Body, false)
+	there, err := readEvent(resp.Body)
 	if err != nil {
 		return resp, err
 	}
@@ -168,32 +167,32 @@ type eventWrite struct {
 
 // parseEvent reads a write of the topic EventWrite. Its errors are Statuses.
 func parseEvent(m *topicpb.Write) (*eventWrite, error) {
-	resource := resourceOf(m)
-	core := resource == schema.GroupVersionResource{Version: "v1", Resource: "events"}
-	known := core || resource == schema.GroupVersionResource{Group: "events.k8s.io", Version: "v1", Resource: "events"}
-	if verb := m.GetVerb(); !known || m.GetSubresource() != "" || verb != topicpb.Verb_CREATE && verb != topicpb.Verb_PATCH {
-		return nil, badWrite(m, "events are made and patched")
-	}
-	w, err := parseEventBody(m.GetBody(), core)
+	w, err := parseEventBody(m.GetBody())
 	if err != nil {
 		return nil, err
+	}
+	w.resource, w.key, w.create = resourceOf(m), key(m), m.GetVerb() == topicpb.Verb_CREATE
+	core := w.resource == schema.GroupVersionResource{Version: "v1", Resource: "events"}
+	known := core || w.resource == schema.GroupVersionResource{Group: "events.k8s.io", Version: "v1", Resource: "events"}
+	if !known || m.GetSubresource() != "" || !w.create && m.GetVerb() != topicpb.Verb_PATCH {
+		return nil, badWrite(m, "events are made and patched")
+	}
+	if w.whole != nil && !core {
+		return nil, apierrors.NewBadRequest("only events of the core group are taken as protobuf")
 	}
 	if w.Metadata.Name != m.GetName() || w.Metadata.Namespace != m.GetNamespace() || m.GetName() == "" {
 		return nil, apierrors.NewBadRequest("the event's name isn't that of the write")
 	}
-	if w.collection, err = pathTo(resource, m.GetNamespace(), "", ""); err != nil {
+	if w.collection, err = pathTo(w.resource, m.GetNamespace(), "", ""); err != nil {
 		return nil, err
 	}
-	if w.path, err = pathTo(resource, m.GetNamespace(), m.GetName(), ""); err != nil {
-		return nil, err
-	}
-	w.resource, w.key, w.create = resource, key(m), m.GetVerb() == topicpb.Verb_CREATE
-	return w, nil
+	w.path, err = pathTo(w.resource, m.GetNamespace(), m.GetName(), "")
+	return w, err
 }
 
-func parseEventBody(body []byte, core bool) (w *eventWrite, err error) {
+func parseEventBody(body []byte) (w *eventWrite, err error) {
 	w = &eventWrite{}
-	if w.event, err = readEvent(body, core); err != nil || w.whole != nil {
+	if w.event, err = readEvent(body); err != nil || w.whole != nil {
 		return w, err
 	}
 	if w.fields, err = fieldsOf(body, "event"); err != nil {
@@ -271,7 +270,7 @@ type event struct {
 
 // readEvent reads a body: Kubernetes protobuf of an event of the core group, as edges send it, or
 // JSON.
-func readEvent(body []byte, core bool) (*event, error) {
+func readEvent(body []byte) (*event, error) {
 	e := &event{}
 	if !kube.IsProtobuf(body) {
 		if err := json.Unmarshal(body, e); err != nil {
@@ -280,9 +279,6 @@ func readEvent(body []byte, core bool) (*event, error) {
 		return e, nil
 	}
 	e.whole = &corev1.Event{}
-	if !core {
-		return nil, apierrors.NewBadRequest("only events of the core group are taken as protobuf")
-	}
 	if err := kube.FromProtobuf(body, corev1.SchemeGroupVersion.WithKind("Event"), e.whole); err != nil {
 		return nil, apierrors.NewBadRequest("the event can't be read: " + err.Error())
 	}

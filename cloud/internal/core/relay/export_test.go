@@ -13,7 +13,7 @@ var (
 
 // EventBodies returns the bodies made from that of an event.
 func EventBodies(body []byte) (fresh, patch []byte, err error) {
-	w, err := parseEventBody(body, true)
+	w, err := parseEventBody(body)
 	if err != nil {
 		return nil, nil, err
 	}

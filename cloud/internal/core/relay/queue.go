@@ -115,12 +115,6 @@ func order(w *topicpb.Write) string {
 	return key(w)
 }
 
-// key identifies an object: a pod's status and its deletion are one object's.
-func key(w *topicpb.Write) string {
-	r := w.GetResource()
-	return r.GetGroup() + "/" + r.GetResource() + "/" + w.GetNamespace() + "/" + w.GetName()
-}
-
 // push takes a job. At the bound the session ends: its edge doesn't keep to the window.
 func (q *queue) push(j *job) error {
 	q.mu.Lock()

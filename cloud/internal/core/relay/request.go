@@ -49,6 +49,12 @@ func resourceOf(w *topicpb.Write) schema.GroupVersionResource {
 	return schema.GroupVersionResource{Group: r.GetGroup(), Version: r.GetVersion(), Resource: r.GetResource()}
 }
 
+// key identifies an object: a pod's status and its deletion are one object's.
+func key(w *topicpb.Write) string {
+	r := w.GetResource()
+	return r.GetGroup() + "/" + r.GetResource() + "/" + w.GetNamespace() + "/" + w.GetName()
+}
+
 // fieldsOf reads the fields of a JSON object. null is not an object.
 func fieldsOf(b []byte, what string) (map[string]json.RawMessage, error) {
 	var fields map[string]json.RawMessage
