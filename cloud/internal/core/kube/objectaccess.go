@@ -3,6 +3,7 @@ package kube
 import (
 	"context"
 	"fmt"
+	"sync"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -20,6 +21,25 @@ type objectAccess struct {
 	reader *objectReader
 	access *Access
 	review chan struct{} // bounds the reviews in flight
+	wg     sync.WaitGroup
+}
+
+// begin has a member reviewed, unless it is being reviewed. The object's lock is held.
+func (a *objectAccess) begin(ctx context.Context, s *watchedObject, m *member) {
+	if !m.asking {
+		m.asking = true
+		a.wg.Go(func() { a.authorise(ctx, s, m) })
+	}
+}
+
+// beginOthers has the members reviewed that the watch was not opened as, the first one too if
+// another was picked. The object's lock is held.
+func (a *objectAccess) beginOthers(ctx context.Context, s *watchedObject) {
+	for m := range s.members {
+		if m != s.opener && m.access == checking {
+			a.begin(ctx, s, m)
+		}
+	}
 }
 
 // authorise asks about a member until the answer is believed.

@@ -39,7 +39,7 @@ type ObjectWatches struct {
 
 	mu      sync.Mutex
 	ctx     context.Context // of Run; nil while it doesn't run
-	wg      sync.WaitGroup
+	wg      sync.WaitGroup  // of all but the reviews
 	objects map[Ref]*watchedObject
 }
 
@@ -60,7 +60,7 @@ func NewObjectWatches(client *Client, access *Access) (*ObjectWatches, error) {
 	}
 	reader := &objectReader{client: client, catalog: newCatalog(), rest: r, opening: make(chan struct{}, opening)}
 	w := &ObjectWatches{
-		reader: reader, access: objectAccess{reader, access, make(chan struct{}, reviewers)}, objects: map[Ref]*watchedObject{},
+		reader: reader, access: objectAccess{reader: reader, access: access, review: make(chan struct{}, reviewers)}, objects: map[Ref]*watchedObject{},
 	}
 	client.revisions.OnRestart(w.restart)
 	return w, nil
@@ -85,16 +85,12 @@ func (w *ObjectWatches) Watch(ref Ref, node types.NodeName, changed func(ObjectS
 	}
 	s.mu.Lock() // while w.mu is held, so that the object can't end in between
 	s.members[m] = struct{}{}
-	s.mu.Unlock()
-	if w.ctx != nil {
-		ctx := w.ctx
-		if ok {
-			m.asking = true
-			w.wg.Go(func() { w.access.authorise(ctx, s, m) })
-		} else {
-			w.wg.Go(func() { w.follow(ctx, s) })
-		}
+	if ctx := w.ctx; ctx != nil && ok {
+		w.access.begin(ctx, s, m)
+	} else if ctx != nil {
+		w.wg.Go(func() { w.follow(ctx, s) })
 	}
+	s.mu.Unlock()
 	w.mu.Unlock()
 	s.signal()
 	return ObjectWatch{
@@ -142,6 +138,7 @@ func (w *ObjectWatches) Run(ctx context.Context) error {
 			w.ctx = nil // no more starts; Run may be called again
 			w.mu.Unlock()
 			w.wg.Wait()
+			w.access.wg.Wait()
 			return nil
 		case <-tick.C:
 			w.recheck(ctx)
@@ -221,9 +218,8 @@ func (w *ObjectWatches) recheck(ctx context.Context) {
 		for m := range s.members {
 			age := now.Sub(m.checked)
 			due := m.access == granted && age >= recheckGranted || m.access == refused && age >= recheckRefused
-			if due && !m.asking {
-				m.asking = true
-				w.wg.Go(func() { w.access.authorise(ctx, s, m) })
+			if due {
+				w.access.begin(ctx, s, m)
 			}
 		}
 		s.mu.Unlock()
@@ -245,7 +241,7 @@ func (w *ObjectWatches) follow(ctx context.Context, s *watchedObject) {
 		if m != nil {
 			s.opener = m
 			stream, s.cancel = context.WithCancel(ctx)
-			w.authoriseOthers(ctx, s)
+			w.access.beginOthers(ctx, s)
 		}
 		s.mu.Unlock()
 		if m == nil {
@@ -272,17 +268,6 @@ func (w *ObjectWatches) follow(ctx context.Context, s *watchedObject) {
 	}
 }
 
-// authoriseOthers has the members reviewed that the watch was not opened as, the first one too if
-// another was picked. The object's lock is held.
-func (w *ObjectWatches) authoriseOthers(ctx context.Context, s *watchedObject) {
-	for m := range s.members {
-		if m != s.opener && m.access == checking && !m.asking {
-			m.asking = true
-			w.wg.Go(func() { w.access.authorise(ctx, s, m) })
-		}
-	}
-}
-
 // ended notes that the watch that was opened as m has ended. It reports whether that is m's matter:
 // the next watch is opened without waiting.
 func (w *ObjectWatches) ended(ctx context.Context, s *watchedObject, m *member, err error) bool {
@@ -298,9 +283,8 @@ func (w *ObjectWatches) ended(ctx context.Context, s *watchedObject, m *member, 
 		if m.access == granted { // the right was taken away, or the graph is being built again
 			m.access = checking
 		}
-		if !s.refuse(m, err, true) && !m.asking { // another node may get the watch in the meantime, so m is asked about
-			m.asking = true
-			w.wg.Go(func() { w.access.authorise(ctx, s, m) })
+		if !s.refuse(m, err, true) {
+			w.access.begin(ctx, s, m) // another node may get the watch in the meantime
 		}
 		return true
 	}
