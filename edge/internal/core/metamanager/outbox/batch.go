@@ -59,7 +59,7 @@ func (o *Outbox) Show(b *Batch) {
 		if old := o.queues[ref]; old != nil {
 			for _, e := range old.entries {
 				delete(o.refs, e.ID)
-				o.readyOf(e).Drop(e.ID)
+				o.readyOf(e).drop(e.ID)
 			}
 		}
 		if len(q.entries) == 0 {

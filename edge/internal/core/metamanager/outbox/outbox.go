@@ -20,7 +20,6 @@ import (
 
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
-	"github.com/skerry-io/skerry/edge/internal/core/metamanager/ready"
 	"github.com/skerry-io/skerry/edge/internal/core/object"
 	"github.com/skerry-io/skerry/edge/internal/core/store"
 	"github.com/skerry-io/skerry/edge/internal/core/store/storepb"
@@ -51,8 +50,8 @@ type contents struct {
 	refs       map[uint64]object.Ref
 	inflight   map[uint64]bool // true: an event
 	inEvents   int             // how many of inflight are events
-	state      *ready.Set      // heads that may be sent
-	event      *ready.Set
+	state      *readySet       // heads that may be sent
+	event      *readySet
 	eventOrder []uint64 // events by age; may hold some that are gone
 	events     eventSums
 	dropped    uint64 // dropped events that no event reports yet
@@ -84,7 +83,7 @@ func New(limits Limits) *Outbox {
 
 func empty() contents {
 	return contents{
-		queues: map[object.Ref]*queue{}, refs: map[uint64]object.Ref{}, inflight: map[uint64]bool{}, state: ready.New(), event: ready.New(),
+		queues: map[object.Ref]*queue{}, refs: map[uint64]object.Ref{}, inflight: map[uint64]bool{}, state: newReadySet(), event: newReadySet(),
 	}
 }
 
@@ -164,11 +163,11 @@ func (o *Outbox) noteEvents(q *queue) {
 // offer puts the head of a queue among those to send, unless one of the queue is under way.
 func (o *Outbox) offer(q *queue) {
 	if e := q.head(); e != nil && !o.under(e.ID) {
-		o.readyOf(e).Put(e.ID)
+		o.readyOf(e).add(e.ID)
 	}
 }
 
-func (o *Outbox) readyOf(e *Entry) *ready.Set {
+func (o *Outbox) readyOf(e *Entry) *readySet {
 	if e.event() {
 		return o.event
 	}
@@ -184,7 +183,7 @@ func (o *Outbox) Restart() {
 	o.sentMu.Lock()
 	clear(o.sentOver)
 	o.sentMu.Unlock()
-	o.state, o.event = ready.New(), ready.New()
+	o.state, o.event = newReadySet(), newReadySet()
 	for _, q := range o.queues {
 		o.offer(q)
 	}
@@ -255,8 +254,8 @@ func (o *Outbox) Send(put func(object.Ref, *Entry)) {
 }
 
 // next takes the oldest entry that may be sent; nil without one.
-func (o *Outbox) next(r *ready.Set) (object.Ref, *Entry) {
-	id, ok := r.Take()
+func (o *Outbox) next(r *readySet) (object.Ref, *Entry) {
+	id, ok := r.take()
 	if !ok {
 		return object.Ref{}, nil
 	}
