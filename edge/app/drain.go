@@ -30,7 +30,7 @@ func (a *App) newDrain() (*drain.Module, error) {
 	c := a.config.Modules.Drain
 	cloud := drain.Through(a.meta)
 	worker, err := drain.NewWorker(drain.WorkerConfig{
-		NodeName: a.node, API: cloud, EvictDelay: c.EvictInterval.Duration, CordonTries: c.CordonTries, CordonDelay: c.CordonInterval.Duration,
+		NodeName: a.node, API: cloud, EvictDelay: c.EvictInterval.Duration,
 	})
 	if err != nil {
 		return nil, err

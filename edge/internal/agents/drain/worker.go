@@ -21,6 +21,7 @@ import (
 )
 
 const (
+	cordonTries  = 10
 	maxBlocked   = 100
 	maxMessage   = 512 // of the API's message on one pod
 	maxComebacks = 2   // a pod that was recreated as often in one attempt is pinned
@@ -32,17 +33,15 @@ type Worker struct {
 	node       string
 	client     kubernetes.Interface
 	retryDelay time.Duration
-	cordons    int
 	cordonWait time.Duration
 }
 
-// WorkerConfig configures a Worker. Zero durations and counts have the defaults given here.
+// WorkerConfig configures a Worker. Zero durations have the defaults given here.
 type WorkerConfig struct {
 	NodeName    string
 	API         *rest.Config  // kube-apiserver as the node; failed requests are answered by a 503 or a network error
 	EvictDelay  time.Duration // between two evictions of a pod that a PodDisruptionBudget holds; 5 s
-	CordonTries int           // 10
-	CordonDelay time.Duration // between two of them; 5 s
+	CordonDelay time.Duration // between two tries to cordon; 5 s
 }
 
 // NewWorker makes a Worker. It sends no request.
@@ -59,12 +58,8 @@ func NewWorker(c WorkerConfig) (*Worker, error) {
 		}
 		return d
 	}
-	tries := c.CordonTries
-	if tries == 0 {
-		tries = 10
-	}
 	return &Worker{
-		node: c.NodeName, client: client, cordons: tries,
+		node: c.NodeName, client: client,
 		retryDelay: or(c.EvictDelay, 5*time.Second), cordonWait: or(c.CordonDelay, 5*time.Second),
 	}, nil
 }
@@ -108,7 +103,7 @@ func (w *Worker) Uncordon(ctx context.Context) Result {
 // answer ends it: the caller retries.
 func (w *Worker) change(ctx context.Context, change func(*corev1.Node) bool) Result {
 	var last error
-	for try := range w.cordons {
+	for try := range cordonTries {
 		if try > 0 {
 			select {
 			case <-ctx.Done():
@@ -129,7 +124,7 @@ func (w *Worker) change(ctx context.Context, change func(*corev1.Node) bool) Res
 		case noAnswer(err) || ctx.Err() != nil:
 			return failed(err)
 		}
-		klog.FromContext(ctx).Info("Failed to patch the Node", "nodedrain-step", "cordon-failure", "try", try+1, "of", w.cordons, "err", plain(err))
+		klog.FromContext(ctx).Info("Failed to patch the Node", "nodedrain-step", "cordon-failure", "try", try+1, "of", cordonTries, "err", plain(err))
 		last = err
 	}
 	return failed(last)

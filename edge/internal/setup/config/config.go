@@ -280,7 +280,7 @@ func Default() *Config {
 			}},
 			Drain: Drain{
 				Enable: true, Evict: true, Attempts: 5, Interval: seconds(300), Timeout: seconds(3600), ProceedAfter: seconds(300),
-				CordonTries: 10, CordonInterval: seconds(5), EvictInterval: seconds(5), RetryInterval: seconds(5),
+				EvictInterval: seconds(5), RetryInterval: seconds(5),
 				Hooks: Hooks{Timeout: metav1.Duration{Duration: time.Hour}, Reboot: "systemctl reboot", Shutdown: "systemctl poweroff"},
 			},
 			Services:     Services{Enable: Auto, Mode: "auto", ExternalIPs: []string{}},

@@ -1,7 +1,6 @@
 package config
 
 import (
-	"strconv"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -22,13 +21,11 @@ type Drain struct {
 	// ProceedAfter is how long an operation with `whenUnreachable: Proceed` waits for an API that
 	// can't be reached.
 	ProceedAfter metav1.Duration `json:"proceedAfter"`
-	// CordonTries and the time between two of them; EvictInterval is between two evictions of a pod
-	// that is not let go; RetryInterval after the API gave no answer.
-	CordonTries    int             `json:"cordonTries"`
-	CordonInterval metav1.Duration `json:"cordonInterval"`
-	EvictInterval  metav1.Duration `json:"evictInterval"`
-	RetryInterval  metav1.Duration `json:"retryInterval"`
-	Hooks          Hooks           `json:"hooks"`
+	// EvictInterval is between two evictions of a pod that a PodDisruptionBudget holds;
+	// RetryInterval after the API gave no answer.
+	EvictInterval metav1.Duration `json:"evictInterval"`
+	RetryInterval metav1.Duration `json:"retryInterval"`
+	Hooks         Hooks           `json:"hooks"`
 }
 
 // Hooks are commands for /bin/sh, as root. An empty one means no hook: the operation is refused
@@ -49,13 +46,9 @@ const maxHook = 4096
 
 func (d *Drain) validate(at *field.Path) field.ErrorList {
 	var errs field.ErrorList
-	count := func(name string, n, most int) {
-		if n < 1 || n > most {
-			errs = append(errs, field.Invalid(at.Child(name), n, "must be 1 to "+strconv.Itoa(most)))
-		}
+	if d.Attempts < 1 || d.Attempts > 1000 {
+		errs = append(errs, field.Invalid(at.Child("attempts"), d.Attempts, "must be 1 to 1000"))
 	}
-	count("attempts", d.Attempts, 1000)
-	count("cordonTries", d.CordonTries, 1000)
 	between := func(name string, v metav1.Duration, least, most time.Duration) {
 		if v.Duration < least || v.Duration > most {
 			errs = append(errs, field.Invalid(at.Child(name), v.Duration.String(), "must be "+least.String()+" to "+most.String()))
@@ -65,7 +58,6 @@ func (d *Drain) validate(at *field.Path) field.ErrorList {
 	between("interval", d.Interval, time.Second, 7*day)
 	between("timeout", d.Timeout, time.Second, 7*day)
 	between("proceedAfter", d.ProceedAfter, time.Second, 365*day)
-	between("cordonInterval", d.CordonInterval, 100*time.Millisecond, time.Hour)
 	between("evictInterval", d.EvictInterval, 100*time.Millisecond, time.Hour)
 	between("retryInterval", d.RetryInterval, 100*time.Millisecond, time.Hour)
 	if v := d.Hooks.Timeout; v.Duration < time.Second || v.Duration > 7*day {

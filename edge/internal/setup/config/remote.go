@@ -16,8 +16,8 @@ func remote() []string {
 		"modules.edgeHub.backoffMin", "modules.edgeHub.backoffMax",
 		"modules.metaManager.eventLimit",
 		"modules.edged.reportEvent", "modules.edged.devicePluginTimeout",
-		"modules.drain.evict", "modules.drain.attempts", "modules.drain.interval", "modules.drain.timeout", "modules.drain.proceedAfter", "modules.drain.cordonTries",
-		"modules.drain.cordonInterval", "modules.drain.evictInterval", "modules.drain.retryInterval", "modules.drain.hooks.timeout",
+		"modules.drain.evict", "modules.drain.attempts", "modules.drain.interval", "modules.drain.timeout", "modules.drain.proceedAfter",
+		"modules.drain.evictInterval", "modules.drain.retryInterval", "modules.drain.hooks.timeout",
 		"modules.services.enable", "modules.names.enable", "modules.site.enable", "modules.tunnel.subresources",
 		"modules.apps.enable", "modules.appLogs.enable", "modules.appLogs.interval", "modules.clusterStats.enable",
 	}
