@@ -6,7 +6,6 @@ import (
 	"net"
 	"net/netip"
 	"slices"
-	"time"
 
 	"github.com/skerry-io/skerry/common/link"
 	"github.com/skerry-io/skerry/edge/internal/agents/route"
@@ -16,9 +15,6 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/kernel/network/netif"
 	"github.com/skerry-io/skerry/edge/internal/kernel/network/netroute"
 )
-
-// closeTimeout is for the last events of a module that ends.
-const closeTimeout = 2 * time.Second
 
 // agent adds an agent to those whose state `edgecore status` shows.
 func (a *App) agent(m *agent.Module) *agent.Module {

@@ -150,7 +150,7 @@ func TestHub_WithoutALink_RefusesAndDrops(t *testing.T) {
 		b.network.set(hang)
 		synctest.Wait()
 		start := time.Now()
-		if _, err := b.port.SendSync(t.Context(), edgehub.Name, request("/")); !errors.Is(err, edgehub.ErrNoLink) || time.Since(start) != 0 {
+		if _, err := b.port.SendSync(t.Context(), edgehub.Name, request("/")); !errors.Is(err, linkstate.ErrNoLink) || time.Since(start) != 0 {
 			t.Errorf("got %v after %v", err, time.Since(start))
 		}
 		b.send(topic.EventWrite.New(message.Resource{}, &topicpb.Write{Id: 1}))
@@ -179,7 +179,7 @@ func TestHub_LinkThatDies_AnswersThoseWhoWait(t *testing.T) {
 		var asks sync.WaitGroup
 		for i := range 3 {
 			asks.Go(func() {
-				if _, err := b.port.SendSync(context.Background(), edgehub.Name, request(path(i))); !errors.Is(err, edgehub.ErrNoLink) {
+				if _, err := b.port.SendSync(context.Background(), edgehub.Name, request(path(i))); !errors.Is(err, linkstate.ErrNoLink) {
 					t.Errorf("got %v", err)
 				}
 			})

@@ -14,9 +14,6 @@ import (
 // Name is the module's address on the bus.
 const Name message.Name = "edgehub"
 
-// ErrNoLink is the answer to a request while no session is open.
-var ErrNoLink = linkstate.ErrNoLink
-
 // ErrBusy is the answer to a request while too many wait for the cloud.
 var ErrBusy = errors.New("too many requests wait for the cloud")
 

@@ -12,12 +12,6 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/core/store/storepb"
 )
 
-// ID names this store: 16 random bytes, made with the file.
-func (t *Tx) ID() ([]byte, error) {
-	id, err := t.get([][]byte{bucketMeta}, []byte("id"))
-	return bytes.Clone(id), err
-}
-
 // Number reads a number; 0 where it was never set.
 func (t *Tx) Number(n Number) (uint64, error) {
 	b, err := t.get([][]byte{bucketMeta}, []byte(n))

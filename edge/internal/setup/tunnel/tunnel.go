@@ -91,9 +91,6 @@ func (t *Tunnel) Open(ctx context.Context, target string) (net.Conn, error) {
 	return s, nil
 }
 
-// Refused is the cloud's reason for refusing or ending a stream.
-type Refused = tunnel.Refused
-
 // Attach serves the streams of one session.
 func (t *Tunnel) Attach(up linkstate.Link, send func(context.Context, message.Message) error) (
 	handle func(context.Context, message.Message) error, run func(context.Context)) {

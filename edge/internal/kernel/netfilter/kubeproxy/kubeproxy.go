@@ -42,7 +42,6 @@ type Proxy interface {
 
 // The modes.
 const (
-	Auto     = "auto"
 	NFTables = "nftables"
 	IPTables = "iptables"
 )
