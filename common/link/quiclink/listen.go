@@ -158,7 +158,7 @@ func (l *Listener) Accept(ctx context.Context) (link.Conn, error) {
 		}
 		l.leave()
 		_ = conn.CloseWithError(quic.ApplicationErrorCode(link.CloseForbidden), err.Error())
-		l.log.V(2).Info("Closed a connection that is no link", "remote", conn.RemoteAddr(), "err", err)
+		l.log.V(2).Info("Closed a connection that is not an edge's", "remote", conn.RemoteAddr(), "err", err)
 	}
 }
 

@@ -176,7 +176,7 @@ func (l *Listener) handle(w http.ResponseWriter, r *http.Request) {
 	up := &hijacker{ResponseWriter: w}
 	ws, err := l.upgrader.Upgrade(up, r, http.Header{idleHeader: {formatIdle(l.config.Link.IdleTimeout)}})
 	if err != nil {
-		l.log.V(2).Info("Closed a connection that is no link", "remote", r.RemoteAddr, "err", err)
+		l.log.V(2).Info("Closed a connection that is not an edge's", "remote", r.RemoteAddr, "err", err)
 		return
 	}
 	c, err := start(ws, secure.NetConn().(*gated).Conn, secure.ConnectionState(), l.codec, carrier{
@@ -185,7 +185,7 @@ func (l *Listener) handle(w http.ResponseWriter, r *http.Request) {
 	})
 	if err != nil {
 		_ = ws.Close()
-		l.log.V(2).Info("Closed a connection that is no link", "remote", r.RemoteAddr, "err", err)
+		l.log.V(2).Info("Closed a connection that is not an edge's", "remote", r.RemoteAddr, "err", err)
 		return
 	}
 	started = true

@@ -109,11 +109,7 @@ func handler[T any](mux *tunnel.Mux) func(context.Context, message.Message, T) e
 }
 
 // Start implements cloudhub.Service.
-func (s *session) Start(ctx context.Context, _ func(error)) {
-	klog.FromContext(ctx).Info("Opened a rescue session: this cloudcore supports no protocol of the device's edgecore; upgrade it by a NodeOperation (docs/fleet.md#old-devices)",
-		"node", s.Node(), "version", s.Version(), "protocols", s.part.config.Protocols)
-	s.mux.Start()
-}
+func (s *session) Start(context.Context, func(error)) { s.mux.Start() }
 
 // Stop implements cloudhub.Service.
 func (s *session) Stop() { s.mux.Stop() }

@@ -221,7 +221,7 @@ func (b *Balancer) begin(ctx context.Context, now time.Time) {
 	case was && !b.plan.active:
 		log.Info("Finished balancing sessions", "sessions", own, "others", others)
 	case end > 0:
-		log.V(2).Info("Ending more sessions", "sessions", own, "others", others, "end", end)
+		log.V(2).Info("Ending sessions above this replica's share", "sessions", own, "others", others, "end", end)
 	}
 }
 

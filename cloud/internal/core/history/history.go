@@ -169,7 +169,7 @@ func (k *Keeper) step(ctx context.Context) (time.Duration, error) {
 		if _, err := k.config.Leases.Patch(ctx, k.config.Lease, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
 			return 0, fmt.Errorf("writing the Lease %s: %w", k.config.Lease, err)
 		}
-		klog.FromContext(ctx).Info("Named a new history of the cluster, devices report everything again", "history", id, "before", own, "wentBack", wentBack)
+		klog.FromContext(ctx).Info("Began a new history of the cluster, devices repeat all reports", "history", id, "before", own, "wentBack", wentBack)
 	}
 	k.mu.Lock()
 	k.id = id

@@ -212,7 +212,7 @@ func (s *Server) refuse(w http.ResponseWriter, r *http.Request, err error) {
 	var refusal *pki.Refusal
 	if !errors.As(err, &refusal) {
 		// An internal error is not shown to the device, only that it may try again.
-		klog.FromContext(r.Context()).Error(err, "Failed to answer a join", "remote", r.RemoteAddr, "path", r.URL.Path)
+		klog.FromContext(r.Context()).Error(err, "Failed to answer a join request", "remote", r.RemoteAddr, "path", r.URL.Path)
 		refusal = pki.Refuse(pki.ReasonUnavailable, "cloudcore can't reach the cluster's API at the moment; try again")
 	}
 	s.joins.WithLabelValues(string(refusal.Reason)).Inc()

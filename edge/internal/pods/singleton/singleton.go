@@ -170,7 +170,7 @@ func (g *Gate) settle(ctx context.Context) bool {
 	if len(refs) == 0 {
 		return done
 	}
-	log.Info("Starting singletons that the cloud has confirmed", "pods", len(refs))
+	log.Info("Starting singleton pods that the cloud has confirmed", "pods", len(refs))
 	if err := m.Recorrect(ctx, refs...); err != nil {
 		log.Error(err, "Failed to show singletons to the kubelet, retrying")
 		done = false
