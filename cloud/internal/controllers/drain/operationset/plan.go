@@ -91,8 +91,9 @@ func (p *planner) index() {
 			continue
 		}
 		p.taken[o.Node] = true
-		// One that was cancelled on a node without a link may stay for months.
-		if n := p.nodes[o.Node]; n != nil && (n.linked() || !o.Cancel) {
+		// One that was cancelled, or whose set was deleted, may stay for months on a node without a
+		// link.
+		if n := p.nodes[o.Node]; n != nil && (n.linked() || !o.Cancel && p.sets[types.UID(o.Origin.UID)] != nil) {
 			p.free--
 		}
 	}

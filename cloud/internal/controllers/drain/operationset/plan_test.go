@@ -461,6 +461,19 @@ func TestPlan_LostOperations(t *testing.T) {
 	if w.of("n1") != nil || w.of("n2") != nil || w.of("n3") == nil || w.of("late") == nil {
 		t.Errorf("%d operations are left, of n1 %v, n2 %v, n3 %v, late %v", len(w.operations), w.of("n1"), w.of("n2"), w.of("n3"), w.of("late"))
 	}
+	for _, o := range w.operations { // those of a deleted set, which nothing cancels
+		o.Spec.Cancel = false
+	}
+	w.sets = nil
+	w.node("last", nil)
+	w.set("b", func(s *v1alpha1.NodeOperationSetSpec) {
+		s.NodeSelector = &metav1.LabelSelector{MatchLabels: map[string]string{"b": ""}}
+	})
+	w.nodes["last"].Labels["b"] = ""
+	w.steps()
+	if w.of("last") == nil {
+		t.Error("the operations of a deleted set on devices that are lost hold up another set")
+	}
 }
 
 // A device that takes over the name of a broken one gets the version, configuration and images
