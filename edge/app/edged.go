@@ -1,7 +1,9 @@
 package app
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"maps"
 	"net"
 	"strings"
@@ -12,12 +14,14 @@ import (
 
 	"github.com/skerry-io/skerry/beehive"
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
+	"github.com/skerry-io/skerry/edge/internal/core/agent"
 	"github.com/skerry-io/skerry/edge/internal/core/edgeapi"
 	"github.com/skerry-io/skerry/edge/internal/pods/creationorder"
 	"github.com/skerry-io/skerry/edge/internal/pods/deviceplugin"
 	"github.com/skerry-io/skerry/edge/internal/pods/edged"
 	"github.com/skerry-io/skerry/edge/internal/pods/images"
 	"github.com/skerry-io/skerry/edge/internal/pods/shutdown"
+	"github.com/skerry-io/skerry/edge/internal/pods/unsynced"
 )
 
 func (a *App) newEdged() (*edged.Module, error) {
@@ -49,11 +53,22 @@ func (a *App) imageService() string {
 	return "unix://" + a.imagesSocket()
 }
 
+// imagesEndpoint is where edgecore's own modules pull images: as the kubelet does, so that they are
+// on the disk.
+func (a *App) imagesEndpoint() string { return cmp.Or(a.imageService(), a.edged.Images()) }
+
 // prepareRuntime is awaited by the kubelet's start. A failure affects only some pods: the kubelet
 // starts nevertheless.
 func (a *App) prepareRuntime(ctx context.Context) error {
 	if err := a.order.Mend(ctx); err != nil {
 		klog.FromContext(ctx).Error(err, "Failed to remove dead containers with later creation times than their successors: the kubelet may take them for the newest")
+	}
+	deleted, err := unsynced.Delete(unsynced.All(a.edged.RootDir()))
+	if len(deleted) > 0 {
+		klog.FromContext(ctx).Info("Deleted files that a power cut left unreadable", "files", deleted)
+	}
+	if err := errors.Join(err, a.images.Settle(ctx)); err != nil {
+		klog.FromContext(ctx).Error(err, "Failed to remove what a power cut left incomplete: some pods may not start")
 	}
 	a.images.TryRestore(ctx)
 	return a.devices.Prepare(ctx)
@@ -70,7 +85,7 @@ func (a *App) edgedParts() ([]beehive.Entry, error) {
 	if a.images, err = images.New(images.Config{
 		Listen: func() (net.Listener, error) { return edgeapi.ListenUnix(a.imagesSocket()) }, Runtime: a.edged.Runtime(), Images: a.edged.Images(),
 		Archive: a.config.Modules.Edged.SandboxImageArchive, API: a.api.ClientConfig(edgeapi.Identity{}), NodeName: a.node, Apps: a.apps != nil,
-		Kept: a.kept,
+		Kept: a.kept, Memory: agent.NewMemory(a.store, string(images.Name)), Boot: bootID(), Sync: images.Sync,
 	}); err != nil {
 		return nil, err
 	}

@@ -141,7 +141,7 @@ func (p *pulledImages) client() (runtimev1.ImageServiceClient, func() error, err
 	if p.app.edged == nil {
 		return nil, nil, errors.New("this device has no container runtime: modules.edged.enable is false")
 	}
-	conn, err := cri.Dial(p.app.edged.Images())
+	conn, err := cri.Dial(p.app.imagesEndpoint())
 	if err != nil {
 		return nil, nil, err
 	}

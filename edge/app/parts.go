@@ -121,7 +121,7 @@ func (a *App) vipParts() ([]beehive.Entry, error) {
 }
 
 func (a *App) appParts() ([]beehive.Entry, error) {
-	a.apps = newApps(a.config.Modules.Apps, a.node, a.config.DataDir, a.api.ClientConfig(edgeapi.Identity{}), a.meta, a.store, func() string { return a.edged.Images() })
+	a.apps = newApps(a.config.Modules.Apps, a.node, a.config.DataDir, a.api.ClientConfig(edgeapi.Identity{}), a.meta, a.store, a.imagesEndpoint)
 	a.agent(a.apps.Module)
 	return []beehive.Entry{restarted(a.apps, linkstate.Agents)}, nil
 }

@@ -10,6 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/skerry-io/skerry/tests/cluster/binary"
+	"github.com/skerry-io/skerry/tests/cluster/registry"
 )
 
 // TestEveryday_22: edgecore.yaml has the settings that a kubelet takes by flags alone. Drop-in
@@ -34,14 +35,14 @@ kind: CredentialProviderConfig
 providers:
 - name: credentials
   apiVersion: credentialprovider.kubelet.k8s.io/v1
-  matchImages: ["`+registryAddress+`"]
+  matchImages: ["`+registry.Address+`"]
   defaultCacheDuration: 0s
   env: [{name: REGISTRY_USER, value: pod}, {name: REGISTRY_PASSWORD, value: open sesame}]
 `)
 	s.Check(os.MkdirAll(file("bin"), 0o755))
 	s.Check(binary.BuildStatic(t.Context(), s.Root, file("bin/credentials"), "./tests/cmd/credentials"))
 	r := s.newRegistry("./tests/images/devices")
-	r.password = "open sesame"
+	r.Password = "open sesame"
 	s.serve("edge1", r)
 
 	pods := func(want string) {
@@ -74,10 +75,10 @@ spec:
   nodeName: edge1
   tolerations: [{operator: Exists}]
   terminationGracePeriodSeconds: 1
-  containers: [{name: c, image: "`+registryAddress+`/private/devices:1", args: [wait]}]
+  containers: [{name: c, image: "`+registry.Address+`/private/devices:1", args: [wait]}]
 `)
 	private := s.WaitPods(ns, "app=private", "edge1", 1)[0]
-	if _, pulled, denied := r.counts(); pulled == 0 || denied == 0 {
+	if _, pulled, denied := r.Counts(); pulled == 0 || denied == 0 {
 		t.Errorf("the registry sent %d blobs and denied %d requests; want both: it demands a password", pulled, denied)
 	}
 	s.Reboot("edge1", true) // the registry goes with it

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+
+	"github.com/skerry-io/skerry/tests/cluster/registry"
 )
 
 // TestEveryday_14: the power goes in the middle of a pull, again and again. The image is whole in
@@ -17,7 +19,7 @@ func TestEveryday_14_PowerCutInAPull(t *testing.T) {
 	ns := s.Namespace()
 	other := s.pod(ns, "bare", "edge1")
 	r := s.newRegistry("./tests/images/devices")
-	r.slow = func() time.Duration { return 10 * time.Minute }
+	r.Slow(func() time.Duration { return 10 * time.Minute })
 	s.serve("edge1", r)
 	s.Apply(ns, `
 apiVersion: v1
@@ -27,12 +29,12 @@ spec:
   nodeName: edge1
   tolerations: [{operator: Exists}]
   terminationGracePeriodSeconds: 1
-  containers: [{name: c, image: "`+registryAddress+`/slow/devices:1", args: [wait]}]
+  containers: [{name: c, image: "`+registry.Address+`/slow/devices:1", args: [wait]}]
 `)
 	for range reboots(10) {
-		begun, _, _ := r.counts()
+		begun, _, _ := r.Counts()
 		s.WaitFor("a pull to be under way", func(context.Context) error {
-			if now, _, _ := r.counts(); now < begun+2 { // its configuration and a layer
+			if now, _, _ := r.Counts(); now < begun+2 { // its configuration and a layer
 				return errors.New("none is")
 			}
 			return nil
@@ -41,12 +43,10 @@ spec:
 		s.serve("edge1", r)
 		s.waitRunsAgain("edge1", *other)
 	}
-	if _, pulled, _ := r.counts(); pulled > 1+reboots(10) { // manifests
+	if _, pulled, _ := r.Counts(); pulled > 1+reboots(10) { // manifests
 		t.Errorf("%d blobs were sent whole before the last cut", pulled)
 	}
-	r.mu.Lock()
-	r.slow = nil
-	r.mu.Unlock()
+	r.Slow(nil)
 	s.Kill("edge1", "containerd") // a pull under way takes its time
 	s.Start("edge1", "containerd")
 	s.WaitPods(ns, "app=pulls", "edge1", 1)

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
+	"github.com/skerry-io/skerry/tests/cluster/registry"
 )
 
 // The replica of cloudcore that leads is killed while each wave of a rollout runs. Another one
@@ -20,11 +21,11 @@ func TestFleet_19_LeaderIsKilledInEachWaveOfARollout(t *testing.T) {
 	for _, node := range []string{"edge1", "edge2"} {
 		r := s.newRegistry("./tests/images/devices")
 		blocked := make(chan struct{})
-		r.slow = func() time.Duration { <-blocked; return 0 }
+		r.Slow(func() time.Duration { <-blocked; return 0 })
 		release[node] = func() { close(blocked) }
 		s.serve(node, r)
 	}
-	const image = registryAddress + "/rollout/devices:1"
+	const image = registry.Address + "/rollout/devices:1"
 	t.Cleanup(func() {
 		ctx := context.Background()
 		s.Mend(ctx)

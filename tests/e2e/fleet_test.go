@@ -19,6 +19,7 @@ import (
 
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 	"github.com/skerry-io/skerry/edge/artefactrepo"
+	"github.com/skerry-io/skerry/tests/cluster/registry"
 	"github.com/skerry-io/skerry/tests/cluster/trial"
 )
 
@@ -287,10 +288,10 @@ func TestFleet_15_ImagesArePulled(t *testing.T) {
 	f := newSystem(t).fleet()
 	ns := f.Namespace()
 	r := f.newRegistry("./tests/images/devices")
-	r.password = "open sesame"
-	r.slow = func() time.Duration { return 10 * time.Minute }
+	r.Password = "open sesame"
+	r.Slow(func() time.Duration { return 10 * time.Minute })
 	f.serve("edge1", r)
-	const image = registryAddress + "/release/devices:2"
+	const image = registry.Address + "/release/devices:2"
 	t.Cleanup(func() {
 		f.onHostIn(context.WithoutCancel(t.Context()), "edge1", "ctr", "--namespace=k8s.io", "images", "rm", image)
 	})
@@ -298,7 +299,7 @@ func TestFleet_15_ImagesArePulled(t *testing.T) {
 kind: Secret
 metadata: {name: registry}
 type: kubernetes.io/dockerconfigjson
-stringData: {.dockerconfigjson: '{"auths": {"`+registryAddress+`": {"username": "pod", "password": "open sesame"}}}'}
+stringData: {.dockerconfigjson: '{"auths": {"`+registry.Address+`": {"username": "pod", "password": "open sesame"}}}'}
 `)
 	pull := func(name string) {
 		t.Helper()
@@ -313,15 +314,13 @@ stringData: {.dockerconfigjson: '{"auths": {"`+registryAddress+`": {"username": 
 
 	pull("pull")
 	f.WaitFor("a pull to be under way", func(context.Context) error {
-		if begun, _, _ := r.counts(); begun < 2 { // its manifest, and a blob
+		if begun, _, _ := r.Counts(); begun < 2 { // its manifest, and a blob
 			return fmt.Errorf("%d blobs were begun", begun)
 		}
 		return nil
 	})
 	f.Cut("edge1")
-	r.mu.Lock()
-	r.slow = nil
-	r.mu.Unlock()
+	r.Slow(nil)
 	f.onHost("edge1", "pkill", "-KILL", "-x", "edgecore")
 	f.WaitFor("the image", func(context.Context) error { return f.missing("edge1", image) })
 	f.Heal("edge1")
@@ -332,12 +331,12 @@ stringData: {.dockerconfigjson: '{"auths": {"`+registryAddress+`": {"username": 
 	if names, err := f.pinned(t.Context(), "edge1"); err != nil || !slices.Contains(names, image) {
 		t.Errorf("the kubelet may collect %s: %q, %v", image, names, err)
 	}
-	begun, _, _ := r.counts()
+	begun, _, _ := r.Counts()
 	pull("again")
 	if o := f.waitOperation("again", "pulled", ended); !isDone(v1alpha1.OperationPulled)(o) {
 		t.Errorf("an image that is there: %+v", o.Status)
 	}
-	if now, _, _ := r.counts(); now != begun {
+	if now, _, _ := r.Counts(); now != begun {
 		t.Errorf("%d more blobs were pulled of an image that is there", now-begun)
 	}
 }

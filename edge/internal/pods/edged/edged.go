@@ -238,7 +238,7 @@ func (m *Module) clients() (clients, error) {
 	if c.kube, err = kubernetes.NewForConfig(config); err != nil {
 		return c, fmt.Errorf("making the kubelet's client: %w", err)
 	}
-	c.kube = &keeping{newSharing(c.kube, m.config.Share), func(ctx context.Context) []string { return runningDrivers(ctx, m.rootDir()) }}
+	c.kube = &keeping{newSharing(c.kube, m.config.Share), func(ctx context.Context) []string { return runningDrivers(ctx, m.RootDir()) }}
 	events := rest.CopyConfig(config)
 	events.QPS, events.Burst = float32(s.EventRecordQPS), int(s.EventBurst)
 	if s.EventRecordQPS == 0 {
@@ -256,7 +256,8 @@ func (m *Module) clients() (clients, error) {
 }
 
 // rootDir is where the kubelet keeps its files.
-func (m *Module) rootDir() string { return filepath.Clean(m.server.RootDirectory) }
+// RootDir is where the kubelet has its files.
+func (m *Module) RootDir() string { return filepath.Clean(m.server.RootDirectory) }
 
 // Runtime is the endpoint of the container runtime; "" where there is no kubelet.
 func (m *Module) Runtime() string {

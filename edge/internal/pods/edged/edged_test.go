@@ -242,12 +242,12 @@ func TestNeeds(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "file"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	check("a file in the way", writable(m.rootDir()), "can't be written", "modules.edged.rootDir")
+	check("a file in the way", writable(m.RootDir()), "can't be written", "modules.edged.rootDir")
 	if err := os.Remove(filepath.Join(dir, "file")); err != nil {
 		t.Fatal(err)
 	}
-	check("the way is free", writable(m.rootDir()))
-	if entries, err := os.ReadDir(m.rootDir()); err != nil || len(entries) != 0 {
+	check("the way is free", writable(m.RootDir()))
+	if entries, err := os.ReadDir(m.RootDir()); err != nil || len(entries) != 0 {
 		t.Errorf("left behind: %v, %v", entries, err)
 	}
 

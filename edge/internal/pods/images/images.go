@@ -5,9 +5,11 @@
 //
 // It owns the socket that the kubelet finds images at, and which of them are shown as pinned: CRI's
 // term for images that are never collected. containerd itself pins only the sandbox image, from 1.7
-// on. It also restores the sandbox image if containerd does not have it (Restore). All other image
-// requests of the kubelet go to the runtime, whose answers are returned unchanged; it does not
-// refuse requests or remove images. While it is not known which images are wanted, all are pinned.
+// on. It also restores the sandbox image if containerd does not have it (Restore). A pull has ended
+// when the image's files are on the disk; the image of a pull that a power cut has interrupted is
+// removed at the next start (Settle). All other image requests of the kubelet go to the runtime,
+// whose answers are returned unchanged; it does not refuse requests or remove other images. While
+// it is not known which images are wanted, all are pinned.
 // A Server may be used by many goroutines.
 package images
 
@@ -26,6 +28,7 @@ import (
 
 	"github.com/skerry-io/skerry/beehive"
 	"github.com/skerry-io/skerry/beehive/message"
+	"github.com/skerry-io/skerry/edge/internal/core/agent"
 	"github.com/skerry-io/skerry/edge/internal/pods/cri"
 	"github.com/skerry-io/skerry/edge/internal/pods/images/archive"
 )
@@ -49,6 +52,12 @@ type Config struct {
 	Kept func() ([]string, error)
 	// Archive is a file with the sandbox image (an OCI layout in a tar); "" without one.
 	Archive string
+	// Memory stores the pulls that are not complete, by image.
+	Memory agent.Memory
+	// Boot is the unique ID of this boot (proc(5)).
+	Boot string
+	// Sync writes the files of a path's file system to the disk.
+	Sync func(path string) error
 }
 
 // Server is the image service of one container runtime.
@@ -125,11 +134,6 @@ func (s service) ListImages(ctx context.Context, r *runtimev1.ListImagesRequest)
 // ImageStatus implements runtimev1.ImageServiceServer.
 func (s service) ImageStatus(ctx context.Context, r *runtimev1.ImageStatusRequest) (*runtimev1.ImageStatusResponse, error) {
 	return s.runtime.ImageStatus(ctx, r)
-}
-
-// PullImage implements runtimev1.ImageServiceServer.
-func (s service) PullImage(ctx context.Context, r *runtimev1.PullImageRequest) (*runtimev1.PullImageResponse, error) {
-	return s.runtime.PullImage(ctx, r)
 }
 
 // RemoveImage implements runtimev1.ImageServiceServer.

@@ -71,7 +71,7 @@ func Import(ctx context.Context, conn grpc.ClientConnInterface, file, name strin
 	ctx = metadata.AppendToOutgoingContext(ctx, "containerd-namespace", namespace)
 	leases := leasesv1.NewLeasesClient(conn)
 	made, err := leases.Create(ctx, &leasesv1.CreateRequest{Labels: map[string]string{
-		"containerd.io/gc.expire": time.Now().Add(leaseTime).Format(time.RFC3339),
+		expires: time.Now().Add(leaseTime).Format(time.RFC3339),
 	}, ID: fmt.Sprintf("skerry-%d", time.Now().UnixNano())})
 	if err != nil {
 		return fmt.Errorf("creating a containerd lease for the import: %w", err)
@@ -101,6 +101,33 @@ func Import(ctx context.Context, conn grpc.ClientConnInterface, file, name strin
 	}
 	if err != nil {
 		return fmt.Errorf("making the image: %w", err)
+	}
+	return nil
+}
+
+// expires is the label of leases that containerd ends by itself, which clients give their pulls.
+const expires = "containerd.io/gc.expire"
+
+// DeleteExpiring deletes containerd's leases of pulls, and with them what no image or container
+// uses: layers of pulls that have not ended. conn is connected to containerd. It is for a time
+// without pulls; another runtime has none.
+func DeleteExpiring(ctx context.Context, conn grpc.ClientConnInterface) error {
+	ctx = metadata.AppendToOutgoingContext(ctx, "containerd-namespace", namespace)
+	client := leasesv1.NewLeasesClient(conn)
+	all, err := client.List(ctx, &leasesv1.ListRequest{})
+	if status.Code(err) == codes.Unimplemented {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("listing containerd's leases: %w", err)
+	}
+	for _, l := range all.Leases {
+		if _, ok := l.Labels[expires]; !ok {
+			continue
+		}
+		if _, err := client.Delete(ctx, &leasesv1.DeleteRequest{ID: l.ID, Sync: true}); err != nil && status.Code(err) != codes.NotFound {
+			return fmt.Errorf("deleting a lease of containerd: %w", err)
+		}
 	}
 	return nil
 }

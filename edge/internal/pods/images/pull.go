@@ -1,0 +1,141 @@
+package images
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+
+	"golang.org/x/sys/unix"
+	runtimev1 "k8s.io/cri-api/pkg/apis/runtime/v1"
+	"k8s.io/klog/v2"
+
+	"github.com/skerry-io/skerry/edge/internal/pods/cri"
+	"github.com/skerry-io/skerry/edge/internal/pods/images/archive"
+)
+
+// A pull is stored from before its begin until the image's files are on the disk. containerd syncs
+// its database but not the files of unpacked layers: after a power cut an image may be listed whose
+// files are empty, and it is never unpacked again (containerd issue 5854; image_pull_with_sync_fs
+// of containerd 2 is off by default).
+type pull struct {
+	// Boot is the boot in which it began (proc(5)).
+	Boot string `json:"boot"`
+	// Before are the IDs of all images that were complete then.
+	Before []string `json:"before,omitempty"`
+}
+
+// PullImage implements runtimev1.ImageServiceServer.
+func (s service) PullImage(ctx context.Context, r *runtimev1.PullImageRequest) (*runtimev1.PullImageResponse, error) {
+	name := r.GetImage().GetImage()
+	if err := s.begin(ctx, s.runtime, name); err != nil {
+		klog.FromContext(ctx).Error(err, "Failed to store that a pull begins: a power cut may leave its image incomplete", "image", name)
+	}
+	answer, err := s.runtime.PullImage(ctx, r)
+	// Also after a failure: the next pull takes the layers that this one has unpacked.
+	if syncErr := s.end(context.WithoutCancel(ctx), s.runtime, name); syncErr != nil {
+		klog.FromContext(ctx).Error(syncErr, "Failed to write a pulled image to the disk: a power cut may leave it incomplete", "image", name)
+	}
+	return answer, err
+}
+
+func (s *Server) begin(ctx context.Context, runtime runtimev1.ImageServiceClient, name string) error {
+	list, err := runtime.ListImages(ctx, &runtimev1.ListImagesRequest{})
+	if err != nil {
+		return fmt.Errorf("listing the images: %w", err)
+	}
+	before := pull{Boot: s.config.Boot}
+	for _, i := range list.Images {
+		before.Before = append(before.Before, i.Id)
+	}
+	raw, err := json.Marshal(before)
+	if err != nil {
+		return err
+	}
+	return s.config.Memory.Save(ctx, map[string][]byte{name: raw})
+}
+
+// end writes all files of images to the disk, which may take as long as the disk does.
+func (s *Server) end(ctx context.Context, runtime runtimev1.ImageServiceClient, name string) error {
+	info, err := runtime.ImageFsInfo(ctx, &runtimev1.ImageFsInfoRequest{})
+	if err != nil {
+		return fmt.Errorf("asking for the file systems of images: %w", err)
+	}
+	for _, f := range info.ImageFilesystems {
+		if err := s.config.Sync(f.GetFsId().GetMountpoint()); err != nil {
+			return err
+		}
+	}
+	return s.config.Memory.Save(ctx, map[string][]byte{name: nil})
+}
+
+// Settle removes images whose pull a power cut has interrupted, so that they are pulled again as a
+// whole. It is for the time before the kubelet starts, and may be called again and again.
+func (s *Server) Settle(ctx context.Context) error {
+	all, err := s.config.Memory.Load()
+	if err != nil || len(all) == 0 {
+		return err
+	}
+	conn, err := cri.Dial(s.config.Images)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	runtime := runtimev1.NewImageServiceClient(conn)
+	var errs []error
+	lost := false
+	for name, raw := range all {
+		var p pull
+		if err := json.Unmarshal(raw, &p); err != nil {
+			errs = append(errs, fmt.Errorf("reading the pull of %s: %w", name, err))
+		}
+		if p.Boot == s.config.Boot { // only edgecore ended
+			errs = append(errs, s.end(ctx, runtime, name))
+			continue
+		}
+		lost = true
+		if err := s.discard(ctx, runtime, name, p.Before); err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		errs = append(errs, s.config.Memory.Save(ctx, map[string][]byte{name: nil}))
+	}
+	if lost { // layers of images that are not complete
+		if err := archive.DeleteExpiring(ctx, conn); err != nil {
+			errs = append(errs, fmt.Errorf("removing the layers of interrupted pulls: %w", err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// discard removes an image, unless it was complete before its pull.
+func (s *Server) discard(ctx context.Context, runtime runtimev1.ImageServiceClient, name string, before []string) error {
+	spec := &runtimev1.ImageSpec{Image: name}
+	status, err := runtime.ImageStatus(ctx, &runtimev1.ImageStatusRequest{Image: spec})
+	if err != nil {
+		return fmt.Errorf("asking for the image %s: %w", name, err)
+	}
+	if status.Image == nil || slices.Contains(before, status.Image.Id) {
+		return nil
+	}
+	if _, err := runtime.RemoveImage(ctx, &runtimev1.RemoveImageRequest{Image: spec}); err != nil {
+		return fmt.Errorf("removing the image %s: %w", name, err)
+	}
+	klog.FromContext(ctx).Info("Removed an image whose pull was interrupted by a power cut, it is pulled again", "image", name)
+	return nil
+}
+
+// Sync writes all files of a path's file system to the disk (syncfs(2)).
+func Sync(path string) error {
+	fd, err := unix.Open(filepath.Clean(path), unix.O_RDONLY|unix.O_CLOEXEC|unix.O_DIRECTORY, 0)
+	if err != nil {
+		return fmt.Errorf("opening %s: %w", path, err)
+	}
+	err = unix.Syncfs(fd)
+	if err := errors.Join(err, unix.Close(fd)); err != nil {
+		return fmt.Errorf("writing %s to the disk: %w", path, err)
+	}
+	return nil
+}

@@ -1,0 +1,175 @@
+package images_test
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"net"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc"
+	"k8s.io/client-go/rest"
+	runtimev1 "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/skerry-io/skerry/edge/internal/pods/cri"
+	"github.com/skerry-io/skerry/edge/internal/pods/images"
+)
+
+// pulls is a memory that notes its changes.
+type pulls struct {
+	kept map[string][]byte
+	log  *[]string
+}
+
+func (p pulls) Load() (map[string][]byte, error) { return maps.Clone(p.kept), nil }
+
+func (p pulls) Save(_ context.Context, changes map[string][]byte) error {
+	for name, raw := range changes {
+		if raw == nil {
+			delete(p.kept, name)
+			*p.log = append(*p.log, "forget "+name)
+			continue
+		}
+		p.kept[name] = raw
+		*p.log = append(*p.log, "store "+name)
+	}
+	return nil
+}
+
+// runtime is a container runtime whose images have their names as IDs, in front of "/".
+type runtime struct {
+	runtimev1.UnimplementedImageServiceServer
+	images []string
+	fail   error // of a pull
+	log    *[]string
+}
+
+func (r *runtime) ListImages(context.Context, *runtimev1.ListImagesRequest) (*runtimev1.ListImagesResponse, error) {
+	answer := &runtimev1.ListImagesResponse{}
+	for _, i := range r.images {
+		id, _, _ := strings.Cut(i, "/")
+		answer.Images = append(answer.Images, &runtimev1.Image{Id: id, RepoTags: []string{i}})
+	}
+	return answer, nil
+}
+
+func (r *runtime) ImageStatus(_ context.Context, q *runtimev1.ImageStatusRequest) (*runtimev1.ImageStatusResponse, error) {
+	if !slices.Contains(r.images, q.Image.Image) {
+		return &runtimev1.ImageStatusResponse{}, nil
+	}
+	id, _, _ := strings.Cut(q.Image.Image, "/")
+	return &runtimev1.ImageStatusResponse{Image: &runtimev1.Image{Id: id}}, nil
+}
+
+func (r *runtime) PullImage(_ context.Context, q *runtimev1.PullImageRequest) (*runtimev1.PullImageResponse, error) {
+	*r.log = append(*r.log, "pull "+q.Image.Image)
+	if r.fail == nil {
+		r.images = append(r.images, q.Image.Image)
+	}
+	return &runtimev1.PullImageResponse{ImageRef: q.Image.Image}, r.fail
+}
+
+func (r *runtime) RemoveImage(_ context.Context, q *runtimev1.RemoveImageRequest) (*runtimev1.RemoveImageResponse, error) {
+	*r.log = append(*r.log, "remove "+q.Image.Image)
+	return &runtimev1.RemoveImageResponse{}, nil
+}
+
+func (r *runtime) ImageFsInfo(context.Context, *runtimev1.ImageFsInfoRequest) (*runtimev1.ImageFsInfoResponse, error) {
+	return &runtimev1.ImageFsInfoResponse{ImageFilesystems: []*runtimev1.FilesystemUsage{{FsId: &runtimev1.FilesystemIdentifier{Mountpoint: "/images"}}}}, nil
+}
+
+// newServer makes a server in front of a runtime, in the boot "second".
+func newServer(t *testing.T, r *runtime, memory pulls) (*images.Server, string) {
+	t.Helper()
+	dir := t.TempDir()
+	listen := func(name string) (net.Listener, error) { return net.Listen("unix", filepath.Join(dir, name)) }
+	l, err := listen("runtime")
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := grpc.NewServer()
+	runtimev1.RegisterImageServiceServer(server, r)
+	go func() { _ = server.Serve(l) }()
+	t.Cleanup(server.Stop)
+	s, err := images.New(images.Config{
+		Listen: func() (net.Listener, error) { return listen("kubelet") }, Images: filepath.Join(dir, "runtime"), Runtime: filepath.Join(dir, "runtime"),
+		API: &rest.Config{Host: "localhost:1"}, Memory: memory, Boot: "second",
+		Sync: func(path string) error { *r.log = append(*r.log, "sync "+path); return nil },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s, filepath.Join(dir, "kubelet")
+}
+
+// A pull is stored before its begin, and forgotten when its files are on the disk, also if it
+// failed: the kubelet's answer comes after it.
+func TestPullIsOnTheDiskWhenItEnds(t *testing.T) {
+	for name, fail := range map[string]error{"succeeds": nil, "fails": errors.New("no such image")} {
+		t.Run(name, func(t *testing.T) {
+			var log []string
+			s, socket := newServer(t, &runtime{fail: fail, log: &log}, pulls{map[string][]byte{}, &log})
+			ctx, cancel := context.WithCancel(t.Context())
+			ready, done := make(chan struct{}), make(chan error, 1)
+			go func() { done <- s.Serve(ctx, func() { close(ready) }) }()
+			<-ready
+			conn, err := cri.Dial(socket)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Close()
+			_, err = runtimev1.NewImageServiceClient(conn).PullImage(ctx, &runtimev1.PullImageRequest{Image: &runtimev1.ImageSpec{Image: "a/b"}})
+			if (err != nil) != (fail != nil) {
+				t.Errorf("the pull: %v, want %v", err, fail)
+			}
+			cancel()
+			if err := <-done; err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff([]string{"store a/b", "pull a/b", "sync /images", "forget a/b"}, log); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
+// At the start after a power cut an image whose pull was interrupted is removed, but not one that
+// was complete before; if only edgecore ended, its files are written to the disk.
+func TestSettle(t *testing.T) {
+	tests := map[string]struct {
+		images []string
+		stored string
+		want   []string
+	}{
+		"no pull":                    {[]string{"a/b"}, "", nil},
+		"pulled":                     {[]string{"a/b"}, `{"boot":"first"}`, []string{"remove a/b", "forget a/b"}},
+		"not pulled":                 {nil, `{"boot":"first"}`, []string{"forget a/b"}},
+		"complete before":            {[]string{"a/b"}, `{"boot":"first","before":["x","a"]}`, []string{"forget a/b"}},
+		"pulled as another image":    {[]string{"a/b"}, `{"boot":"first","before":["x"]}`, []string{"remove a/b", "forget a/b"}},
+		"in this boot":               {[]string{"a/b"}, `{"boot":"second"}`, []string{"sync /images", "forget a/b"}},
+		"a record that is not valid": {[]string{"a/b"}, `{`, []string{"remove a/b", "forget a/b"}},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			var log []string
+			memory := pulls{map[string][]byte{}, &log}
+			if test.stored != "" {
+				memory.kept["a/b"] = []byte(test.stored)
+			}
+			s, _ := newServer(t, &runtime{images: test.images, log: &log}, memory)
+			if err := s.Settle(t.Context()); (err != nil) != (test.stored == "{") {
+				t.Error(err)
+			}
+			if diff := cmp.Diff(test.want, log); diff != "" {
+				t.Error(diff)
+			}
+			if len(memory.kept) > 0 {
+				t.Errorf("it has still stored %s", memory.kept)
+			}
+		})
+	}
+}

@@ -1,0 +1,70 @@
+package machine_test
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/http"
+	"testing"
+	"time"
+
+	"github.com/skerry-io/skerry/tests/cluster/lab"
+	"github.com/skerry-io/skerry/tests/cluster/registry"
+)
+
+// TestEveryday_23: the power is cut as soon as new pods run, of which one's image was just pulled,
+// and the link with it. What the kernel has not written to the disk is lost: no other test knows
+// that.
+func TestEveryday_23_PowerIsCutRightAfterPodsStarted(t *testing.T) {
+	s := newSystem(t)
+	s.serve("./tests/images/devices")
+	before := s.pods
+	s.Apply(s.namespace, join(barePod("fresh", podSpec("", "")), pulled()))
+	t.Cleanup(func() {
+		s.pods = before
+		s.heal()
+		_, err := s.Run(context.WithoutCancel(t.Context()), "kubectl", "delete", "-n", s.namespace, "pod/fresh", "pod/pulled", "--timeout="+patience.String())
+		if err != nil {
+			t.Error(err)
+		}
+	})
+	s.pods = s.awaitPods(len(before) + 2)
+	running, boot := s.running(), s.run("cat /proc/sys/kernel/random/boot_id")
+	s.cut()
+	s.Check(s.guest.Cut(t.Context()))
+	s.switchOn()
+	s.again(running)
+	if now := s.run("cat /proc/sys/kernel/random/boot_id"); now == boot {
+		t.Error("the machine has not booted")
+	}
+	t.Log(s.run("journalctl --boot --unit edgecore --no-pager | grep -E 'Deleted files|Removed an image' | cut -c -300; true"))
+}
+
+// pulled is a pod with an image of the test's registry.
+func pulled() string {
+	return barePod("pulled", `
+  nodeSelector: {kubernetes.io/hostname: `+node+`}
+  tolerations: [{operator: Exists}]
+  terminationGracePeriodSeconds: 1
+  containers: [{name: c, image: "`+registry.Address+`/fresh/devices:1", args: [wait]}]
+`)
+}
+
+// serve has a registry with an image of that program in the cloud, which the machine finds on its
+// own loopback interface, until its boot.
+func (s *system) serve(program string) {
+	s.T.Helper()
+	r, err := registry.New(s.T.Context(), s.Root, s.T.TempDir(), program)
+	s.Check(err)
+	cloud, err := s.Trial.Host("cloud")
+	s.Check(err)
+	_, port, err := net.SplitHostPort(registry.Address)
+	s.Check(err)
+	there := net.JoinHostPort(lab.Cloud().String(), port)
+	var l net.Listener
+	s.Check(cloud.Do(func() (err error) { l, err = net.Listen("tcp", there); return err }))
+	server := &http.Server{Handler: r, ReadHeaderTimeout: time.Minute}
+	go func() { _ = server.Serve(l) }()
+	s.T.Cleanup(func() { _ = server.Close() })
+	s.run(fmt.Sprintf("systemd-run --quiet --unit=registry --socket-property=ListenStream=%s /lib/systemd/systemd-socket-proxyd %s", registry.Address, there))
+}
