@@ -3,6 +3,7 @@ package e2e_test
 import (
 	"net"
 	"net/http"
+	"path"
 	"time"
 
 	"github.com/skerry-io/skerry/tests/cluster/registry"
@@ -11,7 +12,7 @@ import (
 // newRegistry makes the image of a program of this repository.
 func (s *system) newRegistry(program string) *registry.Registry {
 	s.T.Helper()
-	r, err := registry.New(s.T.Context(), s.Root, s.T.TempDir(), program)
+	r, err := registry.New(s.T.Context(), s.Root, s.T.TempDir(), program, path.Base(program))
 	s.Check(err)
 	return r
 }

@@ -5,10 +5,10 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"strings"
 	"testing"
 	"time"
 
-	"github.com/skerry-io/skerry/tests/cluster/lab"
 	"github.com/skerry-io/skerry/tests/cluster/registry"
 )
 
@@ -19,15 +19,16 @@ func TestEveryday_23_PowerIsCutRightAfterPodsStarted(t *testing.T) {
 	s := newSystem(t)
 	s.serve("./tests/images/devices")
 	before := s.pods
-	s.Apply(s.namespace, join(barePod("fresh", podSpec("", "")), pulled()))
+	s.Apply(s.namespace, pulled())
 	t.Cleanup(func() {
 		s.pods = before
-		s.heal()
-		_, err := s.Run(context.WithoutCancel(t.Context()), "kubectl", "delete", "-n", s.namespace, "pod/fresh", "pod/pulled", "--timeout="+patience.String())
+		_, err := s.Run(context.WithoutCancel(t.Context()), "kubectl", "delete", "-n", s.namespace, "pod/fresh", "pod/pulled", "--ignore-not-found", "--timeout="+patience.String())
 		if err != nil {
 			t.Error(err)
 		}
 	})
+	s.awaitPods(len(before) + 1)
+	s.Apply(s.namespace, barePod("fresh", podSpec("", ""))) // after the pull, whose end writes to the disk
 	s.pods = s.awaitPods(len(before) + 2)
 	running, boot := s.running(), s.run("cat /proc/sys/kernel/random/boot_id")
 	s.cut()
@@ -37,6 +38,7 @@ func TestEveryday_23_PowerIsCutRightAfterPodsStarted(t *testing.T) {
 	if now := s.run("cat /proc/sys/kernel/random/boot_id"); now == boot {
 		t.Error("the machine has not booted")
 	}
+	s.heal()
 	t.Log(s.run("journalctl --boot --unit edgecore --no-pager | grep -E 'Deleted files|Removed an image' | cut -c -300; true"))
 }
 
@@ -50,19 +52,19 @@ func pulled() string {
 `)
 }
 
-// serve has a registry with an image of that program in the cloud, which the machine finds on its
-// own loopback interface, until its boot.
+// serve has a registry with an image of that program on the machine's router, which the machine
+// finds on its own loopback interface, until its boot.
 func (s *system) serve(program string) {
 	s.T.Helper()
-	r, err := registry.New(s.T.Context(), s.Root, s.T.TempDir(), program)
+	r, err := registry.New(s.T.Context(), s.Root, s.T.TempDir(), program, "app")
 	s.Check(err)
-	cloud, err := s.Trial.Host("cloud")
+	router, err := s.Trial.Host("router")
 	s.Check(err)
 	_, port, err := net.SplitHostPort(registry.Address)
 	s.Check(err)
-	there := net.JoinHostPort(lab.Cloud().String(), port)
+	there := net.JoinHostPort(strings.TrimSpace(s.run("ip -4 route show default | grep -om1 'via [0-9.]*' | cut -d ' ' -f 2")), port)
 	var l net.Listener
-	s.Check(cloud.Do(func() (err error) { l, err = net.Listen("tcp", there); return err }))
+	s.Check(router.Do(func() (err error) { l, err = net.Listen("tcp", there); return err }))
 	server := &http.Server{Handler: r, ReadHeaderTimeout: time.Minute}
 	go func() { _ = server.Serve(l) }()
 	s.T.Cleanup(func() { _ = server.Close() })

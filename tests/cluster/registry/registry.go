@@ -45,9 +45,9 @@ type Registry struct {
 	begun  int // blobs of which some was sent
 }
 
-// New makes the image of a program of this repository (a package such as "./tests/images/sample");
-// dir is for files of the build.
-func New(ctx context.Context, root, dir, program string) (*Registry, error) {
+// New makes the image of a program of this repository (a package such as "./tests/images/sample"),
+// which has that name in it; dir is for files of the build.
+func New(ctx context.Context, root, dir, program, name string) (*Registry, error) {
 	file := filepath.Join(dir, "program")
 	if err := binary.BuildStatic(ctx, root, file, program); err != nil {
 		return nil, err
@@ -61,7 +61,7 @@ func New(ctx context.Context, root, dir, program string) (*Registry, error) {
 	raw = append(raw, rand.Text()...)
 	var archive bytes.Buffer
 	r := &Registry{blobs: map[string][]byte{}}
-	r.top, err = image.Archive(&archive, image.Image{Names: []string{"x:1"}, Path: "/" + path.Base(program), Platforms: []image.Platform{{Arch: runtime.GOARCH, Program: raw}}})
+	r.top, err = image.Archive(&archive, image.Image{Names: []string{"x:1"}, Path: "/" + name, Platforms: []image.Platform{{Arch: runtime.GOARCH, Program: raw}}})
 	if err != nil {
 		return nil, err
 	}
