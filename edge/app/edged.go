@@ -1,12 +1,10 @@
 package app
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"maps"
 	"net"
-	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -38,24 +36,6 @@ func (a *App) newEdged() (*edged.Module, error) {
 		Hold: shutdown.Hold, Share: func(s *corev1.Service) *corev1.Service { return a.services.Shared(s) },
 	})
 }
-
-// imagesSocket is the kubelet's image service endpoint, next to the socket of the edge API.
-func (a *App) imagesSocket() string {
-	return strings.TrimSuffix(a.config.Modules.EdgeAPI.Socket, ".sock") + "-images.sock"
-}
-
-// imageService is the endpoint at which the kubelet finds images: where the device has no socket of
-// its own, the container runtime's.
-func (a *App) imageService() string {
-	if a.config.Modules.EdgeAPI.Socket == "" {
-		return ""
-	}
-	return "unix://" + a.imagesSocket()
-}
-
-// imagesEndpoint is where edgecore's own modules pull images: as the kubelet does, so that they are
-// on the disk.
-func (a *App) imagesEndpoint() string { return cmp.Or(a.imageService(), a.edged.Images()) }
 
 // prepareRuntime is awaited by the kubelet's start. A failure affects only some pods: the kubelet
 // starts nevertheless.

@@ -1,11 +1,13 @@
 package app
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 
 	"github.com/distribution/reference"
@@ -182,4 +184,27 @@ func (p *pulledImages) Pull(ctx context.Context, image string, as upgrade.Creden
 		}
 	}
 	return err
+}
+
+// imagesSocket is the kubelet's image service endpoint, next to the socket of the edge API.
+func (a *App) imagesSocket() string {
+	return strings.TrimSuffix(a.config.Modules.EdgeAPI.Socket, ".sock") + "-images.sock"
+}
+
+// imageService is the endpoint at which the kubelet finds images: where the device has no socket of
+// its own, the container runtime's.
+func (a *App) imageService() string {
+	if a.config.Modules.EdgeAPI.Socket == "" {
+		return ""
+	}
+	return "unix://" + a.imagesSocket()
+}
+
+// imagesEndpoint is where edgecore's own modules pull images: as the kubelet does, so that they are
+// on the disk; "" without a kubelet.
+func (a *App) imagesEndpoint() string {
+	if a.edged == nil {
+		return ""
+	}
+	return cmp.Or(a.imageService(), a.edged.Images())
 }

@@ -4,12 +4,12 @@
 // allocation, such as ext4, may have them empty after a power cut. Both treat such a file as an
 // error at each attempt, forever: with an empty result of a CNI plugin containerd can't remove the
 // pod's old sandbox (containernetworking/cni issue 1055), and with an empty record of a pull the
-// kubelet pulls the image again, which a disconnected device can't. Without the file both go on: the
-// network namespaces of an earlier boot are gone, and an image without a record is one that the
+// kubelet pulls the image again, which a disconnected device can't. Without the file both go on:
+// the network namespaces of an earlier boot are gone, and an image without a record is one that the
 // kubelet did not pull.
 //
-// It owns no file; it deletes those that Records names and that are not JSON, and leaves all others.
-// It has no state. Call Delete before the kubelet starts: then nobody writes them.
+// It owns no file; it deletes those that Records names and that are not JSON, and leaves all
+// others. It has no state. Call Delete before the kubelet starts: then nobody writes them.
 package unsynced
 
 import (
