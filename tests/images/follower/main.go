@@ -32,8 +32,8 @@ import (
 	"syscall"
 	"time"
 
-	jose "gopkg.in/go-jose/go-jose.v2"
-	"gopkg.in/go-jose/go-jose.v2/jwt"
+	"github.com/go-jose/go-jose/v4"
+	"github.com/go-jose/go-jose/v4/jwt"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -177,7 +177,7 @@ func issuer(ctx context.Context, config *rest.Config) string {
 	if err != nil {
 		return err.Error()
 	}
-	token, err := jwt.ParseSigned(string(raw))
+	token, err := jwt.ParseSigned(string(raw), []jose.SignatureAlgorithm{jose.RS256, jose.ES256})
 	if err != nil {
 		return err.Error()
 	}

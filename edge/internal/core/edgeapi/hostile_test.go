@@ -18,8 +18,8 @@ import (
 	"testing"
 	"time"
 
-	jose "gopkg.in/go-jose/go-jose.v2"
-	"gopkg.in/go-jose/go-jose.v2/jwt"
+	"github.com/go-jose/go-jose/v4"
+	"github.com/go-jose/go-jose/v4/jwt"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -121,7 +121,7 @@ func teach(t *testing.T, b *fakeBackend, s *edgeapi.Server) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	token, err := jwt.Signed(signer).Claims(map[string]any{"sub": "system:serviceaccount:default:app", "aud": []string{"api"}, "exp": time.Now().Add(time.Hour).Unix()}).CompactSerialize()
+	token, err := jwt.Signed(signer).Claims(map[string]any{"sub": "system:serviceaccount:default:app", "aud": []string{"api"}, "exp": time.Now().Add(time.Hour).Unix()}).Serialize()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -244,7 +244,7 @@ func TestIssuerDiscovery(t *testing.T) {
 			}
 			var keys jose.JSONWebKeySet
 			get(document.Keys, &keys)
-			parsed, err := jwt.ParseSigned(token)
+			parsed, err := jwt.ParseSigned(token, []jose.SignatureAlgorithm{jose.ES256})
 			if err != nil {
 				t.Fatal(err)
 			}
