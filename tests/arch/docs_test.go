@@ -15,7 +15,7 @@ const (
 	readmeWords   = 700
 	decisionWords = 350
 	// longDecisions is how many decisions are longer than that: a ratchet, which only goes down.
-	longDecisions = 34
+	longDecisions = 29
 )
 
 // TestDocs: pages refer to pages, headings and files that exist; the README and decisions are
@@ -44,14 +44,22 @@ func TestDocs(t *testing.T) {
 	}
 	long := 0
 	for f, text := range pages {
-		if path.Dir(f) == "docs/dev/decisions" && path.Base(f) != "README.md" && len(strings.Fields(text)) > decisionWords {
+		if path.Dir(f) != "docs/dev/decisions" || path.Base(f) == "README.md" {
+			continue
+		}
+		if len(strings.Fields(text)) > decisionWords {
 			long++
+		}
+		if !decisionStatus.MatchString(text) {
+			t.Errorf("%s: its second line is no date and status, as in the other decisions", f)
 		}
 	}
 	if long > longDecisions {
 		t.Errorf("docs/dev/decisions: %d pages of more than %d words, at most %d", long, decisionWords, longDecisions)
 	}
 }
+
+var decisionStatus = regexp.MustCompile(`^# .*\nDate: \d{4}-\d\d-\d\d\. Status: (accepted|superseded)\.`)
 
 var (
 	mdComment = regexp.MustCompile(`<!--.*?-->`)
