@@ -61,6 +61,7 @@ func BenchmarkRow(b *testing.B) {
 		measure func(*bench, *testing.B)
 	}{
 		{"Reboot", (*bench).reboot},
+		{"Boot", (*bench).boots},
 		{"Pod", (*bench).podRunning},
 		{"TenPods", (*bench).tenPods},
 		{"Memory", (*bench).memory},
@@ -111,7 +112,7 @@ func (s *bench) upWith(b *testing.B, clouds int) {
 	b.Helper()
 	root, err := binary.Root()
 	check(b, err)
-	_, err = binary.Build(b.Context(), root, "kubeplane", "cloudcore", "edgecore", "trial", "plainkubelet")
+	_, err = binary.Build(b.Context(), root, "kubeplane", "cloudcore", "edgecore", "skerry-launch", "trial", "plainkubelet")
 	check(b, err)
 	for _, program := range []string{"edgecore", "plainkubelet"} {
 		check(b, uncache(filepath.Join(root, "bin", program)))

@@ -23,10 +23,12 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
+	"sigs.k8s.io/yaml"
 
 	"github.com/skerry-io/skerry/beehive/message"
 	"github.com/skerry-io/skerry/common/topic"
@@ -678,6 +680,11 @@ func (s *bench) manyEvents(b *testing.B) (restore func()) {
 		check(b, s.Start(b.Context(), trial.Cloud, "cloudcore"))
 		s.awaitLinked(b)
 	}
-	with(append(slices.Clone(before), "\nrelay: {quotas: {eventBurst: 1000000}}\n"...))
+	var config map[string]any
+	check(b, yaml.Unmarshal(before, &config))
+	check(b, unstructured.SetNestedField(config, int64(1000000), "relay", "quotas", "eventBurst"))
+	changed, err := yaml.Marshal(config)
+	check(b, err)
+	with(changed)
 	return func() { with(before) }
 }
