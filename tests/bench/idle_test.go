@@ -285,7 +285,7 @@ func (s *bench) keepalives(b *testing.B) (stop func()) {
 
 // order is that of the table.
 var order = slices.Concat(
-	[]string{whatReboot, whatEventsUp, whatResyncNone, whatResyncTen, whatResyncKill, whatResyncMaps, whatIdleBytes, whatSamples, whatLease, whatMemory, whatRise, whatSizeEdge, whatSizeCloud, whatIdleCPU, whatSampleCPU, whatIdleSyncs},
+	[]string{whatReboot, whatPowerOn, whatOrderly, whatEventsUp, whatResyncNone, whatResyncTen, whatResyncKill, whatResyncMaps, whatIdleBytes, whatSamples, whatLease, whatMemory, whatRise, whatSizeEdge, whatSizeCloud, whatIdleCPU, whatSampleCPU, whatIdleSyncs},
 	[]string{whatQueueOne, whatQueueEight, whatQueueMany, whatEventRate, whatEventCPU, whatEventRateOne, whatChange50, whatChange99, whatSlow},
 	[]string{whatCarrierLink, whatCarrierReady, whatCarrierPod, whatCarrierAgain, whatSilentLink, whatSilentReady, whatSilentPod, whatSilentAgain},
 	[]string{whatPod, whatTen, whatManyPod, whatManyCloud, whatManyRate, whatManyCPU, whatManyExtra, whatIdleWrites},
