@@ -133,6 +133,27 @@ func cgroups(root string, fail bool) error {
 	return errors.New("this machine has cgroups of version 1: boot with version 2 (systemd.unified_cgroup_hierarchy=1), or set modules.edged.kubelet.failCgroupV1: false")
 }
 
+// swapsFile is where the kernel lists swap: a line for each, below a heading.
+const swapsFile = "/proc/swaps"
+
+// swapOff refuses swap, as the kubelet does with its default (NewContainerManager): a machine whose
+// swap was switched on while it was off would restart edgecore again and again.
+func swapOff(file string, fail bool) error {
+	if !fail {
+		return nil
+	}
+	data, err := os.ReadFile(file)
+	switch {
+	case errors.Is(err, os.ErrNotExist): // a kernel without swap
+		return nil
+	case err != nil:
+		return fmt.Errorf("reading whether swap is on: %w", err)
+	case strings.Contains(strings.TrimSpace(string(data)), "\n"):
+		return errors.New("swap is on: swapoff -a, and remove it from /etc/fstab; or set modules.edged.kubelet.failSwapOn: false")
+	}
+	return nil
+}
+
 // writable makes the directory where it is missing, and writes into it.
 func writable(dir string) error {
 	err := os.MkdirAll(dir, 0o750)
