@@ -131,6 +131,10 @@ func TestDefaults(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
+	// The kubelet chooses the address at each start: that of the last boot may be another.
+	if m, err := New(Config{NodeName: "edge1", RootDir: t.TempDir(), Kubelet: onAnyCgroups("{}")}); err != nil || m.server.NodeIP != "" {
+		t.Errorf("without an address of the configuration: %v", err)
+	}
 	if s.KubeConfig == "" {
 		t.Error("without a kubeconfig the kubelet would drop its clients")
 	}
