@@ -44,6 +44,7 @@ func (m *Module) await(ctx context.Context) error {
 	needs := []need{
 		m.hold,
 		func(context.Context) error { return cgroups(cgroupRoot, m.server.FailCgroupV1) },
+		func(context.Context) error { return swapOff(swapsFile, m.server.FailSwapOn) },
 		func(context.Context) error { return writable(m.RootDir()) },
 		func(ctx context.Context) error { return runtimeReachable(ctx, m.server.ContainerRuntimeEndpoint) },
 		func(ctx context.Context) error { return cri.Serves(ctx, m.server.ContainerRuntimeEndpoint) },
