@@ -71,6 +71,12 @@ type Server struct {
 	sandbox string // "": not known yet
 	unknown bool   // the last question for the wanted images failed
 	failure string // of the last attempt to restore the sandbox image; "" if it succeeded
+
+	pulls sync.Mutex
+	// settled: no pull of an earlier process is stored. pulling are the pulls under way, by image.
+	// Both are guarded by pulls.
+	settled bool
+	pulling map[string]int
 }
 
 // New returns a Server.
@@ -79,7 +85,7 @@ func New(config Config) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Server{config: config, wanted: wanted}, nil
+	return &Server{config: config, wanted: wanted, pulling: map[string]int{}}, nil
 }
 
 // Name implements beehive.Module.
@@ -129,11 +135,6 @@ func (s service) ListImages(ctx context.Context, r *runtimev1.ListImagesRequest)
 		s.TryRestore(ctx)
 	}
 	return answer, nil
-}
-
-// ImageStatus implements runtimev1.ImageServiceServer.
-func (s service) ImageStatus(ctx context.Context, r *runtimev1.ImageStatusRequest) (*runtimev1.ImageStatusResponse, error) {
-	return s.runtime.ImageStatus(ctx, r)
 }
 
 // RemoveImage implements runtimev1.ImageServiceServer.

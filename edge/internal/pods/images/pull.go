@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"path/filepath"
 	"slices"
 
@@ -27,18 +28,51 @@ type pull struct {
 	Before []string `json:"before,omitempty"`
 }
 
+// ImageStatus implements runtimev1.ImageServiceServer.
+func (s service) ImageStatus(ctx context.Context, r *runtimev1.ImageStatusRequest) (*runtimev1.ImageStatusResponse, error) {
+	_ = s.Settle(ctx) // or an incomplete image would count as pulled; the kubelet's start reports errors
+	return s.runtime.ImageStatus(ctx, r)
+}
+
 // PullImage implements runtimev1.ImageServiceServer.
 func (s service) PullImage(ctx context.Context, r *runtimev1.PullImageRequest) (*runtimev1.PullImageResponse, error) {
 	name := r.GetImage().GetImage()
-	if err := s.begin(ctx, s.runtime, name); err != nil {
+	if err := s.enter(ctx, s.runtime, name); err != nil {
 		klog.FromContext(ctx).Error(err, "Failed to store that a pull begins: a power cut may leave its image incomplete", "image", name)
 	}
 	answer, err := s.runtime.PullImage(ctx, r)
 	// Also after a failure: the next pull takes the layers that this one has unpacked.
-	if syncErr := s.end(context.WithoutCancel(ctx), s.runtime, name); syncErr != nil {
+	if syncErr := s.leave(context.WithoutCancel(ctx), s.runtime, name); syncErr != nil {
 		klog.FromContext(ctx).Error(syncErr, "Failed to write a pulled image to the disk: a power cut may leave it incomplete", "image", name)
 	}
 	return answer, err
+}
+
+// enter notes a pull, and stores it if no other of its image is under way. Pulls of an earlier
+// process are settled first: the image of one would count as complete.
+func (s *Server) enter(ctx context.Context, runtime runtimev1.ImageServiceClient, name string) error {
+	s.pulls.Lock()
+	defer s.pulls.Unlock()
+	err := s.settle(ctx)
+	if s.pulling[name]++; s.pulling[name] > 1 {
+		return err
+	}
+	return errors.Join(err, s.begin(ctx, runtime, name))
+}
+
+// leave ends a pull. What is stored is deleted with the last pull of the image.
+func (s *Server) leave(ctx context.Context, runtime runtimev1.ImageServiceClient, name string) error {
+	err := s.write(ctx, runtime)
+	s.pulls.Lock()
+	defer s.pulls.Unlock()
+	if s.pulling[name]--; s.pulling[name] > 0 {
+		return err
+	}
+	delete(s.pulling, name)
+	if err != nil {
+		return err
+	}
+	return s.config.Memory.Save(ctx, map[string][]byte{name: nil})
 }
 
 func (s *Server) begin(ctx context.Context, runtime runtimev1.ImageServiceClient, name string) error {
@@ -57,8 +91,8 @@ func (s *Server) begin(ctx context.Context, runtime runtimev1.ImageServiceClient
 	return s.config.Memory.Save(ctx, map[string][]byte{name: raw})
 }
 
-// end writes all files of images to the disk, which may take as long as the disk does.
-func (s *Server) end(ctx context.Context, runtime runtimev1.ImageServiceClient, name string) error {
+// write writes all files of images to the disk, which may take as long as the disk does.
+func (s *Server) write(ctx context.Context, runtime runtimev1.ImageServiceClient) error {
 	info, err := runtime.ImageFsInfo(ctx, &runtimev1.ImageFsInfoRequest{})
 	if err != nil {
 		return fmt.Errorf("asking for the file systems of images: %w", err)
@@ -68,13 +102,26 @@ func (s *Server) end(ctx context.Context, runtime runtimev1.ImageServiceClient, 
 			return err
 		}
 	}
-	return s.config.Memory.Save(ctx, map[string][]byte{name: nil})
+	return nil
 }
 
 // Settle removes images whose pull a power cut has interrupted, so that they are pulled again as a
-// whole. It is for the time before the kubelet starts, and may be called again and again.
+// whole. It is for the time before the kubelet starts, and may be called again and again: once it
+// has succeeded, it has nothing to do.
 func (s *Server) Settle(ctx context.Context) error {
+	s.pulls.Lock()
+	defer s.pulls.Unlock()
+	return s.settle(ctx)
+}
+
+// settle is Settle while pulls is locked. It leaves pulls alone that are under way.
+func (s *Server) settle(ctx context.Context) (err error) {
+	if s.settled {
+		return nil
+	}
+	defer func() { s.settled = err == nil }()
 	all, err := s.config.Memory.Load()
+	maps.DeleteFunc(all, func(name string, _ []byte) bool { return s.pulling[name] > 0 })
 	if err != nil || len(all) == 0 {
 		return err
 	}
@@ -92,17 +139,18 @@ func (s *Server) Settle(ctx context.Context) error {
 			errs = append(errs, fmt.Errorf("reading the pull of %s: %w", name, err))
 		}
 		if p.Boot == s.config.Boot { // only edgecore ended
-			errs = append(errs, s.end(ctx, runtime, name))
-			continue
+			err = s.write(ctx, runtime)
+		} else {
+			lost = true
+			err = s.discard(ctx, runtime, name, p.Before)
 		}
-		lost = true
-		if err := s.discard(ctx, runtime, name, p.Before); err != nil {
+		if err != nil {
 			errs = append(errs, err)
 			continue
 		}
 		errs = append(errs, s.config.Memory.Save(ctx, map[string][]byte{name: nil}))
 	}
-	if lost { // layers of images that are not complete
+	if lost && len(s.pulling) == 0 { // layers of images that are not complete
 		if err := archive.DeleteExpiring(ctx, conn); err != nil {
 			errs = append(errs, fmt.Errorf("removing the layers of interrupted pulls: %w", err))
 		}

@@ -173,3 +173,50 @@ func TestSettle(t *testing.T) {
 		})
 	}
 }
+
+// A pull or a question of edgecore's own modules may come before Settle: the image of an
+// interrupted pull is removed first, or it would count as complete. Settle leaves the pull alone.
+func TestRequestsSettleFirst(t *testing.T) {
+	ask := map[string]func(runtimev1.ImageServiceClient) error{
+		"a pull": func(c runtimev1.ImageServiceClient) error {
+			_, err := c.PullImage(t.Context(), &runtimev1.PullImageRequest{Image: &runtimev1.ImageSpec{Image: "a/b"}})
+			return err
+		},
+		"a question": func(c runtimev1.ImageServiceClient) error {
+			_, err := c.ImageStatus(t.Context(), &runtimev1.ImageStatusRequest{Image: &runtimev1.ImageSpec{Image: "a/b"}})
+			return err
+		},
+	}
+	want := map[string][]string{
+		"a pull":     {"remove a/b", "forget a/b", "store a/b", "pull a/b", "sync /images", "forget a/b"},
+		"a question": {"remove a/b", "forget a/b"},
+	}
+	for name, do := range ask {
+		t.Run(name, func(t *testing.T) {
+			var log []string
+			s, socket := newServer(t, &runtime{images: []string{"a/b"}, log: &log}, pulls{map[string][]byte{"a/b": []byte(`{"boot":"first"}`)}, &log})
+			ctx, cancel := context.WithCancel(t.Context())
+			ready, done := make(chan struct{}), make(chan error, 1)
+			go func() { done <- s.Serve(ctx, func() { close(ready) }) }()
+			<-ready
+			conn, err := cri.Dial(socket)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Close()
+			if err := do(runtimev1.NewImageServiceClient(conn)); err != nil {
+				t.Error(err)
+			}
+			if err := s.Settle(t.Context()); err != nil {
+				t.Error(err)
+			}
+			cancel()
+			if err := <-done; err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(want[name], log); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
