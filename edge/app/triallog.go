@@ -14,6 +14,10 @@ import (
 // maxTrialLog bounds the log of a trial, in bytes: beyond it the older half goes.
 const maxTrialLog = 64 << 10
 
+// maxTrialWrites bounds all that is written of it, in bytes: a process whose trial has succeeded
+// goes on for months, on flash memory.
+const maxTrialWrites = 4 << 20
+
 // TrialLog returns a writer for the log of a trial, the end of which its operation reports. In any
 // other process it is io.Discard. A panic is written to the file, too.
 func TrialLog() io.Writer {
@@ -38,6 +42,7 @@ type tailFile struct {
 	mu   sync.Mutex
 	file *os.File
 	size int64
+	all  int64 // written so far
 }
 
 func newTailFile(path string) (*tailFile, error) {
@@ -52,6 +57,9 @@ func newTailFile(path string) (*tailFile, error) {
 func (t *tailFile) Write(b []byte) (int, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	if t.all > maxTrialWrites {
+		return len(b), nil
+	}
 	if t.size+int64(len(b)) > maxTrialLog {
 		half := make([]byte, min(t.size, maxTrialLog/2))
 		n, _ := t.file.ReadAt(half, t.size-int64(len(half)))
@@ -66,4 +74,5 @@ func (t *tailFile) Write(b []byte) (int, error) {
 func (t *tailFile) append(b []byte) {
 	n, _ := t.file.Write(b)
 	t.size += int64(n)
+	t.all += int64(n)
 }

@@ -255,7 +255,6 @@ func (m *Module) clients() (clients, error) {
 	return c, nil
 }
 
-// rootDir is where the kubelet keeps its files.
 // RootDir is where the kubelet has its files.
 func (m *Module) RootDir() string { return filepath.Clean(m.server.RootDirectory) }
 

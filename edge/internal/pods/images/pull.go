@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"path/filepath"
 	"slices"
 
 	"golang.org/x/sys/unix"
@@ -93,7 +92,9 @@ func (s *Server) begin(ctx context.Context, runtime runtimev1.ImageServiceClient
 
 // write writes all files of images to the disk, which may take as long as the disk does.
 func (s *Server) write(ctx context.Context, runtime runtimev1.ImageServiceClient) error {
-	info, err := runtime.ImageFsInfo(ctx, &runtimev1.ImageFsInfoRequest{})
+	askCtx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
+	info, err := runtime.ImageFsInfo(askCtx, &runtimev1.ImageFsInfoRequest{})
 	if err != nil {
 		return fmt.Errorf("asking for the file systems of images: %w", err)
 	}
@@ -175,11 +176,13 @@ func (s *Server) discard(ctx context.Context, runtime runtimev1.ImageServiceClie
 	return nil
 }
 
-// Sync writes all files of a path's file system to the disk (syncfs(2)).
+// Sync writes all files of a path's file system to the disk (syncfs(2)); those of all file systems
+// if the path is not there, as with a snapshotter in a mount namespace of its own.
 func Sync(path string) error {
-	fd, err := unix.Open(filepath.Clean(path), unix.O_RDONLY|unix.O_CLOEXEC|unix.O_DIRECTORY, 0)
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_DIRECTORY, 0)
 	if err != nil {
-		return fmt.Errorf("opening %s: %w", path, err)
+		unix.Sync()
+		return nil
 	}
 	err = unix.Syncfs(fd)
 	if err := errors.Join(err, unix.Close(fd)); err != nil {

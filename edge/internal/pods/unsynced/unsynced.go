@@ -56,8 +56,9 @@ func Delete(all []Records) (deleted []string, err error) {
 			}
 			good, readErr := readable(path)
 			if readErr == nil && !good {
-				readErr = os.Remove(path)
-				deleted = append(deleted, path)
+				if readErr = os.Remove(path); readErr == nil {
+					deleted = append(deleted, path)
+				}
 			}
 			if readErr != nil && !errors.Is(readErr, fs.ErrNotExist) {
 				err = errors.Join(err, readErr)
