@@ -264,6 +264,14 @@ func TestMergePatches(t *testing.T) {
 			`{"status":{"conditions":[{"$patch":"replace"},{"type":"Ready","status":"True"}]}}`,
 			`{"status":{"conditions":[{"type":"Initialized","status":"False"}]}}`,
 		},
+		"an address in place of another": {
+			`{"metadata":{"uid":"u"},"status":{"podIP":"10.0.0.2","podIPs":[{"ip":"10.0.0.2"},{"$patch":"delete","ip":"10.0.0.1"}]}}`,
+			`{"metadata":{"uid":"u"},"status":{"podIP":"10.0.0.3","podIPs":[{"ip":"10.0.0.3"},{"$patch":"delete","ip":"10.0.0.2"}]}}`,
+		},
+		"an address in place of one that was set and deleted": {
+			`{"status":{"podIPs":[{"$patch":"delete","ip":"10.0.0.1"}]}}`,
+			`{"status":{"podIPs":[{"ip":"10.0.0.3"}]}}`,
+		},
 		"lists without keys": {
 			`{"status":{"podIPs":[{"ip":"10.0.0.2"},{"$patch":"delete","ip":"10.0.0.1"}]}}`,
 			`{"status":{"podIPs":[{"ip":"10.0.0.3"}]}}`,
@@ -292,6 +300,15 @@ func TestMergePatches(t *testing.T) {
 		}
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("%s: %s: %s", name, merged, diff)
+		}
+		// The cloud may have the first patch, of which no answer came.
+		got, err = object.Patch(one, types.StrategicMergePatchType, merged)
+		if err != nil {
+			t.Errorf("%s: over the first: %s: %v", name, merged, err)
+			continue
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("%s: over the first: %s: %s", name, merged, diff)
 		}
 		if object.PatchUID([]byte(p[1])) != object.PatchUID(merged) {
 			t.Errorf("%s: the uid is lost: %s", name, merged)

@@ -1,11 +1,14 @@
 package object
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"reflect"
 	"slices"
+	"strings"
 
 	jsonpatch "gopkg.in/evanphx/json-patch.v4"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -178,9 +181,10 @@ func sameIdentity(before, after runtime.Object) error {
 	return nil
 }
 
-// MergePatches makes one strategic merge patch with the effect on base of first and then second. If
-// merging the patches themselves gives another result (lists with directives may not), the result
-// is the difference of base and its patched state. patched is that state.
+// MergePatches makes one strategic merge patch with the effect on base of first and then second. It
+// has the same effect where first was applied before: the cloud may have it, though its answer was
+// lost. If merging the patches themselves gives another result (lists with directives may not), the
+// result is made of the differences. patched is the state after both.
 func MergePatches(base runtime.Object, first, second []byte) (merged []byte, patched runtime.Object, err error) {
 	one, err := Patch(base, types.StrategicMergePatchType, first)
 	if err != nil {
@@ -190,24 +194,106 @@ func MergePatches(base runtime.Object, first, second []byte) (merged []byte, pat
 	if err != nil {
 		return nil, nil, err
 	}
-	if merged, err := mergeMaps(base, first, second); err == nil {
-		if got, err := Patch(base, types.StrategicMergePatchType, merged); err == nil && reflect.DeepEqual(got, want) {
-			return merged, got, nil
+	leads := func(from runtime.Object, patch []byte) bool {
+		got, err := Patch(from, types.StrategicMergePatchType, patch)
+		return err == nil && reflect.DeepEqual(got, want)
+	}
+	if merged, err := mergeMaps(base, first, second); err == nil && leads(base, merged) && leads(one, merged) {
+		return merged, want, nil
+	}
+	fromBase, err := difference(base, want)
+	if err != nil {
+		return nil, nil, err
+	}
+	fromOne, err := difference(one, want)
+	if err != nil {
+		return nil, nil, err
+	}
+	if merged, err := json.Marshal(union(fromBase, fromOne)); err == nil && leads(base, merged) && leads(one, merged) {
+		return withUID(merged, second), want, nil
+	}
+	merged, err = json.Marshal(fromBase)
+	return withUID(merged, second), want, err
+}
+
+// difference is the strategic merge patch that leads from an object to another.
+func difference(from, to runtime.Object) (map[string]any, error) {
+	before, err := JSON(from)
+	if err != nil {
+		return nil, err
+	}
+	after, err := JSON(to)
+	if err != nil {
+		return nil, err
+	}
+	raw, err := strategicpatch.CreateTwoWayMergePatch(before, after, from)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrBadPatch, err)
+	}
+	var diff map[string]any
+	return diff, json.Unmarshal(raw, &diff)
+}
+
+// orderOf begins the key of a strategic merge patch that has the order of a list, by its merge key.
+const orderOf = "$setElementOrder/"
+
+// union is a patch with all of two that lead to the same state from different ones: where both have
+// a value, it is that state's.
+func union(a, b map[string]any) map[string]any {
+	all := maps.Clone(a)
+	for key, theirs := range b {
+		ours, both := all[key]
+		switch theirs := theirs.(type) {
+		case map[string]any:
+			if ours, ok := ours.(map[string]any); ok {
+				all[key] = union(ours, theirs)
+				continue
+			}
+		case []any:
+			if ours, ok := ours.([]any); ok && !strings.HasPrefix(key, orderOf) {
+				all[key] = unionOf(ours, theirs, cmp.Or(mergeKey(a[orderOf+key]), mergeKey(b[orderOf+key])))
+				continue
+			}
+		}
+		if !both {
+			all[key] = theirs
 		}
 	}
-	before, err := JSON(base)
-	if err != nil {
-		return nil, nil, err
+	return all
+}
+
+// mergeKey is the key by which the elements of a list are told apart; "" if an order has none.
+func mergeKey(order any) string {
+	if list, ok := order.([]any); ok && len(list) > 0 {
+		if element, ok := list[0].(map[string]any); ok {
+			for key := range element {
+				return key
+			}
+		}
 	}
-	after, err := JSON(want)
-	if err != nil {
-		return nil, nil, err
+	return ""
+}
+
+// unionOf is union for the elements of lists.
+func unionOf(a, b []any, key string) []any {
+	all := slices.Clone(a)
+	for _, theirs := range b {
+		element, _ := theirs.(map[string]any)
+		i := slices.IndexFunc(all, func(ours any) bool {
+			if reflect.DeepEqual(ours, theirs) {
+				return true
+			}
+			other, ok := ours.(map[string]any)
+			return ok && element != nil && element[key] != nil && reflect.DeepEqual(other[key], element[key])
+		})
+		switch {
+		case i < 0:
+			all = append(all, theirs)
+		case element != nil:
+			all[i] = union(all[i].(map[string]any), element)
+		}
 	}
-	diff, err := strategicpatch.CreateTwoWayMergePatch(before, after, base)
-	if err != nil {
-		return nil, nil, fmt.Errorf("%w: %w", ErrBadPatch, err)
-	}
-	return withUID(diff, second), want, nil
+	return all
 }
 
 func mergeMaps(base runtime.Object, first, second []byte) (merged []byte, err error) {
