@@ -442,15 +442,22 @@ func TestWindow(t *testing.T) {
 	}
 }
 
+// newTrial makes a system that restarts for the trial of v1.4.0.
+func newTrial(t *testing.T) (*system, *drain.Operation) {
+	t.Helper()
+	s := newSystem(t)
+	s.add("v1.4.0", "program", nil)
+	o := operation(upgradeTo("v1.4.0"))
+	if _, restarts := s.do(o); !restarts {
+		t.Fatalf("%+v", o.Work)
+	}
+	return s, o
+}
+
 // A trial is confirmed once it is healthy, whichever of its starts that is.
 func TestTrialIsConfirmed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newSystem(t)
-		s.add("v1.4.0", "program", nil)
-		o := operation(upgradeTo("v1.4.0"))
-		if _, restarts := s.do(o); !restarts {
-			t.Fatalf("%+v", o.Work)
-		}
+		s, o := newTrial(t)
 		s.checks = []v1alpha1.HealthCheck{{Name: "wanted", ExitCode: 3}}
 		work, _ := s.do(o)
 		if work.Ended != drain.Done || work.Reason != v1alpha1.OperationConfirmed || work.Upgrade.Starts != 1 || len(work.Checks) != 1 {
@@ -632,12 +639,7 @@ func TestNoTrialWithoutALink(t *testing.T) {
 // A trial that skerry-launch can't count, as on a full disk, is not begun again and again.
 func TestFleet_13_FullDiskBeginsNoTrial(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := newSystem(t)
-		s.add("v1.4.0", "program", nil)
-		o := operation(upgradeTo("v1.4.0"))
-		if _, restarts := s.do(o); !restarts {
-			t.Fatalf("%+v", o.Work)
-		}
+		s, o := newTrial(t)
 		s.directory.Disk = &disk{full: true}
 		if work, restarts := s.do(o); restarts || !work.Tried || !strings.Contains(work.Message, "no space left") || work.Next.IsZero() {
 			t.Errorf("restarts %t, %+v", restarts, work)

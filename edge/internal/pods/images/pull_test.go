@@ -106,6 +106,27 @@ func newServer(t *testing.T, r *runtime, memory pulls) (*images.Server, string) 
 	return s, filepath.Join(dir, "kubelet")
 }
 
+// serve serves s at its socket until stop, and returns a client of it.
+func serve(t *testing.T, s *images.Server, socket string) (client runtimev1.ImageServiceClient, stop func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	ready, done := make(chan struct{}), make(chan error, 1)
+	go func() { done <- s.Serve(ctx, func() { close(ready) }) }()
+	<-ready
+	conn, err := cri.Dial(socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	return runtimev1.NewImageServiceClient(conn), func() {
+		t.Helper()
+		cancel()
+		if err := <-done; err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 // A pull is stored before its begin, and forgotten when its files are on the disk, also if it
 // failed: the kubelet's answer comes after it.
 func TestPullIsOnTheDiskWhenItEnds(t *testing.T) {
@@ -113,23 +134,12 @@ func TestPullIsOnTheDiskWhenItEnds(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			var log []string
 			s, socket := newServer(t, &runtime{fail: fail, log: &log}, pulls{map[string][]byte{}, &log})
-			ctx, cancel := context.WithCancel(t.Context())
-			ready, done := make(chan struct{}), make(chan error, 1)
-			go func() { done <- s.Serve(ctx, func() { close(ready) }) }()
-			<-ready
-			conn, err := cri.Dial(socket)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer conn.Close()
-			_, err = runtimev1.NewImageServiceClient(conn).PullImage(ctx, &runtimev1.PullImageRequest{Image: &runtimev1.ImageSpec{Image: "a/b"}})
+			client, stop := serve(t, s, socket)
+			_, err := client.PullImage(t.Context(), &runtimev1.PullImageRequest{Image: &runtimev1.ImageSpec{Image: "a/b"}})
 			if (err != nil) != (fail != nil) {
 				t.Errorf("the pull: %v, want %v", err, fail)
 			}
-			cancel()
-			if err := <-done; err != nil {
-				t.Fatal(err)
-			}
+			stop()
 			if diff := cmp.Diff([]string{"store a/b", "pull a/b", "sync /images", "forget a/b"}, log); diff != "" {
 				t.Error(diff)
 			}
@@ -195,25 +205,14 @@ func TestRequestsSettleFirst(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			var log []string
 			s, socket := newServer(t, &runtime{images: []string{"a/b"}, log: &log}, pulls{map[string][]byte{"a/b": []byte(`{"boot":"first"}`)}, &log})
-			ctx, cancel := context.WithCancel(t.Context())
-			ready, done := make(chan struct{}), make(chan error, 1)
-			go func() { done <- s.Serve(ctx, func() { close(ready) }) }()
-			<-ready
-			conn, err := cri.Dial(socket)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer conn.Close()
-			if err := do(runtimev1.NewImageServiceClient(conn)); err != nil {
+			client, stop := serve(t, s, socket)
+			if err := do(client); err != nil {
 				t.Error(err)
 			}
 			if err := s.Settle(t.Context()); err != nil {
 				t.Error(err)
 			}
-			cancel()
-			if err := <-done; err != nil {
-				t.Fatal(err)
-			}
+			stop()
 			if diff := cmp.Diff(want[name], log); diff != "" {
 				t.Error(diff)
 			}
