@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"time"
 
 	"k8s.io/klog/v2"
 
@@ -127,10 +128,12 @@ func choose(whole artefact.Target, deltas []artefact.Target, running runningProg
 	return t, base
 }
 
-// fetch reports each tenth of the file: a report is a write to the disk.
+// fetch reports each tenth of the file: a report is a write to the disk. A transfer that is
+// interrupted continues with the next link, without the metadata of another try, as long as bytes
+// keep coming.
 func (w *Works) fetch(ctx context.Context, from artefact.Source, t artefact.Target, work *drain.Work, report func(drain.Work)) error {
 	next := int64(0)
-	return w.config.Artefacts.Fetch(ctx, from, t, func(n int64) {
+	progress := func(n int64) {
 		if n < next && n < t.Length {
 			return
 		}
@@ -139,8 +142,29 @@ func (w *Works) fetch(ctx context.Context, from artefact.Source, t artefact.Targ
 		status.Fetched = n
 		work.Upgrade, work.Message = &status, fmt.Sprintf("fetched %d of %d KiB", n>>10, t.Length>>10)
 		report(*work)
-	})
+	}
+	var until time.Time // until when it waits for more bytes: not before some have come
+	for {
+		before := w.config.Artefacts.Fetched(t)
+		err := w.config.Artefacts.Fetch(ctx, from, t, progress)
+		now := w.config.Now()
+		if w.config.Artefacts.Fetched(t)-before >= worth {
+			until = now.Add(pause)
+		}
+		if _, ok := errors.AsType[artefact.Interrupted](err); !ok || !now.Before(until) {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return err
+		case <-time.After(poll):
+		}
+	}
 }
+
+// worth is how many bytes a try has to bring for another one at once: a source that sends a few and
+// closes, again and again, is asked as seldom as one that fails.
+const worth = 4 << 10
 
 // refuse ends an operation for reasons that time does not change, and continues later for others.
 func (w *Works) refuse(work drain.Work, err error) drain.Work {

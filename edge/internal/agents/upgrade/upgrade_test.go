@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"math/rand/v2"
 	"os"
@@ -15,6 +16,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"testing/iotest"
 	"testing/synctest"
 	"time"
 
@@ -48,8 +50,9 @@ type system struct {
 	zone      *time.Location
 	images    images
 	reports   []drain.Work
-	ahead     time.Duration // how far the cloud's time is ahead of the device's clock
-	fetched   func()        // called when a file is complete; may be nil
+	ahead     time.Duration   // how far the cloud's time is ahead of the device's clock
+	fetched   func()          // called when a file is complete; may be nil
+	cloud     artefact.Source // default the repository
 }
 
 func newSystem(t *testing.T) *system {
@@ -94,7 +97,7 @@ func (s *system) process() (w *upgrade.Works, restarted func() bool) {
 	return upgrade.New(upgrade.Config{
 		Started: launch.Started{Dir: s.directory.Path, Program: program, Trial: state.Trial != nil}, Launched: true, Self: s.self, Directory: s.directory,
 		Artefacts: artefact.New(artefact.Config{Keys: []string{s.repo.Dir}, Dir: filepath.Join(s.dir, "artefacts"), Arch: "amd64", Now: time.Now}),
-		Cloud:     artefact.Files(s.repo.Dir), Bundle: artefact.Files(s.repo.Dir), Device: device{s}, Images: &s.images,
+		Cloud:     cmp.Or[artefact.Source](s.cloud, artefact.Files(s.repo.Dir)), Bundle: artefact.Files(s.repo.Dir), Device: device{s}, Images: &s.images,
 		Checks:   func(context.Context) ([]v1alpha1.HealthCheck, error) { return s.checks, nil },
 		Writable: func() error { return s.writable }, Restart: func() { ended = true }, Log: func() string { return "the end of the log" },
 		Version: s.version, Arch: "amd64", Now: time.Now, Clock: func() time.Time { return time.Now().Add(s.ahead) }, Zone: s.zone,
@@ -338,6 +341,81 @@ func incompressible(size, version int) []byte {
 	program := make([]byte, size)
 	_, _ = rand.NewChaCha8([32]byte{}).Read(program)
 	return append(program, strings.Repeat(strconv.Itoa(version), version+1)...)
+}
+
+// unsteady is a link that breaks after some bytes of a program, and is back after some time.
+type unsteady struct {
+	artefact.Source
+	after  int
+	away   time.Duration
+	back   time.Time
+	opened []string
+	began  []int64 // offsets of the streams of programs
+}
+
+func (u *unsteady) Open(ctx context.Context, name string, offset int64) (io.ReadCloser, error) {
+	if !strings.HasSuffix(name, ".zst") {
+		u.opened = append(u.opened, name)
+		return u.Source.Open(ctx, name, offset)
+	}
+	if time.Now().Before(u.back) {
+		return nil, errors.New("there is no link")
+	}
+	u.back, u.began = time.Now().Add(u.away), append(u.began, offset)
+	r, err := u.Source.Open(ctx, name, offset)
+	return struct {
+		io.Reader
+		io.Closer
+	}{io.MultiReader(io.LimitReader(r, int64(u.after)), iotest.ErrReader(errors.New("the link is lost"))), r}, err
+}
+
+// A transfer that is interrupted continues where it was as soon as there is a link again, with the
+// same metadata. A link that is away for longer, and one that brings hardly a byte, are left alone
+// for the usual pause.
+func TestInterruptedTransferContinues(t *testing.T) {
+	for name, c := range map[string]struct {
+		after  int
+		away   time.Duration
+		pauses int // in all
+	}{
+		"short cuts":          {16 << 10, 5 * time.Second, 0},
+		"long cuts":           {16 << 10, 45 * time.Second, 4},
+		"a few bytes at once": {1 << 10, 0, 64},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newSystem(t)
+				s.add("v1.4.0", string(incompressible(64<<10, 1)), nil)
+				link := &unsteady{Source: artefact.Files(s.repo.Dir), after: c.after, away: c.away}
+				s.cloud = link
+				o, pauses := operation(upgradeTo("v1.4.0")), 0
+				for {
+					work, restarts := s.do(o)
+					if restarts {
+						break
+					}
+					if pauses++; work.Ended != "" || pauses > 100 {
+						t.Fatalf("after %d pauses: %+v", pauses, work)
+					}
+					time.Sleep(time.Until(work.Next))
+				}
+				if pauses != c.pauses {
+					t.Errorf("%d pauses, want %d", pauses, c.pauses)
+				}
+				for i, offset := range link.began {
+					if offset != int64(i*c.after) {
+						t.Errorf("stream %d begins at %d, want %d", i, offset, i*c.after)
+					}
+				}
+				if len(link.began) < 5 {
+					t.Errorf("it was not interrupted: %v", link.began)
+				}
+				if c.pauses == 0 && len(link.opened) != len(slices.Compact(slices.Sorted(slices.Values(link.opened)))) {
+					t.Errorf("metadata were fetched again: %v", link.opened)
+				}
+			})
+		})
+	}
 }
 
 func TestDowngradeThatIsAllowed(t *testing.T) {

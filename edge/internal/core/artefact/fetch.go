@@ -23,6 +23,12 @@ var (
 	ErrNoRoom    = errors.New("there is no room on the disk")
 )
 
+// Interrupted is an error of the source, or of the way to it: what has come stays, and another
+// Fetch continues behind it.
+type Interrupted struct{ error }
+
+func (e Interrupted) Unwrap() error { return e.error }
+
 // margin is left free on the disk.
 const margin = 64 << 20
 
@@ -113,7 +119,7 @@ const syncEvery = 4 << 20
 func (s *Store) receive(ctx context.Context, from Source, t Target, f *os.File, at int64, progress func(int64)) error {
 	r, err := open(ctx, from, t.Name, at)
 	if err != nil {
-		return fmt.Errorf("fetching %s: %w", t.Name, err)
+		return Interrupted{fmt.Errorf("fetching %s: %w", t.Name, err)}
 	}
 	defer r.Close()
 	buffer, unsynced := make([]byte, 32<<10), 0
@@ -134,9 +140,9 @@ func (s *Store) receive(ctx context.Context, from Source, t Target, f *os.File, 
 		}
 		switch {
 		case err != nil && at < t.Length && errors.Is(err, io.EOF):
-			return fmt.Errorf("fetching %s: it ends at %d of %d bytes: %w", t.Name, at, t.Length, io.ErrUnexpectedEOF)
+			return Interrupted{fmt.Errorf("fetching %s: it ends at %d of %d bytes: %w", t.Name, at, t.Length, io.ErrUnexpectedEOF)}
 		case err != nil && at < t.Length:
-			return fmt.Errorf("fetching %s: %w", t.Name, err)
+			return Interrupted{fmt.Errorf("fetching %s: %w", t.Name, err)}
 		}
 	}
 	return nil
