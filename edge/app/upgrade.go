@@ -389,15 +389,17 @@ func (d *device) ready(node *corev1.Node) bool {
 	return readySince(node, d.began.Round(0), time.Now(), time.Since(d.began))
 }
 
-// readySince reports whether the node was set Ready since a process began, which runs for so long.
-// A clock that was put back since then must not make the process unhealthy.
+// readySince reports whether the node was set Ready since a process began, which runs for so long:
+// by the clock as it was at the begin, or as it is now. The clock may have been set since then:
+// back, which must not make the process unhealthy, or forward, as on a device without a clock of its
+// own, which boots in 1970: there a condition of the process before is newer than the begin.
 func readySince(node *corev1.Node, began, now time.Time, runs time.Duration) bool {
-	if at := now.Add(-runs); at.Before(began) {
-		began = at
+	within := func(at, from time.Time) bool {
+		return !at.Before(from.Truncate(time.Second)) && !at.After(from.Add(runs))
 	}
 	return slices.ContainsFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool {
 		at := c.LastHeartbeatTime.Time
-		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue && !at.Before(began.Truncate(time.Second)) && !at.After(now)
+		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue && (within(at, began) || within(at, now.Add(-runs)))
 	})
 }
 

@@ -48,12 +48,13 @@ func TestReadyBySinceTheStart(t *testing.T) {
 		began, heartbeat, now time.Time
 		want                  bool
 	}{
-		"of this process":                            {noon, noon.Add(5 * time.Second), noon.Add(10 * time.Second), true},
-		"of the process before":                      {noon, noon.Add(-5 * time.Second), noon.Add(10 * time.Second), false},
-		"after the clock was set from 1970":          {boot, noon.Add(5 * time.Second), noon.Add(10 * time.Second), true},
-		"before it, of this process":                 {boot, boot.Add(5 * time.Second), noon.Add(10 * time.Second), true},
-		"after the clock was put back":               {noon.Add(time.Hour), noon.Add(5 * time.Second), noon.Add(10 * time.Second), true},
-		"of the process before a clock was put back": {noon.Add(time.Hour), noon.Add(59 * time.Minute), noon.Add(10 * time.Second), false},
+		"of this process":                              {noon, noon.Add(5 * time.Second), noon.Add(10 * time.Second), true},
+		"of the process before":                        {noon, noon.Add(-5 * time.Second), noon.Add(10 * time.Second), false},
+		"after the clock was set from 1970":            {boot, noon.Add(5 * time.Second), noon.Add(10 * time.Second), true},
+		"before it, of this process":                   {boot, boot.Add(5 * time.Second), noon.Add(10 * time.Second), true},
+		"of the process before, whose clock was right": {boot, noon.Add(-5 * time.Second), noon.Add(10 * time.Second), false},
+		"after the clock was put back":                 {noon.Add(time.Hour), noon.Add(5 * time.Second), noon.Add(10 * time.Second), true},
+		"of the process before a clock was put back":   {noon.Add(time.Hour), noon.Add(59 * time.Minute), noon.Add(10 * time.Second), false},
 	} {
 		node := &corev1.Node{Status: corev1.NodeStatus{Conditions: []corev1.NodeCondition{{
 			Type: corev1.NodeReady, Status: corev1.ConditionTrue, LastHeartbeatTime: metav1.NewTime(c.heartbeat),

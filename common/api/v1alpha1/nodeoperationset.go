@@ -1,6 +1,8 @@
 package v1alpha1
 
 import (
+	"time"
+
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 )
@@ -13,6 +15,13 @@ const OperationSetLabel = "skerry.io/operation-set"
 
 // OperationSetAnnotation of a NodeOperation is the set's part of it: an OperationSetOrigin as JSON.
 const OperationSetAnnotation = "skerry.io/operation-set-origin"
+
+// RescuedAtAnnotation of a Node is when its device last asked for its upgrades in a rescue session, as RFC 3339, at most one RescuedInterval ago while the session
+// is open. Such a node is NotReady, and a NodeOperationSet of type Upgrade upgrades it nevertheless.
+const RescuedAtAnnotation = "skerry.io/rescued-at"
+
+// RescuedInterval is how often RescuedAtAnnotation is written while a device is rescued.
+const RescuedInterval = 5 * time.Minute
 
 // OperationSetsAnnotation of a Node is the list of the results of NodeOperationSets there: up to MaxOperationSetResults of OperationSetResult, as JSON, the newest
 // last. cloudcore alone writes it (manifests/cloudcore/operationsets.yaml).

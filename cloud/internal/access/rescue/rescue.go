@@ -1,6 +1,6 @@
 // Package rescue serves devices that have no version of the link's protocol in common with this
-// cloudcore, so that they can be upgraded: their NodeOperations of type Upgrade, their
-// reports of these, and artefacts.
+// cloudcore, so that they can be upgraded: their NodeOperations of type Upgrade, their reports of
+// these, and artefacts. It annotates their Nodes, so that NodeOperationSets upgrade them.
 //
 // It owns the streams of rescue sessions, each with one question in HTTP/1.1. It refuses every
 // other message, target and operation, and reports of a session that the node has replaced. Its
@@ -21,6 +21,7 @@ import (
 	"net/url"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -91,6 +92,9 @@ type session struct {
 	cloudhub.Session
 	part *Part
 	mux  *tunnel.Mux
+
+	mu    sync.Mutex
+	noted time.Time // when the Node was last annotated
 }
 
 // Attach implements cloudhub.Part.
@@ -184,6 +188,9 @@ func (s *session) handle(ctx context.Context, r *http.Request) (any, error) {
 	case r.Method == http.MethodGet && r.URL.Path == "/facts":
 		return s.facts(ctx)
 	case r.Method == http.MethodGet && r.URL.Path == "/operations":
+		if err := s.note(ctx); err != nil {
+			klog.FromContext(ctx).Error(err, "Failed to annotate the Node of a device that is rescued: NodeOperationSets leave it out", "node", s.Node())
+		}
 		return s.operations(ctx)
 	case r.Method == http.MethodPut && status:
 		body, err := io.ReadAll(r.Body)
@@ -211,6 +218,28 @@ func (s *session) facts(ctx context.Context) (*Facts, error) {
 	}
 	oldest, newest := s.part.config.Protocols.Bounds()
 	return &Facts{Kubernetes: v.GitVersion, Protocol: newest, ProtocolMin: oldest}, nil
+}
+
+// note annotates the Node, as that node, each v1alpha1.RescuedInterval: the device asks more often.
+func (s *session) note(ctx context.Context) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := time.Now()
+	if now.Before(s.noted.Add(v1alpha1.RescuedInterval)) {
+		return nil
+	}
+	s.noted = now // also if it fails: as seldom
+	body, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": map[string]string{v1alpha1.RescuedAtAnnotation: now.UTC().Format(time.RFC3339)}}})
+	if err != nil {
+		return err
+	}
+	answer, err := s.part.config.Client.Do(ctx, kube.Identity{Node: s.Node()}, kube.Request{
+		Method: http.MethodPatch, Path: "/api/v1/nodes/" + url.PathEscape(string(s.Node())), ContentType: string(types.MergePatchType), Body: body,
+	})
+	if err == nil {
+		err = answer.Err()
+	}
+	return err
 }
 
 func operationsPath() string {

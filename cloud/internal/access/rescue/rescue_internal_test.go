@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/go-logr/logr/funcr"
@@ -30,6 +31,7 @@ type apiserver struct {
 	epoch      string // of the Lease; "" without one
 	broken     bool   // Leases can't be read
 	written    []string
+	annotated  []string // patches of the Node
 }
 
 func (a *apiserver) Do(_ context.Context, as kube.Identity, r kube.Request) (*kube.Response, error) {
@@ -41,6 +43,9 @@ func (a *apiserver) Do(_ context.Context, as kube.Identity, r kube.Request) (*ku
 	switch {
 	case r.Path == "/version":
 		return answer(map[string]string{"gitVersion": "v1.37.2"})
+	case r.Method == http.MethodPatch && r.Path == "/api/v1/nodes/edge1" && as.Node == "edge1":
+		a.annotated = append(a.annotated, string(r.Body))
+		return answer(struct{}{})
 	case strings.Contains(r.Path, "/leases/") && a.broken:
 		return &kube.Response{Code: http.StatusInternalServerError, Body: []byte("{}")}, nil
 	case strings.Contains(r.Path, "/leases/") && a.epoch != "":
@@ -102,6 +107,26 @@ func TestQuestions(t *testing.T) {
 	if _, err := s.accept(t.Context(), "console/vm"); err == nil {
 		t.Error("a console was opened")
 	}
+}
+
+// The Node is annotated once in a while for as long as the device asks for its upgrades.
+func TestRescuedNodeIsAnnotated(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) { // at midnight of 2000
+		a, s := newSystem()
+		for range 41 { // ten minutes
+			if _, err := s.ask(t, http.MethodGet, "/operations", ""); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(15 * time.Second)
+		}
+		want := []string{
+			`{"metadata":{"annotations":{"skerry.io/rescued-at":"2000-01-01T00:00:00Z"}}}`, `{"metadata":{"annotations":{"skerry.io/rescued-at":"2000-01-01T00:05:00Z"}}}`,
+			`{"metadata":{"annotations":{"skerry.io/rescued-at":"2000-01-01T00:10:00Z"}}}`,
+		}
+		if !slices.Equal(a.annotated, want) {
+			t.Errorf("patched by %v, want %v", a.annotated, want)
+		}
+	})
 }
 
 // Only reports of the device's own upgrades are written, and no report of a session that was

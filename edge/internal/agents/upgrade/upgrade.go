@@ -47,6 +47,10 @@ func (w *Works) upgrade(ctx context.Context, o drain.Operation, state launch.Sta
 	if err := w.judge(ctx, target, spec, offline); err != nil {
 		return w.refuse(work, err)
 	}
+	closed, next := w.closed(o)
+	if closed && w.unpacked == target.Digest {
+		return waits(work, next)
+	}
 	if running.digest == w.damaged {
 		deltas = nil
 	}
@@ -60,9 +64,9 @@ func (w *Works) upgrade(ctx context.Context, o drain.Operation, state launch.Sta
 	if err != nil {
 		return w.refuse(work, err)
 	}
-	if wait, next := w.closed(o); wait {
-		work.Message, work.Next = "fetched; waits for its window", next
-		return work
+	w.unpacked = target.Digest
+	if closed, next = w.closed(o); closed {
+		return waits(work, next)
 	}
 	if state, err = w.config.Directory.Save(state.Release(p.Slot)); err != nil {
 		return w.later(work, err.Error())
@@ -71,6 +75,11 @@ func (w *Works) upgrade(ctx context.Context, o drain.Operation, state launch.Sta
 		return w.later(work, err.Error())
 	}
 	return w.arm(ctx, o, state.Forgive(p), p, work, report)
+}
+
+func waits(work drain.Work, next time.Time) drain.Work {
+	work.Message, work.Next = "fetched; waits for its window", next
+	return work
 }
 
 // obtain brings a file to the device and makes the program of it. base is the program that a delta

@@ -490,6 +490,34 @@ func TestWindowIsDaysAway(t *testing.T) {
 	})
 }
 
+// A program that waits for its window was unpacked once, and not again each time that it asks.
+func TestWaitingProgramIsUnpackedOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) { // a Saturday
+		s := newSystem(t)
+		s.add("v1.4.0", "program", nil)
+		spec := upgradeTo("v1.4.0")
+		spec.Window = &v1alpha1.OperationWindow{Days: []v1alpha1.Weekday{"Tue"}, Start: "03:00", End: "05:00"}
+		w, _ := s.process()
+		o := *operation(spec)
+		work := w.Do(t.Context(), o, func(drain.Work) {})
+		fetched := filepath.Join(s.dir, "artefacts")
+		s.check(os.Rename(fetched, fetched+".away"))
+		time.Sleep(time.Until(work.Next))
+		if work = w.Do(t.Context(), o, func(drain.Work) {}); work.Message != "fetched; waits for its window" || !work.Next.After(time.Now()) {
+			t.Errorf("the second time: %+v", work)
+		}
+		if files, _ := filepath.Glob(fetched + "/*.part"); len(files) > 0 {
+			t.Errorf("it was fetched again: %v", files)
+		}
+		s.check(os.RemoveAll(fetched))
+		s.check(os.Rename(fetched+".away", fetched))
+		o.Spec.Window = nil
+		if _, restarts := s.do(&o); !restarts {
+			t.Error("it does not switch in its window")
+		}
+	})
+}
+
 func TestWindow(t *testing.T) {
 	berlin := "Europe/Berlin"
 	at := func(text string) time.Time {

@@ -85,6 +85,9 @@ type Works struct {
 	began  time.Time // of this process
 	// damaged is the digest of a running program that a delta did not apply to.
 	damaged string
+	// unpacked is the digest of the program that is fetched, and was unpacked once: it is unpacked
+	// again when its window is open.
+	unpacked string
 }
 
 // New returns Works. It does not read the disk.

@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -95,6 +96,21 @@ func program(n int) []byte {
 	b := make([]byte, n)
 	_, _ = rand.Read(b)
 	return b
+}
+
+// A disk that can't be read accuses no program.
+func TestUnreadableFileIsNoWrongHash(t *testing.T) {
+	s := newSystem(t)
+	_, err := s.repo.Add("v1.4.0", "amd64", program(1<<20), nil)
+	s.check(err)
+	c, err := s.store.Refresh(t.Context(), artefact.Files(s.repo.Dir), false)
+	s.check(err)
+	target, _, err := c.Find("v1.4.0", "amd64", "")
+	s.check(err)
+	s.check(os.MkdirAll(filepath.Join(s.dir, target.SHA256+".part"), 0o755)) // read(2) fails with EISDIR
+	if _, err := s.store.Unpack(target, ""); !errors.Is(err, syscall.EISDIR) || errors.Is(err, artefact.ErrWrongHash) {
+		t.Errorf("got %v", err)
+	}
 }
 
 // Every kind of bad artefact is refused with the reason, and no program is made of it.

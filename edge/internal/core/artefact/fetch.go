@@ -164,7 +164,8 @@ func (s *Store) Unpack(t Target, base string) (_ string, err error) {
 		}
 		options = append(options, zstd.WithDecoderDictRaw(DictionaryID, dictionary), zstd.WithDecoderMaxWindow(MaxDeltaWindow))
 	}
-	d, err := zstd.NewReader(in, options...)
+	packed := &noted{Reader: in}
+	d, err := zstd.NewReader(packed, options...)
 	if err != nil {
 		return "", fmt.Errorf("unpacking %s: %w", t.Name, err)
 	}
@@ -185,6 +186,10 @@ func (s *Store) Unpack(t Target, base string) (_ string, err error) {
 	h := sha256.New()
 	unpacked := &noted{Reader: io.LimitReader(d, t.Size+1)}
 	n, err := io.Copy(io.MultiWriter(out, h), unpacked)
+	if packed.err != nil { // by the disk: it accuses no program
+		_ = out.Close()
+		return "", fmt.Errorf("unpacking %s: %w", t.Name, packed.err)
+	}
 	if unpacked.err != nil { // of a file whose hash is right: the base of the delta is another one, or it was packed wrong
 		_ = out.Close()
 		return "", fmt.Errorf("%s unpacked: %w: %w", t.Name, ErrWrongHash, unpacked.err)

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
@@ -107,7 +108,7 @@ func (l *leadership) create(ctx context.Context, change Create) error {
 	if err != nil || node == nil {
 		return err
 	}
-	if n := NewNode(node); n.Unread || n.ended(change.Set) != nil || !n.linked() {
+	if n := NewNode(node); n.Unread || n.ended(change.Set) != nil || !n.linked() && !n.rescued(time.Now(), change.Set.Spec.Template.Operation) {
 		return nil
 	}
 	origin, err := json.Marshal(change.Origin)

@@ -79,6 +79,8 @@ type Node struct {
 	// Machine identifies the hardware; "": unknown.
 	Machine string
 	Results []v1alpha1.OperationSetResult
+	// Rescued is when the device last asked for its upgrades in a rescue session.
+	Rescued time.Time
 	// Unread: the annotation is there and can't be read. No operation begins here: it may have had
 	// a result.
 	Unread bool
@@ -95,6 +97,9 @@ func NewNode(n *corev1.Node) *Node {
 		if c.Type == corev1.NodeReady {
 			node.Ready, node.Since = c.Status, c.LastTransitionTime.Time
 		}
+	}
+	if at, err := time.Parse(time.RFC3339, n.Annotations[v1alpha1.RescuedAtAnnotation]); err == nil {
+		node.Rescued = at
 	}
 	var ok bool
 	node.Results, ok = ResultsOf(n.Annotations)
@@ -122,6 +127,16 @@ func ResultsOf(annotations map[string]string) ([]v1alpha1.OperationSetResult, bo
 // kube-controller-manager, which sets Unknown once the Lease has ended.
 func (n *Node) linked() bool {
 	return n.Ready == corev1.ConditionTrue || n.Ready == corev1.ConditionFalse
+}
+
+// rescuedFor is how long a device counts as rescued after it has asked.
+const rescuedFor = 2*v1alpha1.RescuedInterval + time.Minute
+
+// rescued reports whether a device without a common version of the protocol is there. It takes up
+// upgrades and no other operations (docs/fleet.md). A time in the future is a lie, or the clock's
+// of another replica.
+func (n *Node) rescued(now time.Time, kind v1alpha1.OperationType) bool {
+	return kind == v1alpha1.OperationUpgrade && now.Before(n.Rescued.Add(rescuedFor)) && n.Rescued.Before(now.Add(v1alpha1.RescuedInterval))
 }
 
 func (n *Node) ready() bool { return n.Ready == corev1.ConditionTrue }

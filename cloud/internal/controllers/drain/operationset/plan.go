@@ -128,7 +128,7 @@ func (p *planner) set(s *Set) {
 			continue
 		}
 		p.claimed[key] = s
-		v.members = append(v.members, &member{node: n, rank: rank(s.UID, n.Name)})
+		v.members = append(v.members, &member{node: n, linked: p.reaches(s, n), rank: rank(s.UID, n.Name)})
 	}
 	slices.SortFunc(v.members, func(a, b *member) int { return cmp.Compare(a.rank, b.rank) })
 	for _, m := range v.members {
@@ -149,6 +149,18 @@ func (p *planner) set(s *Set) {
 	p.tidy(v)
 	p.report(s, v.status())
 	p.expire(v)
+}
+
+// reaches reports whether an operation of a set would be taken up by a node now.
+func (p *planner) reaches(s *Set, n *Node) bool {
+	if n.linked() {
+		return true
+	}
+	rescued := n.rescued(p.Now, s.Spec.Template.Operation)
+	if rescued {
+		p.changes.again(n.Rescued.Add(rescuedFor))
+	}
+	return rescued
 }
 
 func (p *planner) selector(s *Set) (func(labels.Set) bool, error) {
@@ -264,7 +276,7 @@ func (p *planner) overdue(s *Set, m *member) {
 	switch {
 	case !p.late(s, o):
 		return
-	case m.result == nil && !o.Taken && !m.node.linked(): // it may never have come to the device
+	case m.result == nil && !o.Taken && !m.linked: // it may never have come to the device
 	case m.result == nil:
 		p.record(s, m, o, v1alpha1.ResultFailed, reasonDeadline, fmt.Sprintf("the operation did not end within %v", s.deadline()))
 	}
@@ -284,7 +296,7 @@ func (p *planner) outdated(s *Set, m *member, o *Operation) {
 		p.cancel(s, o)
 		return
 	}
-	m.busy = m.node.linked()
+	m.busy = m.linked
 	if !o.Cancel {
 		p.changes.Cancel = append(p.changes.Cancel, o)
 	}

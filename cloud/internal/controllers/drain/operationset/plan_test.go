@@ -821,3 +821,42 @@ func TestNodeThatWaitsForItsPoolIsNamed(t *testing.T) {
 		t.Errorf("operations on %v, condition %+v", w.created, c)
 	}
 }
+
+// A device that has no version of the link's protocol in common with the cloud is NotReady, and is
+// upgraded all the same while it asks for its upgrades; it is offline for other operations.
+func TestPlan_RescuedDevice(t *testing.T) {
+	for name, c := range map[string]struct {
+		kind    v1alpha1.OperationType
+		rescued time.Time
+		want    bool
+	}{
+		"upgrade":               {v1alpha1.OperationUpgrade, start.Add(-10 * time.Minute), true},
+		"reboot":                {v1alpha1.OperationReboot, start.Add(-time.Minute), false},
+		"rescued an hour ago":   {v1alpha1.OperationUpgrade, start.Add(-time.Hour), false},
+		"a time of the future":  {v1alpha1.OperationUpgrade, start.Add(time.Hour), false},
+		"never rescued, absent": {v1alpha1.OperationUpgrade, time.Time{}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, 1)
+			w.now = start.Add(-2 * time.Hour)
+			w.ready("n1", corev1.ConditionUnknown)
+			w.now = start
+			if !c.rescued.IsZero() {
+				w.nodes["n1"].Annotations[v1alpha1.RescuedAtAnnotation] = c.rescued.Format(time.RFC3339)
+			}
+			w.set("all", func(s *v1alpha1.NodeOperationSetSpec) {
+				s.Template.Operation = c.kind
+				if c.kind == v1alpha1.OperationUpgrade {
+					s.Template.Upgrade = &v1alpha1.UpgradeSpec{Version: "v1.5.0"}
+				}
+			})
+			changes := w.step()
+			if got := len(w.created) == 1; got != c.want {
+				t.Fatalf("created %v, want %t", w.created, c.want)
+			}
+			if until := c.rescued.Add(11 * time.Minute); c.want && !changes.Again.Equal(until) {
+				t.Errorf("the next plan is due at %v, want %v, when the device counts as offline", changes.Again, until)
+			}
+		})
+	}
+}

@@ -49,7 +49,7 @@ func sameSet(old, now *Set) bool {
 }
 
 func sameNode(old, now *Node) bool {
-	return old.UID == now.UID && old.Machine == now.Machine && old.Ready == now.Ready && old.Since.Equal(now.Since) && old.Unread == now.Unread &&
+	return old.UID == now.UID && old.Machine == now.Machine && old.Ready == now.Ready && old.Since.Equal(now.Since) && old.Unread == now.Unread && old.Rescued.Equal(now.Rescued) &&
 		maps.Equal(old.Labels, now.Labels) && equality.Semantic.DeepEqual(old.Results, now.Results)
 }
 

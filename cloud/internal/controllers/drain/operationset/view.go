@@ -20,6 +20,7 @@ const reasonNotReady = "NotReady"
 // member is a node of a set.
 type member struct {
 	node   *Node
+	linked bool   // or it is rescued, and the set upgrades
 	rank   uint64 // the order of nodes, another one for each set
 	wave   int
 	op     *Operation // the set's, as it is now; nil: absent
@@ -42,13 +43,13 @@ func (m *member) failed() bool { return m.result != nil && !m.done() }
 // running reports whether an operation is under way. One that the device has not taken up before it
 // went offline is not.
 func (m *member) running() bool {
-	return m.busy || m.result == nil && m.op != nil && m.op.Stage != Ended && (m.op.Taken || m.node.linked())
+	return m.busy || m.result == nil && m.op != nil && m.op.Stage != Ended && (m.op.Taken || m.linked)
 }
 
-func (m *member) offline() bool { return m.result == nil && !m.running() && !m.node.linked() }
+func (m *member) offline() bool { return m.result == nil && !m.running() && !m.linked }
 
 // pending reports whether the operation is to begin, once its turn has come.
-func (m *member) pending() bool { return m.result == nil && !m.running() && m.node.linked() }
+func (m *member) pending() bool { return m.result == nil && !m.running() && m.linked }
 
 // view is a set and its members.
 type view struct {
@@ -119,7 +120,7 @@ func (v *view) share(rest []*member, wave, quota int) func(*member) bool {
 	for _, which := range []func(*member) bool{
 		func(m *member) bool { return m.begun && m.was == wave },
 		func(m *member) bool { return m.begun },
-		func(m *member) bool { return m.node.linked() },
+		func(m *member) bool { return m.linked },
 		func(*member) bool { return true },
 	} {
 		for _, m := range rest {
