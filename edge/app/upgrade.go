@@ -391,8 +391,8 @@ func (d *device) ready(node *corev1.Node) bool {
 
 // readySince reports whether the node was set Ready since a process began, which runs for so long:
 // by the clock as it was at the begin, or as it is now. The clock may have been set since then:
-// back, which must not make the process unhealthy, or forward, as on a device without a clock of its
-// own, which boots in 1970: there a condition of the process before is newer than the begin.
+// back, which must not make the process unhealthy, or forward, as on a device without a clock of
+// its own, which boots in 1970: there a condition of the process before is newer than the begin.
 func readySince(node *corev1.Node, began, now time.Time, runs time.Duration) bool {
 	within := func(at, from time.Time) bool {
 		return !at.Before(from.Truncate(time.Second)) && !at.After(from.Add(runs))
