@@ -5,8 +5,8 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/skerry-io/skerry/beehive"
 	"github.com/skerry-io/skerry/cloud/internal/core/balance"
+	"github.com/skerry-io/skerry/cloud/internal/core/cloudhub"
 	"github.com/skerry-io/skerry/cloud/internal/core/history"
 	"github.com/skerry-io/skerry/cloud/internal/trust/join"
 )
@@ -16,29 +16,24 @@ import (
 // later and later.
 const youngSession = 2 * time.Minute
 
-// balanceParts share sessions out among the replicas.
-func (a *App) balanceParts() ([]beehive.Entry, error) {
-	streams := func(node types.NodeName) bool { return a.tunnel != nil && a.tunnel.Busy(node) }
-	a.balance = balance.New(balance.Config{
-		Leases: a.client.Kubernetes().CoordinationV1().Leases(join.Namespace), Instance: a.instance, Max: a.config.Hub.MaxSessions,
-		Ready: func() error {
-			for _, check := range a.ready() {
-				if err := check(); err != nil {
-					return err
-				}
-			}
-			return nil
-		},
-		Sessions: a.hub.Len,
+// newBalancer shares the hub's sessions out among the replicas; those of busy nodes end last.
+func newBalancer(c *cluster, hub *cloudhub.Hub, busy func(types.NodeName) bool, ready func() error) *balance.Balancer {
+	return balance.New(balance.Config{
+		Leases: c.client.Kubernetes().CoordinationV1().Leases(join.Namespace), Instance: c.instance, Max: c.config.Hub.MaxSessions,
+		Ready:    ready,
+		Sessions: hub.Len,
 		End: func(n int) int {
-			return a.hub.EndOldest(n, youngSession, streams, "another replica has fewer devices: dial again")
+			return hub.EndOldest(n, youngSession, busy, "another replica has fewer devices: dial again")
 		},
 	})
-	a.collectors = append(a.collectors, a.balance)
-	a.history = history.New(history.Config{
-		Leases: a.client.Kubernetes().CoordinationV1().Leases(join.Namespace), Lease: balance.Lease, Replicas: balance.Prefix, Instance: balance.Key(a.instance),
-		Changed: a.hub.EndHistories,
+}
+
+// newHistory gives the cluster's history its name, by the Lease of the balancer.
+func newHistory(c *cluster, hub *cloudhub.Hub) *history.Keeper {
+	keeper := history.New(history.Config{
+		Leases: c.client.Kubernetes().CoordinationV1().Leases(join.Namespace), Lease: balance.Lease, Replicas: balance.Prefix, Instance: balance.Key(c.instance),
+		Changed: hub.EndHistories,
 	})
-	a.client.Revisions().OnLoss(a.history.WentBack)
-	return []beehive.Entry{restarted("balance", a.balance.Run), restarted("history", a.history.Run)}, nil
+	c.client.Revisions().OnLoss(keeper.WentBack)
+	return keeper
 }

@@ -2,13 +2,11 @@ package app
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"sync"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/leaderelection"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
@@ -17,8 +15,6 @@ import (
 	"github.com/skerry-io/skerry/beehive"
 	"github.com/skerry-io/skerry/beehive/message"
 	"github.com/skerry-io/skerry/cloud/internal/trust/join"
-	"github.com/skerry-io/skerry/common/api/v1alpha1"
-	"github.com/skerry-io/skerry/common/health"
 )
 
 // service makes a module of a Run function: most of cloudcore's parts call each other directly and
@@ -128,37 +124,5 @@ func release(ctx context.Context, lock *resourcelock.LeaseLock) {
 	}
 	if err != nil {
 		klog.FromContext(ctx).V(2).Info("Failed to release the leader Lease, waiting for it to expire", "lease", klog.KObj(&lock.LeaseMeta), "err", err)
-	}
-}
-
-// controllers runs the controllers, on one replica at a time.
-func (a *App) controllers(ctx context.Context) error {
-	return lead(ctx, a.client.Kubernetes(), "cloudcore", a.instance, a.reports.runControllers)
-}
-
-// runSites sends devices their sites, on every replica: each has sessions.
-func (a *App) runSites(ctx context.Context) error {
-	nodes, release := a.informers.Open(schema.GroupVersionResource{Version: "v1", Resource: "nodes"})
-	defer release()
-	pools, release := a.informers.Open(v1alpha1.Resource(v1alpha1.NodePools))
-	defer release()
-	return a.sites.Run(ctx, nodes, pools)
-}
-
-// live are the checks of /healthz: failures that a restart of cloudcore would fix.
-func (a *App) live() map[string]health.Check {
-	return map[string]health.Check{"modules": func() error { return a.runner.Failure() }} // the runner is made later
-}
-
-// ready are the checks of /readyz: whether edges should come here.
-func (a *App) ready() map[string]health.Check {
-	return map[string]health.Check{
-		"client-ca": func() error {
-			if a.clientCA.Pool() == nil {
-				return errors.New("the CA of node certificates has not been read yet")
-			}
-			return nil
-		},
-		"informers": a.informers.Ready,
 	}
 }

@@ -18,6 +18,8 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/skerry-io/skerry/cloud/internal/access/aggregated/usage"
+	"github.com/skerry-io/skerry/cloud/internal/access/tunnel"
+	"github.com/skerry-io/skerry/cloud/internal/core/kube"
 	"github.com/skerry-io/skerry/cloud/internal/trust/join"
 )
 
@@ -38,24 +40,23 @@ type usageServer struct {
 	release func()
 }
 
-// newUsage makes the server of metrics.k8s.io.
-func (a *App) newUsage() error {
-	client := a.client.Kubernetes()
+// newUsage makes the server of metrics.k8s.io, which reads the kubelets by the tunnel.
+func newUsage(c *cluster, ca *join.CA, informers *kube.Informers, by *tunnel.Tunnel, l net.Listener) (_ *usageServer, err error) {
+	client := c.client.Kubernetes()
 	s := &usageServer{}
-	var err error
-	if s.aggregatedServer, err = newAggregated(client, a.ca, usageHost, a.ports.usage); err != nil {
-		return err
+	if s.aggregatedServer, err = newAggregated(client, ca, usageHost, l); err != nil {
+		return nil, err
 	}
-	roots, err := clusterRoots(a.client.Config())
+	roots, err := clusterRoots(c.client.Config())
 	if err != nil {
-		return err
+		return nil, err
 	}
-	nodes, releaseNodes := a.informers.Open(corev1.SchemeGroupVersion.WithResource("nodes"))
-	pods, releasePods := a.informers.Open(corev1.SchemeGroupVersion.WithResource("pods"))
+	nodes, releaseNodes := informers.Open(corev1.SchemeGroupVersion.WithResource("nodes"))
+	pods, releasePods := informers.Open(corev1.SchemeGroupVersion.WithResource("pods"))
 	s.release = func() { releaseNodes(); releasePods() }
 	s.usage = usage.New(usage.Config{
 		Dial: func(ctx context.Context, node types.NodeName) (net.Conn, error) {
-			return a.tunnel.DialKubelet(ctx, node)
+			return by.DialKubelet(ctx, node)
 		},
 		Token: (&accountToken{get: func(ctx context.Context) (*authenticationv1.TokenRequest, error) {
 			return requestToken(ctx, client)
@@ -63,8 +64,7 @@ func (a *App) newUsage() error {
 		Roots: func() *x509.CertPool { return roots },
 		Nodes: nodes, Pods: pods,
 	})
-	a.usage = s
-	return nil
+	return s, nil
 }
 
 func requestToken(ctx context.Context, client kubernetes.Interface) (*authenticationv1.TokenRequest, error) {

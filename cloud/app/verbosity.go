@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 
+	"github.com/skerry-io/skerry/beehive"
 	"github.com/skerry-io/skerry/cloud/internal/core/config"
 	"github.com/skerry-io/skerry/cloud/internal/core/fleet"
 	"github.com/skerry-io/skerry/common/httpserver"
@@ -38,6 +39,9 @@ func verbositySocket(cfg *config.Config) string {
 // LogsTo lets users of this machine or container change the verbosity while cloudcore runs: root
 // and the user that cloudcore runs as. It is called before Run.
 func (a *App) LogsTo(log *logging.Log) { a.log = log }
+
+// verbosity is the module that serves the socket.
+func (a *App) verbosity() beehive.Entry { return restarted("verbosity", a.serveVerbosity) }
 
 // serveVerbosity serves the socket until ctx ends.
 func (a *App) serveVerbosity(ctx context.Context) error {

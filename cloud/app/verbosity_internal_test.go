@@ -25,9 +25,8 @@ func TestVerbosity(t *testing.T) {
 	cfg.Health.Listen = fmt.Sprint("test-", os.Getpid())
 	newApp := func() *App {
 		a := &App{config: cfg, log: log}
-		entries, _ := a.verbosityParts()
 		var err error
-		if a.runner, err = beehive.NewRunner(beehive.Config{}, append(entries, restarted("cloudhub", func(ctx context.Context) error { <-ctx.Done(); return nil }))); err != nil {
+		if a.runner, err = beehive.NewRunner(beehive.Config{}, []beehive.Entry{a.verbosity(), restarted("cloudhub", func(ctx context.Context) error { <-ctx.Done(); return nil })}); err != nil {
 			t.Fatal(err)
 		}
 		return a

@@ -22,8 +22,6 @@ import (
 // circles. Lines have a gap between them so that changes of two neighbours merge without a
 // conflict.
 var cyclic = map[string]int{
-	"cloud/app": 1,
-
 	"cloud/internal/access/tunnel": 3,
 
 	"cloud/internal/access/aggregated/usage": 1,
