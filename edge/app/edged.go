@@ -47,7 +47,7 @@ func (a *App) prepareRuntime(ctx context.Context) error {
 	if len(deleted) > 0 {
 		klog.FromContext(ctx).Info("Deleted files that a power cut left unreadable", "files", deleted)
 	}
-	if err := errors.Join(err, a.images.Settle(ctx)); err != nil {
+	if err := errors.Join(err, a.images.Settle(ctx), a.images.Prepare(ctx)); err != nil {
 		klog.FromContext(ctx).Error(err, "Failed to remove what a power cut left incomplete: some pods may not start")
 	}
 	a.images.TryRestore(ctx)
@@ -66,6 +66,7 @@ func (a *App) edgedParts() ([]beehive.Entry, error) {
 		Listen: func() (net.Listener, error) { return edgeapi.ListenUnix(a.imagesSocket()) }, Runtime: a.edged.Runtime(), Images: a.edged.Images(),
 		Archive: a.config.Modules.Edged.SandboxImageArchive, API: a.api.ClientConfig(edgeapi.Identity{}), NodeName: a.node, Apps: a.apps != nil,
 		Kept: a.kept, Memory: agent.NewMemory(a.store, string(images.Name)), Boot: bootID(), Sync: images.Sync,
+		Linked: a.meta.Linked,
 	}); err != nil {
 		return nil, err
 	}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -16,7 +17,7 @@ import (
 // TestEveryday_22: edgecore.yaml has the settings that a kubelet takes by flags alone. Drop-in
 // files override its configuration, and the image of a registry that demands a password is pulled
 // with the credentials of a credential provider; the pod runs again after a reboot without a link
-// and without the registry.
+// and without the registry, and so does one that pulls its image at each start.
 func TestEveryday_22_FlagsOfTheKubelet(t *testing.T) {
 	s := newSystem(t)
 	ns := s.Namespace()
@@ -67,22 +68,26 @@ providers:
 	}))
 	pods("38")
 
-	s.Apply(ns, `
+	for _, policy := range []string{"IfNotPresent", "Always"} {
+		s.Apply(ns, `
 apiVersion: v1
 kind: Pod
-metadata: {name: private, labels: {app: private}}
+metadata: {name: `+strings.ToLower(policy)+`, labels: {app: private}}
 spec:
   nodeName: edge1
   tolerations: [{operator: Exists}]
   terminationGracePeriodSeconds: 1
-  containers: [{name: c, image: "`+registry.Address+`/private/devices:1", args: [wait]}]
+  containers: [{name: c, image: "`+registry.Address+`/private/devices:1", imagePullPolicy: `+policy+`, args: [wait]}]
 `)
-	private := s.WaitPods(ns, "app=private", "edge1", 1)[0]
+	}
+	private := s.WaitPods(ns, "app=private", "edge1", 2)
 	if _, pulled, denied := r.Counts(); pulled == 0 || denied == 0 {
 		t.Errorf("the registry sent %d blobs and denied %d requests; want both: it demands a password", pulled, denied)
 	}
 	s.Reboot("edge1", true) // the registry goes with it
-	s.waitRunsAgain("edge1", private)
+	for _, p := range private {
+		s.waitRunsAgain("edge1", p)
+	}
 	s.Heal("edge1")
 	s.WaitReady("edge1", true)
 }

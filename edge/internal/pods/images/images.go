@@ -7,7 +7,8 @@
 // term for images that are never collected. containerd itself pins only the sandbox image, from 1.7
 // on. It also restores the sandbox image if containerd does not have it (Restore). A pull has ended
 // when the image's files are on the disk; the image of a pull that a power cut has interrupted is
-// removed at the next start (Settle). All other image requests of the kubelet go to the runtime,
+// removed at the next start (Settle). A pull that fails without a link gives a pod the image with
+// which it has run before (heldBy). All other image requests of the kubelet go to the runtime,
 // whose answers are returned unchanged; it does not refuse requests or remove other images. While
 // it is not known which images are wanted, all are pinned.
 // A Server may be used by many goroutines.
@@ -22,6 +23,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/rest"
 	runtimev1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 	"k8s.io/klog/v2"
@@ -52,6 +54,8 @@ type Config struct {
 	Kept func() ([]string, error)
 	// Archive is a file with the sandbox image (an OCI layout in a tar); "" without one.
 	Archive string
+	// Linked reports whether there is a link to the cloud; nil: pulls that fail have failed.
+	Linked func() bool
 	// Memory stores the pulls that are not complete, by image.
 	Memory agent.Memory
 	// Boot is the unique ID of this boot (proc(5)).
@@ -65,12 +69,14 @@ type Server struct {
 	runtimev1.UnimplementedImageServiceServer // fallback for other methods: the kubelet then uses another
 
 	config Config
+	pods   func(ctx context.Context) ([]corev1.Pod, error)
 	wanted func(ctx context.Context) ([]string, error)
 
 	mu      sync.Mutex
-	sandbox string // "": not known yet
-	unknown bool   // the last question for the wanted images failed
-	failure string // of the last attempt to restore the sandbox image; "" if it succeeded
+	used    map[string][]string // at the kubelet's start, see Used; bounded by the pods of the device
+	sandbox string              // "": not known yet
+	unknown bool                // the last question for the wanted images failed
+	failure string              // of the last attempt to restore the sandbox image; "" if it succeeded
 
 	pulls sync.Mutex
 	// settled: no pull of an earlier process is stored. pulling are the pulls under way, by image.
@@ -81,11 +87,11 @@ type Server struct {
 
 // New returns a Server.
 func New(config Config) (*Server, error) {
-	wanted, err := wantedBy(config.API, config.NodeName, config.Apps)
+	pods, wanted, err := askedOf(config.API, config.NodeName, config.Apps)
 	if err != nil {
 		return nil, err
 	}
-	return &Server{config: config, wanted: wanted, pulling: map[string]int{}}, nil
+	return &Server{config: config, pods: pods, wanted: wanted, pulling: map[string]int{}}, nil
 }
 
 // Name implements beehive.Module.

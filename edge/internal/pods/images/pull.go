@@ -44,6 +44,11 @@ func (s service) PullImage(ctx context.Context, r *runtimev1.PullImageRequest) (
 	if syncErr := s.leave(context.WithoutCancel(ctx), s.runtime, name); syncErr != nil {
 		klog.FromContext(ctx).Error(syncErr, "Failed to write a pulled image to the disk: a power cut may leave it incomplete", "image", name)
 	}
+	if err != nil {
+		if held := s.heldBy(ctx, r, err); held != nil {
+			return held, nil
+		}
+	}
 	return answer, err
 }
 

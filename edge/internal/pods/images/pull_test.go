@@ -85,6 +85,12 @@ func (r *runtime) ImageFsInfo(context.Context, *runtimev1.ImageFsInfoRequest) (*
 // newServer makes a server in front of a runtime, in the boot "second".
 func newServer(t *testing.T, r *runtime, memory pulls) (*images.Server, string) {
 	t.Helper()
+	return newServerOf(t, r, memory, func(*images.Config) {})
+}
+
+// newServerOf is newServer with changes to its configuration.
+func newServerOf(t *testing.T, r *runtime, memory pulls, change func(*images.Config)) (*images.Server, string) {
+	t.Helper()
 	dir := t.TempDir()
 	listen := func(name string) (net.Listener, error) { return net.Listen("unix", filepath.Join(dir, name)) }
 	l, err := listen("runtime")
@@ -95,11 +101,13 @@ func newServer(t *testing.T, r *runtime, memory pulls) (*images.Server, string) 
 	runtimev1.RegisterImageServiceServer(server, r)
 	go func() { _ = server.Serve(l) }()
 	t.Cleanup(server.Stop)
-	s, err := images.New(images.Config{
+	config := images.Config{
 		Listen: func() (net.Listener, error) { return listen("kubelet") }, Images: filepath.Join(dir, "runtime"), Runtime: filepath.Join(dir, "runtime"),
 		API: &rest.Config{Host: "localhost:1"}, Memory: memory, Boot: "second",
 		Sync: func(path string) error { *r.log = append(*r.log, "sync "+path); return nil },
-	})
+	}
+	change(&config)
+	s, err := images.New(config)
 	if err != nil {
 		t.Fatal(err)
 	}

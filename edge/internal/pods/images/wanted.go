@@ -48,21 +48,29 @@ func Wanted(pods []corev1.Pod, apps []v1alpha1.EdgeApp) []string {
 	return all
 }
 
-// wantedBy returns a function that lists the wanted images; its error means that they are unknown.
-func wantedBy(config *rest.Config, node string, withApps bool) (func(context.Context) ([]string, error), error) {
+// askedOf returns functions that list the pods of a node and the wanted images; their errors mean
+// that they are unknown.
+func askedOf(config *rest.Config, node string, withApps bool) (pods func(context.Context) ([]corev1.Pod, error), wanted func(context.Context) ([]string, error), err error) {
 	kube, err := kubernetes.NewForConfig(config)
 	if err != nil {
-		return nil, fmt.Errorf("making the client for the images of pods: %w", err)
+		return nil, nil, fmt.Errorf("making the client for the images of pods: %w", err)
 	}
 	dyn, err := dynamic.NewForConfig(config)
 	if err != nil {
-		return nil, fmt.Errorf("making the client for the images of applications: %w", err)
+		return nil, nil, fmt.Errorf("making the client for the images of applications: %w", err)
 	}
 	options := metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("spec.nodeName", node).String(), ResourceVersion: "0"}
-	return func(ctx context.Context) ([]string, error) {
-		pods, err := kube.CoreV1().Pods(metav1.NamespaceAll).List(ctx, options)
+	pods = func(ctx context.Context) ([]corev1.Pod, error) {
+		list, err := kube.CoreV1().Pods(metav1.NamespaceAll).List(ctx, options)
 		if err != nil {
 			return nil, fmt.Errorf("listing the pods of this device: %w", err)
+		}
+		return list.Items, nil
+	}
+	wanted = func(ctx context.Context) ([]string, error) {
+		items, err := pods(ctx)
+		if err != nil {
+			return nil, err
 		}
 		var apps []v1alpha1.EdgeApp
 		if withApps {
@@ -70,8 +78,9 @@ func wantedBy(config *rest.Config, node string, withApps bool) (func(context.Con
 				return nil, err
 			}
 		}
-		return Wanted(pods.Items, apps), nil
-	}, nil
+		return Wanted(items, apps), nil
+	}
+	return pods, wanted, nil
 }
 
 // listApps returns the applications in the device's cache.

@@ -206,6 +206,7 @@ func (f Facts) images(p *corev1.Pod) (causes []Cause) {
 		}
 	}
 	seen := map[use]bool{}
+	ran := ranWith(p)
 	for _, u := range uses {
 		key := use{u.image, "", u.policy}
 		if u.image == "" || seen[key] {
@@ -214,16 +215,36 @@ func (f Facts) images(p *corev1.Pod) (causes []Cause) {
 		seen[key] = true
 		have := f.image(u.image)
 		switch {
-		case u.policy == corev1.PullAlways:
+		case u.policy == corev1.PullAlways && !ran[u.image]:
 			causes = append(causes, Cause{PullAlways, fmt.Sprintf("%s pulls %s at each start, and no registry is in reach", u.by, u.image), "imagePullPolicy: IfNotPresent"})
 		case have == nil:
 			causes = append(causes, Cause{ImageMissing, fmt.Sprintf("the image %s of %s is not on the device", u.image, u.by), "crictl pull " + u.image + " while there is a way to the registry"})
+		case u.policy == corev1.PullAlways:
 		case u.policy != corev1.PullNever && !f.mayUse(p, u.image, have):
 			causes = append(causes, Cause{Credentials, fmt.Sprintf("the kubelet verifies the credentials for %s again, for which it asks the registry", u.image),
 				"use one of the imagePullSecrets that it was pulled with, or let the pod start once with a link"})
 		}
 	}
 	return causes
+}
+
+// ranWith are the images with which the pod has run. If it pulls them at each start, it gets them
+// without a link too (edge/internal/pods/images, Used).
+func ranWith(p *corev1.Pod) map[string]bool {
+	ran := map[string]bool{}
+	for _, status := range slices.Concat(p.Status.InitContainerStatuses, p.Status.ContainerStatuses) {
+		for _, c := range containers(p) {
+			if c.Name == status.Name && status.ImageID != "" {
+				ran[c.Image] = true
+			}
+		}
+	}
+	for _, v := range p.Spec.Volumes {
+		if v.Image != nil && len(ran) > 0 {
+			ran[v.Image.Reference] = true
+		}
+	}
+	return ran
 }
 
 // image finds an image by a name in a pod.

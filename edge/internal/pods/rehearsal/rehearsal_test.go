@@ -88,10 +88,14 @@ func TestOf(t *testing.T) {
 		want  []Reason
 		all   []Reason // of the whole device
 	}{
-		"healthy":           {func(*Facts, *corev1.Pod) {}, nil, nil},
-		"image":             {func(f *Facts, _ *corev1.Pod) { f.Images = append(f.Images[:1:1], f.Images[2]) }, []Reason{ImageMissing}, nil},
-		"image volume":      {func(f *Facts, _ *corev1.Pod) { f.Images = f.Images[:2] }, []Reason{ImageMissing}, nil},
-		"pull policy":       {func(_ *Facts, p *corev1.Pod) { p.Spec.Containers[0].ImagePullPolicy = corev1.PullAlways }, []Reason{PullAlways}, nil},
+		"healthy":      {func(*Facts, *corev1.Pod) {}, nil, nil},
+		"image":        {func(f *Facts, _ *corev1.Pod) { f.Images = append(f.Images[:1:1], f.Images[2]) }, []Reason{ImageMissing}, nil},
+		"image volume": {func(f *Facts, _ *corev1.Pod) { f.Images = f.Images[:2] }, []Reason{ImageMissing}, nil},
+		"pull policy":  {func(_ *Facts, p *corev1.Pod) { p.Spec.Containers[0].ImagePullPolicy = corev1.PullAlways }, []Reason{PullAlways}, nil},
+		"pull policy, it has run": {func(_ *Facts, p *corev1.Pod) {
+			p.Spec.Containers[0].ImagePullPolicy = corev1.PullAlways
+			p.Status.ContainerStatuses = append(p.Status.ContainerStatuses, corev1.ContainerStatus{Name: p.Spec.Containers[0].Name, ImageID: "sha256:2"})
+		}, nil, nil},
 		"other credentials": {func(_ *Facts, p *corev1.Pod) { p.Spec.ImagePullSecrets = nil }, []Reason{Credentials}, nil},
 		"preloaded":         {func(f *Facts, _ *corev1.Pod) { f.Pulled, f.VerifyPreloaded = nil, true }, []Reason{Credentials, Credentials}, nil},
 		"pulled by all": {func(f *Facts, p *corev1.Pod) {

@@ -1,0 +1,123 @@
+package images_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
+	runtimev1 "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/skerry-io/skerry/edge/internal/pods/cri"
+	"github.com/skerry-io/skerry/edge/internal/pods/images"
+)
+
+// alwaysPod pulls the image at each start; it has run with it, or has not.
+func alwaysPod(ran bool) corev1.Pod {
+	p := corev1.Pod{ObjectMeta: metav1.ObjectMeta{UID: "p"}}
+	p.Spec.Containers = []corev1.Container{{Name: "c", Image: "registry.example/till", ImagePullPolicy: corev1.PullAlways}}
+	p.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "c"}}
+	if ran {
+		p.Status.ContainerStatuses[0].ImageID = "registry.example/till@sha256:1"
+	}
+	return p
+}
+
+// A pod that pulls at each start gets, without a link and while the registry does not answer, the
+// image with which it has run before, and no other pod does.
+func TestPullWithoutALink(t *testing.T) {
+	const image = "registry.example/till:latest"
+	unreachable := errors.New(`failed to resolve reference "registry.example/till:latest": failed to do request: Head "https://registry.example/v2/till/manifests/latest": dial tcp: lookup registry.example: no such host`)
+	refused := errors.New("failed to resolve reference: pull access denied, repository does not exist or may require authorization")
+	tests := map[string]struct {
+		linked  bool
+		failure error
+		uid     string
+		before  bool // it had run when the kubelet started
+		now     bool
+		images  []string
+		want    string // reference; "": the failure
+	}{
+		"ran before":                   {false, unreachable, "p", true, true, []string{image}, "registry.example"},
+		"no answer":                    {false, status.Error(codes.DeadlineExceeded, "x"), "p", true, true, []string{image}, "registry.example"},
+		"its status has been replaced": {false, unreachable, "p", true, false, []string{image}, "registry.example"},
+		"ran since":                    {false, unreachable, "p", false, true, []string{image}, "registry.example"},
+		"never ran":                    {false, unreachable, "p", false, false, []string{image}, ""},
+		"another pod":                  {false, unreachable, "other", true, true, []string{image}, ""},
+		"no pod":                       {false, unreachable, "", true, true, []string{image}, ""},
+		"refused":                      {false, refused, "p", true, true, []string{image}, ""},
+		"linked":                       {true, unreachable, "p", true, true, []string{image}, ""},
+		"not on the device":            {false, unreachable, "p", true, true, nil, ""},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			ran := test.before
+			api := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+				list := corev1.PodList{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "PodList"}, Items: []corev1.Pod{alwaysPod(ran)}}
+				w.Header().Set("Content-Type", "application/json")
+				if err := json.NewEncoder(w).Encode(list); err != nil {
+					t.Error(err)
+				}
+			}))
+			defer api.Close()
+			var log []string
+			s, socket := newServerOf(t, &runtime{images: test.images, fail: test.failure, log: &log}, pulls{map[string][]byte{}, &log}, func(c *images.Config) {
+				c.API, c.Linked = &rest.Config{Host: api.URL}, func() bool { return test.linked }
+			})
+			if err := s.Prepare(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			ran = test.now
+			ctx, cancel := context.WithCancel(t.Context())
+			ready, done := make(chan struct{}), make(chan error, 1)
+			go func() { done <- s.Serve(ctx, func() { close(ready) }) }()
+			<-ready
+			conn, err := cri.Dial(socket)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Close()
+			answer, err := runtimev1.NewImageServiceClient(conn).PullImage(ctx, &runtimev1.PullImageRequest{
+				Image:         &runtimev1.ImageSpec{Image: image},
+				SandboxConfig: &runtimev1.PodSandboxConfig{Metadata: &runtimev1.PodSandboxMetadata{Uid: test.uid}},
+			})
+			if got := answer.GetImageRef(); got != test.want || (err != nil) != (test.want == "") {
+				t.Errorf("the pull: %q, %v; want %q", got, err, test.want)
+			}
+			if err != nil && !strings.Contains(err.Error(), status.Convert(test.failure).Message()) {
+				t.Errorf("the failure is %v, want the runtime's", err)
+			}
+			cancel()
+			if err := <-done; err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+func TestUsed(t *testing.T) {
+	static := alwaysPod(true)
+	static.UID, static.Annotations = "mirror", map[string]string{corev1.MirrorPodAnnotationKey: "hash"}
+	init := alwaysPod(true)
+	init.UID = "i"
+	const always = corev1.PullAlways
+	init.Spec.InitContainers = []corev1.Container{
+		{Name: "first", Image: "registry.example/a", ImagePullPolicy: always}, {Name: "second", Image: "registry.example/b", ImagePullPolicy: always},
+		{Name: "third", Image: "registry.example/c", ImagePullPolicy: corev1.PullIfNotPresent},
+	}
+	init.Status.InitContainerStatuses = []corev1.ContainerStatus{{Name: "first", ImageID: "x"}, {Name: "second"}, {Name: "third", ImageID: "x"}}
+	init.Spec.Volumes = []corev1.Volume{{VolumeSource: corev1.VolumeSource{Image: &corev1.ImageVolumeSource{Reference: "registry.example/v", PullPolicy: always}}}}
+	want := map[string][]string{"hash": {"registry.example/till:latest"}, "i": {"registry.example/a:latest", "registry.example/till:latest", "registry.example/v:latest"}}
+	if diff := cmp.Diff(want, images.Used([]corev1.Pod{static, init, alwaysPod(false)})); diff != "" {
+		t.Error(diff)
+	}
+}
