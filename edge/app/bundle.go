@@ -46,7 +46,7 @@ type bundled struct {
 
 func (a *App) bundled() bundled {
 	heldBy := func(_ context.Context, resource schema.GroupVersionResource) ([]object.Object, error) {
-		return a.meta.All(resource), nil
+		return a.core.meta.All(resource), nil
 	}
 	return bundled{
 		config: a.config, node: a.node, held: heldBy,

@@ -21,14 +21,9 @@ type ConsoleEnd struct {
 	Ended string `json:"ended"`
 }
 
-func newConsoles(a *App) *console.Consoles {
-	c := a.config.Modules.Console
-	return console.New(console.Config{Open: a.tunnel.Open, FirstPort: c.FirstPort, Limit: c.Limit.Duration})
-}
-
 func (a *App) handleConsoles(mux *http.ServeMux) {
 	mux.HandleFunc("POST "+ConsolesPath, func(w http.ResponseWriter, r *http.Request) {
-		if a.consoles == nil {
+		if a.link.consoles == nil {
 			http.Error(w, "modules.console is switched off on this device, or it has no link to the cloud (modules.edgeHub)", http.StatusConflict)
 			return
 		}
@@ -37,7 +32,7 @@ func (a *App) handleConsoles(mux *http.ServeMux) {
 			http.Error(w, err.Error(), codeOf(err))
 			return
 		}
-		k, err := a.consoles.Open(r.Context(), q)
+		k, err := a.link.consoles.Open(r.Context(), q)
 		if err != nil {
 			code, text := consoleError(err)
 			http.Error(w, text, code)

@@ -3,27 +3,18 @@ package app
 import (
 	"context"
 	"crypto/x509"
-	"errors"
 	"fmt"
-	"io"
 	"net"
 	"net/http"
 	"strconv"
-	"strings"
 	"sync"
-	"time"
 
-	"github.com/skerry-io/skerry/beehive/message"
 	"github.com/skerry-io/skerry/common/link"
 	"github.com/skerry-io/skerry/common/link/quiclink"
 	"github.com/skerry-io/skerry/common/link/wslink"
 	"github.com/skerry-io/skerry/common/topic"
-	"github.com/skerry-io/skerry/common/version"
-	"github.com/skerry-io/skerry/edge/internal/core/edgehub"
-	"github.com/skerry-io/skerry/edge/internal/setup/bundle"
 	edgeconfig "github.com/skerry-io/skerry/edge/internal/setup/config"
 	"github.com/skerry-io/skerry/edge/internal/setup/join"
-	"github.com/skerry-io/skerry/edge/internal/setup/tunnel"
 )
 
 // trusting is a dialer that is recreated when its trusted CAs have changed: a TLS configuration in
@@ -64,72 +55,6 @@ func (t *trusting) Dial(ctx context.Context, address string) (link.Conn, error) 
 		return nil, err
 	}
 	return d.Dial(ctx, address)
-}
-
-// servers are the hosts of cloudcore: configured, or the one that the device joined.
-func (a *App) servers() []string {
-	if all := a.config.Modules.EdgeHub.Servers; len(all) > 0 {
-		return all
-	}
-	server := a.identity.Cluster().Server
-	host, _, err := net.SplitHostPort(server)
-	if err != nil {
-		host = strings.Trim(server, "[]") // it was joined without a port
-	}
-	if host == "" {
-		return nil
-	}
-	return []string{host}
-}
-
-func (a *App) newHub() (*edgehub.Hub, error) {
-	c := a.config.Modules.EdgeHub
-	servers := a.servers()
-	if len(servers) == 0 {
-		return nil, fmt.Errorf("the cluster's server %q has no host; set modules.edgeHub.servers", a.identity.Cluster().Server)
-	}
-	addresses := make([]string, len(servers))
-	for i, s := range servers {
-		addresses[i] = net.JoinHostPort(s, strconv.Itoa(c.WebSocket.Port))
-	}
-	streams := tunnel.Config{Kubelet: a.kubelet, Status: func(accept string) ([]byte, string, error) {
-		if a.statusFor == nil {
-			return nil, "", errors.New("this program shows no status")
-		}
-		return a.statusFor(accept)
-	}}
-	streams.Rehearsal, streams.Recorder = a.rehearsed, a.recorded
-	streams.Bundle = func(ctx context.Context, w io.Writer) error {
-		if a.packBundle == nil {
-			return errors.New("this program packs no bundle")
-		}
-		return a.packBundle(ctx, w, bundle.MaxFileOverLink)
-	}
-	if a.config.Modules.Tunnel.Subresources {
-		streams.Subresources = a.dialKubelet
-	}
-	a.tunnel = tunnel.New(streams)
-	parts := map[message.Kind]edgehub.Part{topic.KindStream: a.tunnel}
-	if a.site != nil {
-		parts[topic.KindSite] = a.site
-	}
-	if a.nodeMetrics != nil {
-		parts[topic.KindMetrics] = a.nodeMetrics
-	}
-	return edgehub.New(edgehub.Config{
-		Protocols: a.protocols, Rescued: a.rescue.opened,
-		Servers: addresses, Dialer: a.dialer, Epochs: a.store, Alive: a.meta.KubeletAlive, Version: version.Skerry(), BootID: bootID(), Machine: machineID(a.config),
-		Keepalive: c.Keepalive.Duration, BackoffMin: c.BackoffMin.Duration, BackoffMax: c.BackoffMax.Duration,
-		Trust: a.identity, Report: a.report,
-		Parts: parts,
-	})
-}
-
-// report is the state of the device that its heartbeats carry.
-func (a *App) report() edgehub.Report {
-	r := edgehub.Report{CertificateEnd: a.identity.Status().NotAfter}
-	r.Backlog, r.BacklogAge = a.meta.Backlog(time.Now())
-	return r
 }
 
 func newDialer(c edgeconfig.EdgeHub, identity *join.Identity) (link.Dialer, error) {

@@ -2,43 +2,35 @@ package app
 
 import (
 	"path/filepath"
-	"time"
 
-	"github.com/skerry-io/skerry/beehive"
+	"k8s.io/client-go/rest"
+
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 	"github.com/skerry-io/skerry/edge/internal/agents/drain"
-	"github.com/skerry-io/skerry/edge/internal/core/agent"
-	"github.com/skerry-io/skerry/edge/internal/core/edgeapi"
+	"github.com/skerry-io/skerry/edge/internal/agents/upgrade"
+	"github.com/skerry-io/skerry/edge/internal/agents/vip"
 	"github.com/skerry-io/skerry/edge/internal/core/launch"
-	"github.com/skerry-io/skerry/edge/internal/core/linkstate"
 	"github.com/skerry-io/skerry/edge/internal/kernel/host/hook"
 )
 
 // hookDir, in the data directory, has the records of hooks that outlive edgecore.
 const hookDir = "hook"
 
-func (a *App) drainParts() ([]beehive.Entry, error) {
-	module, err := a.newDrain()
-	if err != nil {
-		return nil, err
-	}
-	a.collectors = append(a.collectors, a.drain)
-	return []beehive.Entry{slow(restarted(module, linkstate.Agents), 20*time.Second)}, nil
-}
-
-func (a *App) newDrain() (*drain.Module, error) {
-	c := a.config.Modules.Drain
-	cloud := drain.Through(a.meta)
+// newDrain makes the agent of operations; works makes what carries out upgrades, configurations and
+// image pulls.
+func newDrain(b *base, core *coreWing, vips *vip.Agent, rescue *rescue, works func(cloud *rest.Config) (*upgrade.Works, error)) (*drain.Agent, *drain.Module, error) {
+	c := b.config.Modules.Drain
+	cloud := drain.Through(core.meta)
 	worker, err := drain.NewWorker(drain.WorkerConfig{
-		NodeName: a.node, API: cloud, EvictDelay: c.EvictInterval.Duration,
+		NodeName: b.node, API: cloud, EvictDelay: c.EvictInterval.Duration,
 	})
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	config := drain.Config{
-		NodeName: a.node, Boot: bootID(), Node: worker, Store: agent.NewMemory(a.store, string(drain.Name)),
+		NodeName: b.node, Boot: bootID(), Node: worker, Store: b.memory(drain.Name),
 		Hooks: hook.New(hook.Config{
-			Dir: filepath.Join(a.config.DataDir, hookDir), Boot: bootID(), Timeout: c.Hooks.Timeout.Duration,
+			Dir: filepath.Join(b.config.DataDir, hookDir), Boot: bootID(), Timeout: c.Hooks.Timeout.Duration,
 			Commands: map[string]string{
 				string(v1alpha1.OperationReboot): c.Hooks.Reboot, string(v1alpha1.OperationShutdown): c.Hooks.Shutdown,
 				string(v1alpha1.OperationImageUpdate): c.Hooks.Update, drain.PrefetchHook: c.Hooks.Prefetch,
@@ -50,17 +42,15 @@ func (a *App) newDrain() (*drain.Module, error) {
 		},
 	}
 	if _, ok := launch.FromEnvironment(); ok { // no other edgecore can be tried, and taken back
-		if config.Works, err = a.newWorks(cloud); err != nil {
-			return nil, err
+		if config.Works, err = works(cloud); err != nil {
+			return nil, nil, err
 		}
 	}
-	if a.vips != nil {
-		config.Handover, config.Handback = a.vips.HandOver, a.vips.TakePart
+	if vips != nil {
+		config.Handover, config.Handback = vips.HandOver, vips.TakePart
 	}
-	a.drain = drain.New(config)
-	module := drain.NewModule(a.drain, drain.ModuleConfig{
-		Edge: a.api.ClientConfig(edgeapi.Identity{}), Cloud: cloud, Reporter: a.meta, Rescue: a.rescue, Events: a.recorder(string(drain.Name)),
-	})
-	a.agent(module.Module)
-	return module, nil
+	operations := drain.New(config)
+	return operations, drain.NewModule(operations, drain.ModuleConfig{
+		Edge: core.client(), Cloud: cloud, Reporter: core.meta, Rescue: rescue, Events: core.recorder(drain.Name),
+	}), nil
 }

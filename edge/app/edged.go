@@ -12,7 +12,6 @@ import (
 
 	"github.com/skerry-io/skerry/beehive"
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
-	"github.com/skerry-io/skerry/edge/internal/core/agent"
 	"github.com/skerry-io/skerry/edge/internal/core/edgeapi"
 	"github.com/skerry-io/skerry/edge/internal/pods/creationorder"
 	"github.com/skerry-io/skerry/edge/internal/pods/deviceplugin"
@@ -20,68 +19,91 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/pods/images"
 	"github.com/skerry-io/skerry/edge/internal/pods/shutdown"
 	"github.com/skerry-io/skerry/edge/internal/pods/unsynced"
+	"github.com/skerry-io/skerry/edge/internal/site/serviceview"
 )
 
-func (a *App) newEdged() (*edged.Module, error) {
-	c := a.config.Modules.Edged
+// podsWing runs the pods.
+type podsWing struct {
+	kubelet *kubelet
+	order   *creationorder.Module
+	images  *images.Server
+
+	running []beehive.Entry
+}
+
+// podsConfig has the other wings' parts that pods need.
+type podsConfig struct {
+	site     *siteWing
+	services *serviceview.View        // nil if no part of the device reads Services
+	kept     func() ([]string, error) // images that garbage collection leaves alone; may be nil
+	apps     bool
+}
+
+// newPods makes the kubelet and completes k.
+func newPods(b *base, core *coreWing, k *kubelet, c podsConfig) (_ *podsWing, err error) {
+	w := &podsWing{kubelet: k}
+	if !b.config.Modules.Edged.Enable {
+		return w, nil
+	}
+	if k.module, err = w.newEdged(b, core, c); err != nil {
+		return nil, err
+	}
+	if w.order, err = creationorder.New(creationorder.Config{NodeName: b.node, Runtime: k.module.Runtime(), API: core.client()}); err != nil {
+		return nil, err
+	}
+	if w.images, err = images.New(images.Config{
+		Listen: func() (net.Listener, error) { return edgeapi.ListenUnix(imagesSocket(b.config)) }, Runtime: k.module.Runtime(), Images: k.module.Images(),
+		Archive: b.config.Modules.Edged.SandboxImageArchive, API: core.client(), NodeName: b.node, Apps: c.apps,
+		Kept: c.kept, Memory: b.memory(images.Name), Boot: bootID(), Sync: images.Sync,
+		Linked: core.meta.Linked,
+	}); err != nil {
+		return nil, err
+	}
+	if k.devices, err = deviceplugin.New(deviceplugin.Config{
+		NodeName: b.node, Runtime: k.module.Runtime(), RootDir: b.config.Modules.Edged.RootDir, API: core.client(),
+		Events: core.recorder(deviceplugin.Name), Recorrect: core.meta.Recorrect, Timeout: b.config.Modules.Edged.DevicePluginTimeout.Duration,
+	}); err != nil {
+		return nil, err
+	}
+	w.running = append(w.running, restarted(w.order), restarted(k.devices))
+	if imageService(b.config) != "" {
+		w.running = append(w.running, restarted(w.images))
+	}
+	// The kubelet's globals allow one run in a process: a failure ends edgecore, and systemd starts
+	// it again. Containers go on. The next module doesn't wait for it: on its first boot it may
+	// have to wait for the cloud.
+	w.running = append(w.running, beehive.Entry{Module: k.module, Restart: beehive.Never(), StartTimeout: time.Millisecond, StopTimeout: 20 * time.Second})
+	return w, nil
+}
+
+func (w *podsWing) newEdged(b *base, core *coreWing, with podsConfig) (*edged.Module, error) {
+	c := b.config.Modules.Edged
 	labels := map[string]string{v1alpha1.EdgeOwnLabel: ""} // the role label that kubectl shows follows: a node may not give itself that
 	maps.Copy(labels, c.Labels)
-	dns, domain := a.clusterDNS()
+	dns, domain := with.site.clusterDNS(b.config.Modules.Names)
 	return edged.New(edged.Config{
 		ClusterDNS: dns, ClusterDomain: domain,
-		NodeName: a.node, Labels: labels, RootDir: c.RootDir, NodeIP: c.NodeIP, Kubelet: c.Kubelet, ClientCAFile: a.identity.ClientCAFile(),
-		CertDir: kubeletKeys(a.config), Verbosity: a.config.Log.Verbosity, Host: edgeapi.Host, Transport: a.api.RoundTripper(edgeapi.Identity{Kubelet: true}),
-		ImageService: a.imageService(), Needs: []func(context.Context) error{a.prepareRuntime},
+		NodeName: b.node, Labels: labels, RootDir: c.RootDir, NodeIP: c.NodeIP, Kubelet: c.Kubelet, ClientCAFile: b.identity.ClientCAFile(),
+		CertDir: kubeletKeys(b.config), Verbosity: b.config.Log.Verbosity, Host: edgeapi.Host, Transport: core.api.RoundTripper(edgeapi.Identity{Kubelet: true}),
+		ImageService: imageService(b.config), Needs: []func(context.Context) error{w.prepareRuntime},
 		ImageCredentialProviderConfig: c.ImageCredentialProviderConfig, ImageCredentialProviderBinDir: c.ImageCredentialProviderBinDir,
-		Hold: shutdown.Hold, Share: func(s *corev1.Service) *corev1.Service { return a.services.Shared(s) },
+		Hold: shutdown.Hold, Share: func(s *corev1.Service) *corev1.Service { return with.services.Shared(s) },
 	})
 }
 
 // prepareRuntime is awaited by the kubelet's start. A failure affects only some pods: the kubelet
 // starts nevertheless.
-func (a *App) prepareRuntime(ctx context.Context) error {
-	if err := a.order.Mend(ctx); err != nil {
+func (w *podsWing) prepareRuntime(ctx context.Context) error {
+	if err := w.order.Mend(ctx); err != nil {
 		klog.FromContext(ctx).Error(err, "Failed to remove dead containers with later creation times than their successors: the kubelet may take them for the newest")
 	}
-	deleted, err := unsynced.Delete(unsynced.All(a.edged.RootDir()))
+	deleted, err := unsynced.Delete(unsynced.All(w.kubelet.module.RootDir()))
 	if len(deleted) > 0 {
 		klog.FromContext(ctx).Info("Deleted files that a power cut left unreadable", "files", deleted)
 	}
-	if err := errors.Join(err, a.images.Settle(ctx), a.images.Prepare(ctx)); err != nil {
+	if err := errors.Join(err, w.images.Settle(ctx), w.images.Prepare(ctx)); err != nil {
 		klog.FromContext(ctx).Error(err, "Failed to remove what a power cut left incomplete: some pods may not start")
 	}
-	a.images.TryRestore(ctx)
-	return a.devices.Prepare(ctx)
-}
-
-func (a *App) edgedParts() ([]beehive.Entry, error) {
-	var err error
-	if a.edged, err = a.newEdged(); err != nil {
-		return nil, err
-	}
-	if a.order, err = creationorder.New(creationorder.Config{NodeName: a.node, Runtime: a.edged.Runtime(), API: a.api.ClientConfig(edgeapi.Identity{})}); err != nil {
-		return nil, err
-	}
-	if a.images, err = images.New(images.Config{
-		Listen: func() (net.Listener, error) { return edgeapi.ListenUnix(a.imagesSocket()) }, Runtime: a.edged.Runtime(), Images: a.edged.Images(),
-		Archive: a.config.Modules.Edged.SandboxImageArchive, API: a.api.ClientConfig(edgeapi.Identity{}), NodeName: a.node, Apps: a.apps != nil,
-		Kept: a.kept, Memory: agent.NewMemory(a.store, string(images.Name)), Boot: bootID(), Sync: images.Sync,
-		Linked: a.meta.Linked,
-	}); err != nil {
-		return nil, err
-	}
-	if a.devices, err = deviceplugin.New(deviceplugin.Config{
-		NodeName: a.node, Runtime: a.edged.Runtime(), RootDir: a.config.Modules.Edged.RootDir, API: a.api.ClientConfig(edgeapi.Identity{}),
-		Events: a.recorder(string(deviceplugin.Name)), Recorrect: a.meta.Recorrect, Timeout: a.config.Modules.Edged.DevicePluginTimeout.Duration,
-	}); err != nil {
-		return nil, err
-	}
-	entries := []beehive.Entry{restarted(a.order), restarted(a.devices)}
-	if a.imageService() != "" {
-		entries = append(entries, restarted(a.images))
-	}
-	// The kubelet's globals allow one run in a process: a failure ends edgecore, and systemd starts
-	// it again. Containers go on. The next module doesn't wait for it: on its first boot it may
-	// have to wait for the cloud.
-	return append(entries, beehive.Entry{Module: a.edged, Restart: beehive.Never(), StartTimeout: time.Millisecond, StopTimeout: 20 * time.Second}), nil
+	w.images.TryRestore(ctx)
+	return w.kubelet.devices.Prepare(ctx)
 }

@@ -1,13 +1,11 @@
 package app
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"sync"
 
 	"github.com/distribution/reference"
@@ -30,18 +28,19 @@ const maxKept = 128
 
 // pulledImages are the container runtime's images, for NodeOperations of type ImagePull.
 type pulledImages struct {
-	app    *App
-	edge   kubernetes.Interface
-	memory agent.Memory
-	served func() string // where this edgecore serves images to the kubelet; "" if it does not
+	node    string
+	kubelet *kubelet
+	edge    kubernetes.Interface
+	memory  agent.Memory
+	served  func() string // where this edgecore serves images to the kubelet; "" if it does not
 
 	mu     sync.Mutex
 	loaded bool
 	kept   []string
 }
 
-func newImages(a *App, edge kubernetes.Interface, served func() string) *pulledImages {
-	return &pulledImages{app: a, edge: edge, memory: agent.NewMemory(a.store, "imagepull"), served: served}
+func newImages(b *base, k *kubelet, edge kubernetes.Interface) *pulledImages {
+	return &pulledImages{node: b.node, kubelet: k, edge: edge, memory: b.memory("imagepull"), served: func() string { return imageService(b.config) }}
 }
 
 // load reads the stored names, once; p.mu is held.
@@ -100,7 +99,7 @@ func (p *pulledImages) Keep(ctx context.Context, image string) error {
 
 // Credentials implements upgrade.Images.
 func (p *pulledImages) Credentials(ctx context.Context, from v1alpha1.SecretReference) (upgrade.Credentials, error) {
-	pods, err := p.edge.CoreV1().Pods(from.Namespace).List(ctx, metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("spec.nodeName", p.app.node).String()})
+	pods, err := p.edge.CoreV1().Pods(from.Namespace).List(ctx, metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("spec.nodeName", p.node).String()})
 	if err != nil {
 		return nil, err
 	}
@@ -140,10 +139,10 @@ func credentialsIn(secret *corev1.Secret) (upgrade.Credentials, error) {
 }
 
 func (p *pulledImages) client() (runtimev1.ImageServiceClient, func() error, error) {
-	if p.app.edged == nil {
+	if p.kubelet.module == nil {
 		return nil, nil, errors.New("this device has no container runtime: modules.edged.enable is false")
 	}
-	conn, err := cri.Dial(p.app.imagesEndpoint())
+	conn, err := cri.Dial(p.kubelet.images())
 	if err != nil {
 		return nil, nil, err
 	}
@@ -184,27 +183,4 @@ func (p *pulledImages) Pull(ctx context.Context, image string, as upgrade.Creden
 		}
 	}
 	return err
-}
-
-// imagesSocket is the kubelet's image service endpoint, next to the socket of the edge API.
-func (a *App) imagesSocket() string {
-	return strings.TrimSuffix(a.config.Modules.EdgeAPI.Socket, ".sock") + "-images.sock"
-}
-
-// imageService is the endpoint at which the kubelet finds images: where the device has no socket of
-// its own, the container runtime's.
-func (a *App) imageService() string {
-	if a.config.Modules.EdgeAPI.Socket == "" {
-		return ""
-	}
-	return "unix://" + a.imagesSocket()
-}
-
-// imagesEndpoint is where edgecore's own modules pull images: as the kubelet does, so that they are
-// on the disk; "" without a kubelet.
-func (a *App) imagesEndpoint() string {
-	if a.edged == nil {
-		return ""
-	}
-	return cmp.Or(a.imageService(), a.edged.Images())
 }

@@ -7,7 +7,6 @@ import (
 	"k8s.io/client-go/rest"
 
 	"github.com/skerry-io/skerry/edge/internal/core/agent"
-	"github.com/skerry-io/skerry/edge/internal/core/edgeapi"
 	"github.com/skerry-io/skerry/edge/internal/kernel/netfilter/mangle"
 	"github.com/skerry-io/skerry/edge/internal/kernel/network/netif"
 	"github.com/skerry-io/skerry/edge/internal/optional/marks"
@@ -24,13 +23,13 @@ func newMarks(c edgeconfig.Marks, node string, client *rest.Config, reporter age
 // clearMarks removes the rules of a module that is switched off, or of an edgecore that is no more.
 func clearMarks(ctx context.Context) error { return marks.Clear(ctx, mangle.New()) }
 
-func (a *App) newPassthrough() *agent.Module {
+func newPassthrough(b *base, core *coreWing) *agent.Module {
 	return passthrough.New(passthrough.Config{
-		NodeName: a.node, API: a.api.ClientConfig(edgeapi.Identity{}), Events: a.recorder(string(passthrough.Name)), Memory: agent.NewMemory(a.store, string(passthrough.Name)),
-		Ports: netif.Up, Allowed: a.config.Modules.Passthrough.Ports,
+		NodeName: b.node, API: core.client(), Events: core.recorder(passthrough.Name), Memory: b.memory(passthrough.Name),
+		Ports: netif.Up, Allowed: b.config.Modules.Passthrough.Ports,
 		Guard: func(port string, nodes []netip.Addr, way netip.Addr) (string, error) {
 			ways := []netip.Addr{}
-			for _, server := range a.servers() {
+			for _, server := range b.servers() {
 				if ip, err := netip.ParseAddr(server); err == nil {
 					ways = append(ways, ip.Unmap())
 				}

@@ -10,54 +10,13 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"golang.org/x/sync/errgroup"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/klog/v2"
 
 	"github.com/skerry-io/skerry/beehive"
 	"github.com/skerry-io/skerry/beehive/message"
 	"github.com/skerry-io/skerry/common/atomicfile"
 	"github.com/skerry-io/skerry/common/health"
-	"github.com/skerry-io/skerry/edge/internal/core/edgeapi"
-	"github.com/skerry-io/skerry/edge/internal/core/edgehub"
-	"github.com/skerry-io/skerry/edge/internal/core/linkstate"
 )
-
-// identityModule renews the certificate through the link, and passes the cloud's time to the clock.
-type identityModule struct{ app *App }
-
-func (*identityModule) Name() message.Name { return "identity" }
-
-func (m *identityModule) Run(ctx context.Context, port *beehive.Port) error {
-	client, err := kubernetes.NewForConfig(m.app.api.ClientConfig(edgeapi.Identity{}))
-	if err != nil {
-		return fmt.Errorf("making the client for certificate requests: %w", err)
-	}
-	g, ctx := errgroup.WithContext(ctx)
-	m.app.identity.Servers = func() []string { return append([]string{m.app.identity.Cluster().Server}, m.app.servers()...) }
-	m.app.identity.Renewed = func() {
-		if err := port.Send(ctx, edgehub.Name, linkstate.Renew.New(message.Resource{}, struct{}{})); err != nil && ctx.Err() == nil {
-			klog.FromContext(ctx).Error(err, "Failed to request a new link with the renewed certificate; the next link uses it")
-		}
-	}
-	g.Go(func() error { return m.app.identity.Run(ctx, client.CertificatesV1().CertificateSigningRequests()) })
-	g.Go(func() error {
-		port.Ready()
-		for {
-			said, err := port.Receive(ctx)
-			if err != nil {
-				if ctx.Err() != nil {
-					return nil
-				}
-				return err
-			}
-			if up, err := linkstate.Up.Content(said); err == nil && !up.CloudTime.IsZero() {
-				m.app.clock.Sync(up.CloudTime)
-			}
-		}
-	})
-	return g.Wait()
-}
 
 // healthModule serves the health pages, and the metrics to clients that can read the token's file.
 type healthModule struct {
@@ -114,10 +73,10 @@ func (a *App) ready() map[string]health.Check {
 	checks["disk"] = a.disk.Ready
 	if a.config.Modules.Edged.Enable {
 		checks["kubelet"] = func() error {
-			if err := a.edged.Waiting(); err != nil {
+			if err := a.kubelet.module.Waiting(); err != nil {
 				return err
 			}
-			if !a.meta.KubeletAlive() {
+			if !a.core.meta.KubeletAlive() {
 				return errors.New("the kubelet has not renewed its lease in time")
 			}
 			return nil
@@ -156,16 +115,4 @@ func (c busCollector) Collect(ch chan<- prometheus.Metric) {
 	for _, h := range c.runner.Health() {
 		ch <- prometheus.MustNewConstMetric(restarts, prometheus.CounterValue, float64(h.Restarts), string(h.Name))
 	}
-}
-
-// lastContact reports whether there is a link, and the time of the last contact with the cloud.
-func (a *App) lastContact() (linked bool, last time.Time) {
-	if a.hub == nil {
-		return false, time.Time{}
-	}
-	s := a.hub.Status()
-	if s.Linked {
-		return true, time.Now()
-	}
-	return false, s.LastContact
 }

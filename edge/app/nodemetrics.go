@@ -9,9 +9,9 @@ import (
 	dto "github.com/prometheus/client_model/go"
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/skerry-io/skerry/beehive"
 	"github.com/skerry-io/skerry/common/nodemetrics"
 	"github.com/skerry-io/skerry/edge/internal/agents/drain"
+	"github.com/skerry-io/skerry/edge/internal/core/metamanager"
 	edgesamples "github.com/skerry-io/skerry/edge/internal/optional/nodemetrics"
 	"github.com/skerry-io/skerry/edge/internal/pods/podhealth"
 	edgeconfig "github.com/skerry-io/skerry/edge/internal/setup/config"
@@ -23,31 +23,40 @@ const samplesKept = 24 * time.Hour
 // samplesFile has the samples that the cloud has not taken.
 func samplesFile(cfg *edgeconfig.Config) string { return filepath.Join(cfg.DataDir, "nodemetrics") }
 
-func (a *App) nodeMetricsParts() ([]beehive.Entry, error) {
-	c := a.config.Modules.NodeMetrics
-	a.nodeMetrics = edgesamples.New(edgesamples.Config{
-		Read: a.metricsSample, Path: samplesFile(a.config), Interval: c.Interval.Duration, SendInterval: c.SendInterval.Duration, Keep: samplesKept,
+func newNodeMetrics(b *base, core *coreWing, operations *drain.Agent, k *kubelet, u *uplink) *edgesamples.Agent {
+	c := b.config.Modules.NodeMetrics
+	s := &samples{b, core.meta, operations, k, u}
+	return edgesamples.New(edgesamples.Config{
+		Read: s.read, Path: samplesFile(b.config), Interval: c.Interval.Duration, SendInterval: c.SendInterval.Duration, Keep: samplesKept,
 	})
-	return []beehive.Entry{restarted(a.nodeMetrics)}, nil
 }
 
-// metricsSample reads the metrics of the device as they are now.
-func (a *App) metricsSample(ctx context.Context) map[uint32]float64 {
+// samples are the sources of the device's metrics.
+type samples struct {
+	*base
+	meta       *metamanager.Manager
+	operations *drain.Agent // nil where modules.drain is switched off
+	kubelet    *kubelet
+	uplink     *uplink
+}
+
+// read reads the metrics of the device as they are now.
+func (s *samples) read(ctx context.Context) map[uint32]float64 {
 	values := map[uint32]float64{}
-	edgesamples.Machine(a.config.DataDir, values)
-	a.linkSample(values)
-	values[nodemetrics.CertificateEnd] = float64(a.identity.Status().NotAfter.Unix())
-	values[nodemetrics.StoreDamaged] = number(a.store.SetAside() != "")
-	values[nodemetrics.KubeletAlive] = number(a.meta.KubeletAlive())
-	if a.drain != nil {
-		values[nodemetrics.Operations] = float64(drain.Unfinished(a.drain.Status()))
+	edgesamples.Machine(s.config.DataDir, values)
+	s.linkSample(values)
+	values[nodemetrics.CertificateEnd] = float64(s.identity.Status().NotAfter.Unix())
+	values[nodemetrics.StoreDamaged] = number(s.store.SetAside() != "")
+	values[nodemetrics.KubeletAlive] = number(s.meta.KubeletAlive())
+	if s.operations != nil {
+		values[nodemetrics.Operations] = float64(drain.Unfinished(s.operations.Status()))
 	}
 	ctx, cancel := context.WithTimeout(ctx, podsTimeout)
 	defer cancel()
-	if a.edged != nil {
-		values[nodemetrics.RuntimeReady] = number(a.runtimeProblem(ctx) == nil)
+	if s.kubelet.module != nil {
+		values[nodemetrics.RuntimeReady] = number(s.kubelet.runtimeProblem(ctx) == nil)
 	}
-	pods, problems := podhealth.Read(ctx, a.meta, a.node)
+	pods, problems := podhealth.Read(ctx, s.meta, s.node)
 	if pods == nil {
 		return values
 	}
@@ -59,21 +68,21 @@ func (a *App) metricsSample(ctx context.Context) map[uint32]float64 {
 }
 
 // linkSample reads the counters of the link and of the outbox.
-func (a *App) linkSample(values map[uint32]float64) {
+func (s *samples) linkSample(values map[uint32]float64) {
 	now := time.Now()
-	backlog, age := a.meta.Backlog(now)
+	backlog, age := s.meta.Backlog(now)
 	values[nodemetrics.Backlog], values[nodemetrics.BacklogOldest] = float64(backlog), 0
 	if backlog > 0 {
 		values[nodemetrics.BacklogOldest] = float64(now.Add(-age).Unix())
 	}
-	out := a.meta.Status().Outbox
+	out := s.meta.Status().Outbox
 	values[nodemetrics.EventsDropped], values[nodemetrics.WritesRefused] = float64(out.Dropped), float64(out.Refused)
-	link := a.hub.Status()
+	link := s.uplink.hub.Status()
 	values[nodemetrics.LinkUp] = number(link.Linked)
 	if !link.Since.IsZero() {
 		values[nodemetrics.ClockOffset] = -link.ClockSkew.Seconds()
 	}
-	counted := sums(a.hub)
+	counted := sums(s.uplink.hub)
 	for id, name := range map[uint32]string{
 		nodemetrics.LinkConnects: "skerry_edgehub_connects_total", nodemetrics.LinkLosses: "skerry_edgehub_losses_total",
 		nodemetrics.LinkDials: "skerry_edgehub_dials_total", nodemetrics.LinkDropped: "skerry_edgehub_dropped_total",

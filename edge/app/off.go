@@ -11,20 +11,19 @@ import (
 
 	"k8s.io/klog/v2"
 
-	"github.com/skerry-io/skerry/beehive"
 	"github.com/skerry-io/skerry/edge/internal/agents/route"
 	"github.com/skerry-io/skerry/edge/internal/core/agent"
-	"github.com/skerry-io/skerry/edge/internal/core/linkstate"
+	edgeconfig "github.com/skerry-io/skerry/edge/internal/setup/config"
 	"github.com/skerry-io/skerry/edge/internal/site/podnet"
 )
 
 // clearSwitchedOff removes the leftovers of modules that are switched off now. cni is the folder of
-// CNI configurations. Routes have an agent for that (routeOffParts), which reports to the cloud.
-func (a *App) clearSwitchedOff(ctx context.Context, cni string) {
+// CNI configurations. Routes have an agent for that (newRouteOff), which reports to the cloud.
+func clearSwitchedOff(ctx context.Context, cfg *edgeconfig.Config, cni string) {
 	log := klog.FromContext(ctx)
-	c := a.config.Modules
+	c := cfg.Modules
 	if !c.VIP.Enable {
-		if err := clearVIPs(ctx, a.config); err != nil {
+		if err := clearVIPs(ctx, cfg); err != nil {
 			log.Error(err, "Failed to clean up virtual IPs of a disabled module, which stay until edgecore starts again")
 		}
 	}
@@ -63,9 +62,8 @@ func removeCNI(dir string) error {
 	return nil
 }
 
-func (a *App) routeOffParts() ([]beehive.Entry, error) {
-	m := route.Off(a.node, agent.NewMemory(a.store, string(route.Name)), a.meta, func(ctx context.Context) error {
-		return clearRoutes(ctx, uint8(a.config.Modules.Route.Protocol))
+func newRouteOff(b *base, core *coreWing) *agent.Module {
+	return route.Off(b.node, b.memory(route.Name), core.meta, func(ctx context.Context) error {
+		return clearRoutes(ctx, uint8(b.config.Modules.Route.Protocol))
 	})
-	return []beehive.Entry{restarted(a.agent(m), linkstate.Agents)}, nil
 }

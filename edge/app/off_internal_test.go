@@ -68,7 +68,7 @@ func TestPodNetworkSwitchedOff(t *testing.T) {
 				t.Fatalf("the kernel does not have it to begin with:\n%s", set)
 			}
 			device.Must(t, func() error {
-				(&App{config: cfg}).clearSwitchedOff(t.Context(), cni)
+				clearSwitchedOff(t.Context(), cfg, cni)
 				return nil
 			})
 			left := network()

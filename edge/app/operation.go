@@ -43,7 +43,7 @@ const maxOrder = 8 << 10
 func (a *App) handleOperations(mux *http.ServeMux) {
 	handle := func(pattern string, do func(w http.ResponseWriter, r *http.Request) error) {
 		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
-			if a.drain == nil {
+			if a.agents.drain == nil {
 				http.Error(w, "modules.drain is switched off on this device: it carries out no operations", http.StatusConflict)
 				return
 			}
@@ -53,7 +53,7 @@ func (a *App) handleOperations(mux *http.ServeMux) {
 		})
 	}
 	handle("GET "+OperationsPath, func(w http.ResponseWriter, _ *http.Request) error {
-		return answer(w, http.StatusOK, a.drain.Status())
+		return answer(w, http.StatusOK, a.agents.drain.Status())
 	})
 	handle("POST "+OperationsPath, func(w http.ResponseWriter, r *http.Request) error {
 		var q OperationRequest
@@ -61,13 +61,13 @@ func (a *App) handleOperations(mux *http.ServeMux) {
 			return err
 		}
 		o := q.operation(a.node)
-		if err := a.drain.Request(r.Context(), o); err != nil {
+		if err := a.agents.drain.Request(r.Context(), o); err != nil {
 			return err
 		}
 		return answer(w, http.StatusCreated, o)
 	})
 	handle("POST "+OperationsPath+"/{name}/cancel", func(w http.ResponseWriter, r *http.Request) error {
-		if err := a.drain.Cancel(r.Context(), r.PathValue("name")); err != nil {
+		if err := a.agents.drain.Cancel(r.Context(), r.PathValue("name")); err != nil {
 			return err
 		}
 		w.WriteHeader(http.StatusNoContent)
@@ -78,7 +78,7 @@ func (a *App) handleOperations(mux *http.ServeMux) {
 		if err := order(w, r, &f); err != nil {
 			return err
 		}
-		if err := a.drain.Force(r.Context(), r.PathValue("name"), f.Off); err != nil {
+		if err := a.agents.drain.Force(r.Context(), r.PathValue("name"), f.Off); err != nil {
 			return err
 		}
 		w.WriteHeader(http.StatusNoContent)

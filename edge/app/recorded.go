@@ -4,11 +4,7 @@ import (
 	"encoding/json"
 
 	"github.com/skerry-io/skerry/edge/internal/agents/flightrecorder"
-	edgeconfig "github.com/skerry-io/skerry/edge/internal/setup/config"
 )
-
-// FlightRecorder is the directory of the flight recorder.
-func FlightRecorder(cfg *edgeconfig.Config) string { return flightrecorder.DirIn(cfg.DataDir) }
 
 // maxRecorded bounds the records that are sent over the link for one question, and recordedBytes
 // their size.

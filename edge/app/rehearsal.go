@@ -24,7 +24,7 @@ const rehearsalTimeout = 20 * time.Second
 
 // Rehearse reports the pods that would not run if the device rebooted now, without a link.
 func (a *App) Rehearse(ctx context.Context) (rehearsal.Report, error) {
-	if a.edged == nil || a.meta == nil {
+	if a.kubelet.module == nil {
 		return rehearsal.Report{}, errors.New("no kubelet runs here: modules.edged.enable is false")
 	}
 	ctx, cancel := context.WithTimeout(ctx, rehearsalTimeout)
@@ -35,8 +35,8 @@ func (a *App) Rehearse(ctx context.Context) (rehearsal.Report, error) {
 	}
 	_ = yaml.Unmarshal(c.Kubelet, &kubelet) // it was checked at the start
 	return rehearsal.Read(ctx, rehearsal.Config{
-		Node: a.node, Source: a.meta, Images: a.edged.Images(), Archive: c.SandboxImageArchive, RootDir: c.RootDir, Policy: kubelet.Policy, Root: "/",
-		Sandbox: func(ctx context.Context) (string, error) { return images.SandboxImage(ctx, a.edged.Runtime()) },
+		Node: a.node, Source: a.core.meta, Images: a.kubelet.module.Images(), Archive: c.SandboxImageArchive, RootDir: c.RootDir, Policy: kubelet.Policy, Root: "/",
+		Sandbox: func(ctx context.Context) (string, error) { return images.SandboxImage(ctx, a.kubelet.module.Runtime()) },
 	}), nil
 }
 

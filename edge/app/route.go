@@ -5,65 +5,27 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"slices"
 
 	"github.com/skerry-io/skerry/common/link"
+	"github.com/skerry-io/skerry/edge/internal/agents/probation"
 	"github.com/skerry-io/skerry/edge/internal/agents/route"
-	"github.com/skerry-io/skerry/edge/internal/core/agent"
-	"github.com/skerry-io/skerry/edge/internal/core/edgeapi"
 	"github.com/skerry-io/skerry/edge/internal/core/edgehub"
 	"github.com/skerry-io/skerry/edge/internal/kernel/network/netif"
 	"github.com/skerry-io/skerry/edge/internal/kernel/network/netroute"
 )
 
-// agent adds an agent to those whose state `edgecore status` shows.
-func (a *App) agent(m *agent.Module) *agent.Module {
-	a.agents = append(a.agents, m)
-	return m
-}
-
-// StandIn makes a program that replaces agents of this device repeat their reports when edgecore's
-// own do, until settled returns true. It is called before Run. edgecore itself does not use it.
-func (a *App) StandIn(repeat func(), settled func() bool) { a.standIn = standIn{repeat, settled} }
-
-// repeatReports makes the agents repeat all reports on this node.
-func (a *App) repeatReports() {
-	if a.standIn.repeat != nil {
-		a.standIn.repeat()
-	}
-	for _, m := range a.agents {
-		m.Repeat()
-	}
-}
-
-// reportsSettled reports whether all reports of the agents are in the outbox.
-func (a *App) reportsSettled() bool {
-	if a.standIn.settled != nil && !a.standIn.settled() {
-		return false
-	}
-	return !slices.ContainsFunc(a.agents, func(m *agent.Module) bool {
-		s := m.State()
-		return s.Syncs == 0 && s.Waiting == "" || s.Unreported > 0
-	})
-}
-
-// recorder opens the recorder of events of an agent.
-func (a *App) recorder(name string) func(ctx context.Context) (agent.Recorder, error) {
-	return func(ctx context.Context) (agent.Recorder, error) { return a.api.StartRecorder(ctx, name) }
-}
-
-func (a *App) newRoutes() *route.Agent {
-	c := a.config.Modules
+func newRoutes(b *base, core *coreWing, tested *probation.Probation) *route.Agent {
+	c := b.config.Modules
 	config := route.Config{
-		NodeName: a.node, BootID: bootID(), Open: a.openRoutes, State: agent.NewMemory(a.store, string(route.Name)),
-		Reporter: a.meta, API: a.api.ClientConfig(edgeapi.Identity{}), Events: a.recorder(string(route.Name)),
-		Protected: c.Route.Protected(), Probes: a.probes(), Probation: a.probation,
+		NodeName: b.node, BootID: bootID(), Open: b.openRoutes, State: b.memory(route.Name),
+		Reporter: core.meta, API: core.client(), Events: core.recorder(route.Name),
+		Protected: c.Route.Protected(), Probes: b.probes(), Probation: tested,
 	}
 	if c.EdgeHub.Enable {
 		config.Hub = edgehub.Name
 	}
 	var names []string
-	for _, server := range a.servers() {
+	for _, server := range b.servers() {
 		if ip, err := netip.ParseAddr(server); err == nil {
 			config.Cloud = append(config.Cloud, ip.Unmap())
 		} else {
@@ -80,13 +42,11 @@ func (a *App) newRoutes() *route.Agent {
 		}
 		return s
 	}
-	routes := route.New(config)
-	a.agent(routes.Module)
-	return routes
+	return route.New(config)
 }
 
-func (a *App) openRoutes(context.Context) (route.Kernel, func(), error) {
-	kernel, err := netroute.Open(netroute.Config{Protocol: uint8(a.config.Modules.Route.Protocol)})
+func (b *base) openRoutes(context.Context) (route.Kernel, func(), error) {
+	kernel, err := netroute.Open(netroute.Config{Protocol: uint8(b.config.Modules.Route.Protocol)})
 	if err != nil {
 		return nil, nil, err
 	}
@@ -104,13 +64,13 @@ func lookUp(ctx context.Context, names []string) (all []netip.Addr) {
 }
 
 // askCloud asks whether a new connection reaches any of cloudcore's servers; nil without a hub.
-func (a *App) askCloud() func(ctx context.Context) error {
-	if !a.config.Modules.EdgeHub.Enable {
+func (b *base) askCloud() func(ctx context.Context) error {
+	if !b.config.Modules.EdgeHub.Enable {
 		return nil
 	}
 	return func(ctx context.Context) (err error) {
-		for _, server := range a.servers() {
-			if err = dialOnce(ctx, a.dialer, net.JoinHostPort(server, fmt.Sprint(a.config.Modules.EdgeHub.WebSocket.Port))); err == nil {
+		for _, server := range b.servers() {
+			if err = dialOnce(ctx, b.dialer, net.JoinHostPort(server, fmt.Sprint(b.config.Modules.EdgeHub.WebSocket.Port))); err == nil {
 				return nil
 			}
 		}
@@ -120,12 +80,12 @@ func (a *App) askCloud() func(ctx context.Context) error {
 
 // probes are the ways to the cloud that a route must not cut: the names of cloudcore, the link, and
 // where a device joins. Each makes a new connection, as after the next loss of the link.
-func (a *App) probes() []route.Probe {
-	if !a.config.Modules.EdgeHub.Enable {
+func (b *base) probes() []route.Probe {
+	if !b.config.Modules.EdgeHub.Enable {
 		return nil
 	}
 	var all []route.Probe
-	for _, server := range a.servers() {
+	for _, server := range b.servers() {
 		if _, err := netip.ParseAddr(server); err != nil {
 			all = append(all, route.Probe{What: "the name of cloudcore " + server, Look: func(ctx context.Context) error {
 				_, err := net.DefaultResolver.LookupNetIP(ctx, "ip", server)
@@ -133,10 +93,10 @@ func (a *App) probes() []route.Probe {
 			}})
 		}
 		all = append(all, route.Probe{What: "the link's server " + server, Look: func(ctx context.Context) error {
-			return dialOnce(ctx, a.dialer, net.JoinHostPort(server, fmt.Sprint(a.config.Modules.EdgeHub.WebSocket.Port)))
+			return dialOnce(ctx, b.dialer, net.JoinHostPort(server, fmt.Sprint(b.config.Modules.EdgeHub.WebSocket.Port)))
 		}})
 	}
-	if join := a.identity.Cluster().Server; join != "" {
+	if join := b.identity.Cluster().Server; join != "" {
 		all = append(all, route.Probe{What: "the join server " + join, Look: func(ctx context.Context) error {
 			conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", join)
 			if err != nil {

@@ -2,20 +2,23 @@ package app
 
 import (
 	"github.com/skerry-io/skerry/beehive"
-	"github.com/skerry-io/skerry/edge/internal/core/edgeapi"
 	"github.com/skerry-io/skerry/edge/internal/pods/shutdown"
 )
 
-func (a *App) shutdownParts() ([]beehive.Entry, error) {
-	c := shutdown.Config{NodeName: a.node, API: a.api.ClientConfig(edgeapi.Identity{}), Announced: a.flight.Shutdown}
-	if a.vips != nil {
-		c.Leave, c.Stay = a.vips.Leave, a.vips.Stay
+// newShutdown makes the module that stops the kubelet and has virtual IPs handed over.
+func newShutdown(b *base, core *coreWing, agents *agentsWing, k *kubelet) ([]beehive.Entry, error) {
+	if k.module == nil && agents.vips == nil {
+		return nil, nil
 	}
-	if a.edged != nil {
-		for _, p := range a.edged.Periods() {
+	c := shutdown.Config{NodeName: b.node, API: core.client(), Announced: agents.flight.Shutdown}
+	if agents.vips != nil {
+		c.Leave, c.Stay = agents.vips.Leave, agents.vips.Stay
+	}
+	if k.module != nil {
+		for _, p := range k.module.Periods() {
 			c.Periods = append(c.Periods, shutdown.Period(p))
 		}
-		c.Kubelet, c.Runtime = a.edged, a.edged.Runtime()
+		c.Kubelet, c.Runtime = k.module, k.module.Runtime()
 	}
 	m, err := shutdown.New(c)
 	if err != nil {

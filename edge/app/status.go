@@ -11,12 +11,9 @@ import (
 	"path/filepath"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/skerry-io/skerry/beehive"
-	"github.com/skerry-io/skerry/common/link"
 	"github.com/skerry-io/skerry/common/logging"
 	"github.com/skerry-io/skerry/common/pki"
 	"github.com/skerry-io/skerry/common/version"
@@ -38,8 +35,10 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/optional/nodemetrics"
 	"github.com/skerry-io/skerry/edge/internal/optional/statsleader"
 	"github.com/skerry-io/skerry/edge/internal/pods/podhealth"
+	"github.com/skerry-io/skerry/edge/internal/setup/bundle"
 	edgeconfig "github.com/skerry-io/skerry/edge/internal/setup/config"
 	"github.com/skerry-io/skerry/edge/internal/setup/join"
+	"github.com/skerry-io/skerry/edge/internal/setup/tunnel"
 	"github.com/skerry-io/skerry/edge/internal/site/contact"
 	"github.com/skerry-io/skerry/edge/internal/site/podnet"
 )
@@ -84,40 +83,38 @@ type Status struct {
 // Status is how the running edgecore is.
 func (a *App) Status() Status {
 	s := Status{Node: a.node, Running: true, Version: version.Skerry(), Kubernetes: version.Kubernetes(), At: time.Now().UTC(), ClockSkew: a.clock.Skew()}
-	s.Link = of(a.hub, (*edgehub.Hub).Status)
+	s.Link = of(a.link.hub, (*edgehub.Hub).Status)
 	s.Identity = of(a.identity, (*join.Identity).Status)
-	s.Data = of(a.meta, (*metamanager.Manager).Status)
+	s.Data = of(a.core.meta, (*metamanager.Manager).Status)
 	s.Disk = of(&a.disk, (*node.Disk).Status)
-	s.Routes = of(a.routes, (*route.Agent).Status)
-	s.VIPs = of(a.vips, (*vip.Agent).Status)
-	s.Drain = of(a.drain, (*drain.Agent).Status)
-	s.Marks = of(a.marks, (*marks.Agent).Status)
-	s.Apps = of(a.apps, (*edgeapp.Agent).Status)
-	s.Stats = of(a.stats, (*statsleader.Leader).Status)
-	s.Logs = of(a.logs, (*applogs.Agent).Status)
-	s.NodeMetrics = of(a.nodeMetrics, (*nodemetrics.Agent).Status)
-	s.Site = of(a.contact, (*contact.Agent).State)
-	if a.consoles != nil {
-		s.Consoles = a.consoles.List()
+	s.Routes = of(a.agents.routes, (*route.Agent).Status)
+	s.VIPs = of(a.agents.vips, (*vip.Agent).Status)
+	s.Drain = of(a.agents.drain, (*drain.Agent).Status)
+	s.Marks = of(a.optional.marks, (*marks.Agent).Status)
+	s.Apps = of(a.optional.apps, (*edgeapp.Agent).Status)
+	s.Stats = of(a.optional.stats, (*statsleader.Leader).Status)
+	s.Logs = of(a.optional.logs, (*applogs.Agent).Status)
+	s.NodeMetrics = of(a.optional.nodeMetrics, (*nodemetrics.Agent).Status)
+	s.Site = of(a.site.contact, (*contact.Agent).State)
+	if a.link.consoles != nil {
+		s.Consoles = a.link.consoles.List()
 	}
 	s.Modules = a.runner.Health()
-	for _, m := range a.agents {
+	for _, m := range a.reporters.agents {
 		s.Agents = append(s.Agents, m.State())
 	}
-	if a.meta != nil {
-		ctx, cancel := context.WithTimeout(context.Background(), podsTimeout)
-		defer cancel()
-		s.Pods, s.NodeProblems = podhealth.Read(ctx, a.meta, a.node)
-		if err := a.runtimeProblem(ctx); err != nil {
-			s.Runtime = err.Error()
-		}
+	ctx, cancel := context.WithTimeout(context.Background(), podsTimeout)
+	defer cancel()
+	s.Pods, s.NodeProblems = podhealth.Read(ctx, a.core.meta, a.node)
+	if err := a.kubelet.runtimeProblem(ctx); err != nil {
+		s.Runtime = err.Error()
 	}
 	switch {
-	case a.edged == nil:
+	case a.kubelet.module == nil:
 		s.Kubelet = "switched off"
-	case a.edged.Waiting() != nil:
-		s.Kubelet = "waits: " + a.edged.Waiting().Error()
-	case a.meta.KubeletAlive():
+	case a.kubelet.module.Waiting() != nil:
+		s.Kubelet = "waits: " + a.kubelet.module.Waiting().Error()
+	case a.core.meta.KubeletAlive():
 		s.Kubelet = "running"
 	default:
 		s.Kubelet = "has not renewed its Lease in time; after a start the first comes within some 10 s"
@@ -147,6 +144,29 @@ func (a *App) ShowStatus(text func(io.Writer, Status) error) {
 		err = text(&shown, a.Status())
 		return shown.Bytes(), accept, err
 	}
+}
+
+// streams are the answers about this device for the cloud.
+func (a *App) streams() tunnel.Config {
+	c := tunnel.Config{
+		Kubelet: a.kubelet.server, Rehearsal: a.rehearsed, Recorder: a.recorded,
+		Status: func(accept string) ([]byte, string, error) {
+			if a.statusFor == nil {
+				return nil, "", errors.New("this program shows no status")
+			}
+			return a.statusFor(accept)
+		},
+		Bundle: func(ctx context.Context, w io.Writer) error {
+			if a.packBundle == nil {
+				return errors.New("this program packs no bundle")
+			}
+			return a.packBundle(ctx, w, bundle.MaxFileOverLink)
+		},
+	}
+	if a.config.Modules.Tunnel.Subresources {
+		c.Subresources = a.kubelet.dial
+	}
+	return c
 }
 
 // local serves the requests of edgecore's commands to the running process, only on the unix socket.
@@ -259,24 +279,4 @@ func OwnFiles(cfg *edgeconfig.Config) []string {
 		IdentityDir(cfg), at.Path + "*", at.KeyFile, filepath.Join(keysDir(cfg), edgeapi.KubeconfigFile), filepath.Join(cfg.DataDir, hookDir), filepath.Join(cfg.DataDir, contentDir), FlightRecorder(cfg), MetricsToken(cfg), samplesFile(cfg) + "*",
 		filepath.Join(netif.CNIConfigs, podnet.File),
 	}
-}
-
-// Wiring returns the modules that edgecore would run with a configuration. It opens no files.
-func Wiring(cfg *edgeconfig.Config) (beehive.Wiring, error) {
-	c := *cfg
-	if len(c.Modules.EdgeHub.Servers) == 0 {
-		c.Modules.EdgeHub.Servers = []string{"localhost"} // any will do: it is not dialled
-	}
-	a := &App{config: &c, metrics: prometheus.NewRegistry(), identity: &join.Identity{}, dialer: undialled{}}
-	if err := a.assemble(); err != nil {
-		return beehive.Wiring{}, err
-	}
-	return a.runner.Wiring(), nil
-}
-
-// undialled is the dialer of an edgecore that won't run.
-type undialled struct{}
-
-func (undialled) Dial(context.Context, string) (link.Conn, error) {
-	return nil, errors.New("this edgecore does not run")
 }

@@ -43,11 +43,3 @@ func authorities(file string) *x509.CertPool {
 	}
 	return pki.Pool(certs...)
 }
-
-// currentSite is this device's site; nil without one.
-func (a *App) currentSite() *peers.Site {
-	if a.site == nil {
-		return nil
-	}
-	return a.site.Current()
-}

@@ -45,48 +45,48 @@ func said(t *testing.T, h *peers.Holder, podSubnets bool) {
 // auto in the file follows the NodePool; true and false override it.
 func TestApp_switches(t *testing.T) {
 	c := edgeconfig.Default()
-	a := &App{config: c, site: peers.New("edge1", kept{})}
+	site := peers.New("edge1", kept{})
 	expect := func(when string, want switched) {
 		t.Helper()
-		if got := a.switches(); got != want {
+		if got := switches(c, site); got != want {
 			t.Errorf("%s: %+v, want %+v", when, got, want)
 		}
 	}
 	expect("a site that is not known", switched{})
-	said(t, a.site, false)
+	said(t, site, false)
 	expect("a pool without podSubnets", switched{})
-	said(t, a.site, true)
+	said(t, site, true)
 	expect("a pool with podSubnets", switched{true, true, true})
 	c.Modules.Services.Enable = edgeconfig.Off
 	expect("services off in the file", switched{true, false, true})
-	said(t, a.site, false)
+	said(t, site, false)
 	c.Modules.Names.Enable = edgeconfig.On
 	expect("names on in the file", switched{false, false, true})
-	if !a.followsPool() {
+	if !followsPool(c) {
 		t.Error("site is auto, and the pool is not followed")
 	}
 	c.Modules.Site.Enable = edgeconfig.Off
-	if a.followsPool() {
+	if followsPool(c) {
 		t.Error("nothing is auto, and the pool is followed")
 	}
 	c.Modules.Site.Enable, c.Modules.EdgeAPI.Enable = edgeconfig.Auto, false
-	said(t, a.site, true)
+	said(t, site, true)
 	expect("without the API that the modules read", switched{false, false, true})
 }
 
 // edgecore ends only when the pool requires other modules.
 func TestSwitchModule(t *testing.T) {
-	a := &App{config: edgeconfig.Default(), site: peers.New("edge1", kept{})}
-	a.on = a.switches()
+	site := peers.New("edge1", kept{})
+	m := newSwitch(site)
 	ended := make(chan error, 1)
-	beehivetest.Run(t, nil, beehive.Entry{Module: &watched{switchModule{a}, ended}, Restart: beehive.Never()})
-	said(t, a.site, false) // no change
+	beehivetest.Run(t, nil, beehive.Entry{Module: &watched{m, ended}, Restart: beehive.Never()})
+	said(t, site, false) // no change
 	select {
 	case err := <-ended:
 		t.Fatalf("it ended although nothing is to be switched: %v", err)
 	default:
 	}
-	said(t, a.site, true)
+	said(t, site, true)
 	if err := <-ended; !errors.Is(err, errSwitched) {
 		t.Fatalf("it ended with %v", err)
 	}
@@ -96,28 +96,34 @@ func TestSwitchModule(t *testing.T) {
 // previous state, receive the change and end again.
 func TestSwitchModule_fullDisk(t *testing.T) {
 	memory := &filling{kept: kept{}}
-	a := &App{config: edgeconfig.Default(), site: peers.New("edge1", memory)}
-	said(t, a.site, false)
-	a.on = a.switches()
+	site := peers.New("edge1", memory)
+	said(t, site, false)
+	m := newSwitch(site)
 	ended := make(chan error, 1)
-	beehivetest.Run(t, nil, beehive.Entry{Module: &watched{switchModule{a}, ended}, Restart: beehive.Never()})
+	beehivetest.Run(t, nil, beehive.Entry{Module: &watched{m, ended}, Restart: beehive.Never()})
 	memory.full = true
-	said(t, a.site, true)
-	if !a.site.Current().PodSubnets {
+	said(t, site, true)
+	if !site.Current().PodSubnets {
 		t.Error("what the cloud said last does not count")
 	}
-	next := &App{config: edgeconfig.Default(), site: peers.New("edge1", memory)}
-	if err := next.site.Load(); err != nil {
+	next := peers.New("edge1", memory)
+	if err := next.Load(); err != nil {
 		t.Fatal(err)
 	}
-	if next.switches() != a.switches() {
-		t.Errorf("this edgecore goes by %+v, the next one by %+v", a.switches(), next.switches())
+	if ours, its := switches(m.config, site), switches(m.config, next); its != ours {
+		t.Errorf("this edgecore goes by %+v, the next one by %+v", ours, its)
 	}
 	memory.full = false
-	said(t, a.site, true)
+	said(t, site, true)
 	if err := <-ended; !errors.Is(err, errSwitched) {
 		t.Fatalf("it ended with %v", err)
 	}
+}
+
+// newSwitch is the module of an edgecore that starts now.
+func newSwitch(site *peers.Holder) *switchModule {
+	c := edgeconfig.Default()
+	return &switchModule{c, site, switches(c, site)}
 }
 
 // filling is a memory that can be full.
@@ -135,7 +141,7 @@ func (f *filling) Save(ctx context.Context, changes map[string][]byte) error {
 
 // watched records how the module ended.
 type watched struct {
-	switchModule
+	*switchModule
 	ended chan<- error
 }
 

@@ -3,10 +3,8 @@ package app
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
-	"net"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -22,7 +20,6 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	runtimev1 "k8s.io/cri-api/pkg/apis/runtime/v1"
-	"k8s.io/klog/v2"
 	"sigs.k8s.io/yaml"
 
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
@@ -30,13 +27,11 @@ import (
 	"github.com/skerry-io/skerry/common/version"
 	"github.com/skerry-io/skerry/edge/internal/agents/upgrade"
 	"github.com/skerry-io/skerry/edge/internal/core/artefact"
-	"github.com/skerry-io/skerry/edge/internal/core/edgeapi"
 	"github.com/skerry-io/skerry/edge/internal/core/launch"
 	"github.com/skerry-io/skerry/edge/internal/core/store"
 	"github.com/skerry-io/skerry/edge/internal/kernel/host/healthcheck"
 	"github.com/skerry-io/skerry/edge/internal/pods/cri"
 	edgeconfig "github.com/skerry-io/skerry/edge/internal/setup/config"
-	"github.com/skerry-io/skerry/edge/internal/site/names"
 )
 
 const (
@@ -48,50 +43,6 @@ const (
 	bundleDir      = "bundle"    // in the data directory
 	trialLog       = "trial.log" // in the directory of skerry-launch
 )
-
-// ConfiguredBy sets the file of the configuration: changes of it by the cloud are validated with
-// that. Called before Run.
-func (a *App) ConfiguredBy(file string) { a.file = file }
-
-// Switching reports whether Run has ended for another edgecore to be executed: Again does that.
-func (a *App) Switching() bool {
-	a.switching.mu.Lock()
-	defer a.switching.mu.Unlock()
-	return a.switching.on
-}
-
-// Again executes skerry-launch in the place of this process, which has started it. It returns
-// only with an error.
-func (a *App) Again(ctx context.Context) error {
-	started, ok := launch.FromEnvironment()
-	if !ok {
-		return errors.New("this edgecore was not started by skerry-launch")
-	}
-	names.PassOn()
-	if a.dog != nil {
-		if err := a.dog.PassOn(); err != nil {
-			return fmt.Errorf("passing on systemd's watchdog: %w", err)
-		}
-	}
-	klog.FromContext(ctx).Info("Executing skerry-launch", "path", started.Launcher[0])
-	return started.Again()
-}
-
-// noteStopped records for skerry-launch that this process was stopped deliberately: in a probation
-// the next start is not counted as a crash.
-func (a *App) noteStopped(ctx context.Context) {
-	d, ok := launched()
-	if !ok {
-		return
-	}
-	state, err := d.Load()
-	if err != nil || state.Former == nil {
-		return
-	}
-	if _, err := d.Save(state.Stop()); err != nil {
-		klog.FromContext(ctx).Error(err, "Failed to record a clean exit; the next start counts as one after a crash")
-	}
-}
 
 // launched is the directory of the skerry-launch that has executed this process.
 func launched() (launch.Directory, bool) {
@@ -177,46 +128,46 @@ func ReadBundle(cfg *edgeconfig.Config, r io.Reader) (*v1alpha1.UpgradeSpec, err
 	return newest, nil
 }
 
-// newWorks makes the Works that carry out upgrades, configurations and image pulls.
-func (a *App) newWorks(cloud *rest.Config) (*upgrade.Works, error) {
-	edge, err := kubernetes.NewForConfig(a.api.ClientConfig(edgeapi.Identity{}))
+// worksConfig is the process that upgrades change.
+type worksConfig struct {
+	keys    []string      // directories of keys that sign versions
+	file    func() string // of the configuration
+	restart func()        // ends this process for skerry-launch
+	kubelet *kubelet
+	uplink  *uplink
+}
+
+// newWorks makes the Works that carry out upgrades, configurations and image pulls. kept returns
+// the images that garbage collection must leave alone.
+func newWorks(b *base, core *coreWing, rescue *rescue, cloud *rest.Config, c worksConfig) (_ *upgrade.Works, kept func() ([]string, error), err error) {
+	edge, err := kubernetes.NewForConfig(core.client())
 	if err != nil {
-		return nil, fmt.Errorf("making the client for upgrades: %w", err)
+		return nil, nil, fmt.Errorf("making the client for upgrades: %w", err)
 	}
 	kube, err := kubernetes.NewForConfig(cloud)
 	if err != nil {
-		return nil, fmt.Errorf("making the client for upgrades: %w", err)
+		return nil, nil, fmt.Errorf("making the client for upgrades: %w", err)
 	}
 	started, ok := launch.FromEnvironment()
 	directory := launch.Directory{Path: started.Dir, Disk: launch.System{}}
 	if !ok {
-		directory.Path = filepath.Join(a.config.DataDir, "bin")
+		directory.Path = filepath.Join(b.config.DataDir, "bin")
 	}
-	images := newImages(a, edge, a.imageService)
-	a.kept = images.list
-	a.works = upgrade.New(upgrade.Config{
+	images := newImages(b, c.kubelet, edge)
+	return upgrade.New(upgrade.Config{
 		Started: started, Launched: ok, Self: "/proc/self/exe", Directory: directory,
 		Artefacts: artefact.New(artefact.Config{
-			Keys: a.keys, Dir: filepath.Join(a.config.DataDir, artefactsDir), Programs: directory.Path, Arch: runtime.GOARCH, Now: a.clock.Now, Free: freeBytes,
+			Keys: c.keys, Dir: filepath.Join(b.config.DataDir, artefactsDir), Programs: directory.Path, Arch: runtime.GOARCH, Now: b.clock.Now, Free: freeBytes,
 		}),
-		Cloud:  artefact.Link{Dial: a.dialCloud},
-		Bundle: artefact.Files(filepath.Join(a.config.DataDir, bundleDir)),
-		Device: &device{app: a, edge: edge, cloud: kube, began: time.Now()},
+		Cloud:  artefact.Link{Dial: c.uplink.open},
+		Bundle: artefact.Files(filepath.Join(b.config.DataDir, bundleDir)),
+		Device: &device{node: b.node, file: c.file, kubelet: c.kubelet, uplink: c.uplink, rescue: rescue, edge: edge, cloud: kube, began: time.Now()},
 		Images: images, Checks: siteChecks,
 		Writable: func() error { return executable(directory.Path) },
-		Restart:  a.switching.start,
+		Restart:  c.restart,
 		Log:      func() string { return readTail(filepath.Join(directory.Path, trialLog), 4<<10) },
-		Version:  version.Skerry(), Arch: runtime.GOARCH, Now: time.Now, Clock: a.clock.Now, Zone: time.Local,
-	})
-	return a.works, nil
-}
-
-// dialCloud asks the cloud for a stream.
-func (a *App) dialCloud(ctx context.Context, target string) (net.Conn, error) {
-	if a.tunnel == nil {
-		return nil, errors.New("modules.edgeHub is switched off")
-	}
-	return a.tunnel.Open(ctx, target)
+		Version:  version.Skerry(), Arch: runtime.GOARCH, Now: time.Now, Clock: b.clock.Now, Zone: time.Local,
+	}), images.list, nil
 }
 
 func siteChecks(ctx context.Context) ([]v1alpha1.HealthCheck, error) {
@@ -275,23 +226,27 @@ func readTail(file string, most int) string {
 
 // device is this process as the upgrade.Device.
 type device struct {
-	app         *App
+	node        string
+	file        func() string
+	kubelet     *kubelet
+	uplink      *uplink
+	rescue      *rescue
 	edge, cloud kubernetes.Interface
 	began       time.Time
 }
 
 // Linked implements upgrade.Device.
-func (d *device) Linked() bool { return d.app.hub != nil && d.app.hub.Status().Linked }
+func (d *device) Linked() bool { return d.uplink.linked() }
 
 // Reaches implements upgrade.Device.
-func (d *device) Reaches() bool { return d.Linked() || d.app.rescue.Open() }
+func (d *device) Reaches() bool { return d.Linked() || d.rescue.Open() }
 
 // Protocols implements upgrade.Device.
 func (d *device) Protocols(ctx context.Context) (protocol.Window, error) {
-	if !d.app.rescue.Open() {
+	if !d.rescue.Open() {
 		return protocol.Ours(), nil
 	}
-	facts, err := d.app.rescue.facts(ctx)
+	facts, err := d.rescue.facts(ctx)
 	return protocol.Stated(facts.Protocol, facts.ProtocolMin), err
 }
 
@@ -302,8 +257,8 @@ func (d *device) Schema() int { return store.Schema }
 func (d *device) ServerVersion(ctx context.Context) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
-	if d.app.rescue.Open() {
-		facts, err := d.app.rescue.facts(ctx)
+	if d.rescue.Open() {
+		facts, err := d.rescue.facts(ctx)
 		return facts.Kubernetes, err
 	}
 	raw, err := d.cloud.Discovery().RESTClient().Get().AbsPath("/version").Do(ctx).Raw()
@@ -321,7 +276,7 @@ func (d *device) ServerVersion(ctx context.Context) (string, error) {
 
 // Judge implements upgrade.Device.
 func (d *device) Judge(patch []byte) error {
-	file := d.app.file
+	file := d.file()
 	data, err := os.ReadFile(file)
 	if err != nil {
 		return err
@@ -334,10 +289,10 @@ func (d *device) Judge(patch []byte) error {
 func (d *device) Problems(ctx context.Context) []string {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	if d.app.edged == nil {
+	if d.kubelet.module == nil {
 		return nil // a device without a kubelet
 	}
-	node, err := d.edge.CoreV1().Nodes().Get(ctx, d.app.node, metav1.GetOptions{})
+	node, err := d.edge.CoreV1().Nodes().Get(ctx, d.node, metav1.GetOptions{})
 	if err != nil {
 		return []string{"the device's API: " + err.Error()}
 	}
@@ -345,11 +300,11 @@ func (d *device) Problems(ctx context.Context) []string {
 	if !d.ready(node) {
 		problems = append(problems, "the node is not Ready by this process")
 	}
-	pods, err := d.edge.CoreV1().Pods("").List(ctx, metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("spec.nodeName", d.app.node).String()})
+	pods, err := d.edge.CoreV1().Pods("").List(ctx, metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("spec.nodeName", d.node).String()})
 	if err != nil {
 		return append(problems, "the pods of the device: "+err.Error())
 	}
-	running, err := runningContainers(ctx, d.app.edged.Runtime())
+	running, err := runningContainers(ctx, d.kubelet.module.Runtime())
 	if err != nil {
 		return append(problems, "the container runtime: "+err.Error())
 	}

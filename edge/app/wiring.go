@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
@@ -16,18 +17,32 @@ import (
 	"github.com/skerry-io/skerry/common/pki"
 	"github.com/skerry-io/skerry/common/recovery"
 	"github.com/skerry-io/skerry/common/version"
+	"github.com/skerry-io/skerry/common/watchdog"
 	"github.com/skerry-io/skerry/edge/internal/agents/node"
 	"github.com/skerry-io/skerry/edge/internal/core/store"
 	"github.com/skerry-io/skerry/edge/internal/kernel/host/diskkey"
 	"github.com/skerry-io/skerry/edge/internal/kernel/network/netif"
 	edgeconfig "github.com/skerry-io/skerry/edge/internal/setup/config"
 	"github.com/skerry-io/skerry/edge/internal/setup/join"
+	"github.com/skerry-io/skerry/edge/internal/setup/sdnotify"
 )
+
+// lockWait is for a predecessor that was killed and is not quite gone.
+const lockWait = 15 * time.Second
+
+// newApp makes the App of a configuration, without parts.
+func newApp(cfg *edgeconfig.Config) *App {
+	a := &App{
+		base: &base{config: cfg}, reporters: &reporters{}, kubelet: &kubelet{config: cfg}, uplink: &uplink{},
+		metrics: prometheus.NewRegistry(), keys: []string{packageKeys, ownKeys},
+	}
+	a.rescue = newRescue(a.uplink.open)
+	return a
+}
 
 // New reads the identity, opens the store and makes every part. It starts no module.
 func New(ctx context.Context, cfg *edgeconfig.Config, options ...Option) (*App, error) {
-	a := &App{config: cfg, metrics: prometheus.NewRegistry(), keys: []string{packageKeys, ownKeys}}
-	a.rescue = newRescue(a.dialCloud)
+	a := newApp(cfg)
 	for _, o := range options {
 		o(a)
 	}
@@ -73,72 +88,80 @@ func New(ctx context.Context, cfg *edgeconfig.Config, options ...Option) (*App, 
 	return a, nil
 }
 
-// A part is a line of the wiring: modules that are enabled together.
-type part struct {
-	on   bool
-	make func() ([]beehive.Entry, error)
-}
-
-// wiring returns the parts of edgecore, in the order in which they start. A part is made when those
-// above it have been.
-func (a *App) wiring() []part {
-	c := a.config.Modules
-	return []part{
-		{true, a.storeParts},
+// assemble makes the wings, each from those that it needs, and the runner of their modules.
+func (a *App) assemble() error {
+	b, r, tested := a.base, a.reporters, newProbation(a.base)
+	a.site = newSite(b, func() bool { return a.core.meta.Linked() })
+	a.core = newCore(b, r, a.kubelet, a.site.corrector(), a.local())
+	api := a.core.serving(b, r)
+	network := a.site.network(b, a.core, r, tested)
+	var err error
+	if a.agents, err = newAgents(b, a.core, r, tested, a.rescue, worksConfig{
+		keys: a.keys, file: func() string { return a.file }, restart: a.switching.start, kubelet: a.kubelet, uplink: a.uplink,
+	}); err != nil {
+		return err
+	}
+	if a.optional, err = newOptional(b, a.core, r, a.site, a.agents.drain, a.kubelet, a.uplink); err != nil {
+		return err
+	}
+	if a.link, err = newLink(b, a.core, r, a.site, a.optional, a.uplink, linkConfig{a.protocols, a.rescue, a.streams()}); err != nil {
+		return err
+	}
+	view, services, err := a.site.newServices(b, a.core, r, tested)
+	if err != nil {
+		return err
+	}
+	pods, err := newPods(b, a.core, a.kubelet, podsConfig{a.site, view, a.agents.kept, a.optional.apps != nil})
+	if err != nil {
+		return err
+	}
+	ending, err := newShutdown(b, a.core, a.agents, a.kubelet)
+	if err != nil {
+		return err
+	}
+	notify, err := a.notify()
+	if err != nil {
+		return err
+	}
+	return a.run(
+		a.core.objects(b, a.kubelet),
 		// The first active module, and the last to stop: it records the others.
-		{true, a.flightRecorderParts},
-		{c.EdgeAPI.Enable, a.apiParts},
-		{true, a.notifyParts},
+		a.agents.recording,
+		api,
+		// After the socket of `edgecore status`.
+		notify,
 		// Before the modules with claims.
-		{a.probation != nil, a.probationParts},
+		probationOf(tested),
 		// Before the link and the kubelet: the devices of a site need neither to find each other.
-		{a.on.site, a.siteParts},
-		// Only with a kubelet: an edgecore without one, as in tests, must not change the machine's
-		// network.
-		{c.PodNetwork.Enable && c.Edged.Enable && c.EdgeAPI.Enable, a.podNetworkParts},
+		a.site.contacting(),
+		network,
 		// Before the link: the store has the desired routes, and the path to the cloud may depend
 		// on them.
-		{c.Route.Enable, a.routeParts},
-		{!c.Route.Enable, a.routeOffParts},
+		a.agents.routing,
 		// Before the kubelet: when a device boots, the store's pods are those of the boot before.
-		{c.VIP.Enable, a.vipParts},
+		a.agents.balancing,
 		// Before the link too: a local request does not need it, and after a boot a running
 		// operation is completed.
-		{c.Drain.Enable, a.drainParts},
-		{c.Apps.Enable, a.appParts},
-		{c.ClusterStats.Enable, a.statsParts},
-		{c.AppLogs.Enable, a.logParts},
-		{c.NodeMetrics.Enable && c.EdgeHub.Enable, a.nodeMetricsParts},
-		{c.EdgeHub.Enable, a.hubParts},
-		{a.followsPool(), a.switchParts},
-		{c.Passthrough.Enable, a.passthroughParts},
+		a.agents.operating,
+		a.optional.reporting,
+		a.link.linking,
+		a.site.switching(b),
+		a.optional.passing,
 		// Before the kubelet: a device that boots offline has the rules before its first pod.
-		{c.Marks.Enable, a.marksParts},
+		a.optional.marking,
 		// After the link: at its first boot a device has no objects to serve before that. Before
 		// the kubelet: rules and names are available when its pods start.
-		{c.EdgeAPI.Enable, a.serviceParts},
-		{c.StatusServer.Enable, a.statusServerParts},
-		{c.Edged.Enable, a.edgedParts},
+		services,
+		a.optional.serving,
+		pods.running,
 		// Last: it stops the kubelet and has virtual IPs handed over.
-		{c.Edged.Enable || c.VIP.Enable, a.shutdownParts},
-	}
+		ending,
+	)
 }
 
-// assemble makes the parts.
-func (a *App) assemble() error {
-	a.newContact()
-	a.newMeta()
-	var entries []beehive.Entry
-	for _, p := range a.wiring() {
-		if !p.on {
-			continue
-		}
-		made, err := p.make()
-		if err != nil {
-			return err
-		}
-		entries = append(entries, made...)
-	}
+// run makes the runner of modules, which start in this order.
+func (a *App) run(modules ...[]beehive.Entry) error {
+	entries := slices.Concat(modules...)
 	if at := a.config.Health.Listen; at != "" {
 		// Made last, since it checks all others, and started first: health is requested most while
 		// a device starts.
@@ -151,11 +174,22 @@ func (a *App) assemble() error {
 	return a.registerMetrics()
 }
 
+// notify tells systemd that edgecore runs.
+func (a *App) notify() ([]beehive.Entry, error) {
+	dog, err := watchdog.New()
+	if err != nil {
+		return nil, err
+	}
+	dog.Watch(a.live())
+	a.dog = dog
+	return []beehive.Entry{restarted(sdnotify.New(dog))}, nil
+}
+
 // Run starts the parts in order and serves until ctx ends or one of them fails permanently.
 func (a *App) Run(ctx context.Context) error {
 	log := klog.FromContext(ctx)
 	log.Info("Starting edgecore", "version", version.Skerry(), "kubernetes", version.Kubernetes(), "node", a.node)
-	a.clearSwitchedOff(ctx, netif.CNIConfigs)
+	clearSwitchedOff(ctx, a.config, netif.CNIConfigs)
 	running, cancel := context.WithCancel(ctx)
 	defer cancel()
 	a.switching.begin(cancel)
@@ -171,11 +205,32 @@ func (a *App) Run(ctx context.Context) error {
 }
 
 func (a *App) registerMetrics() error {
-	all := []prometheus.Collector{collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), busCollector{a.runner}, a.api.Metrics(), recovery.Metric()}
-	for _, c := range append(all, a.collectors...) {
+	all := []prometheus.Collector{collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), busCollector{a.runner}, a.core.api.Metrics(), recovery.Metric()}
+	for _, c := range slices.Concat(all, a.agents.collectors, a.optional.collectors, a.link.collectors) {
 		if err := a.metrics.Register(c); err != nil {
 			return fmt.Errorf("registering metrics: %w", err)
 		}
 	}
 	return nil
+}
+
+// Wiring returns the modules that edgecore would run with a configuration. It opens no files.
+func Wiring(cfg *edgeconfig.Config) (beehive.Wiring, error) {
+	c := *cfg
+	if len(c.Modules.EdgeHub.Servers) == 0 {
+		c.Modules.EdgeHub.Servers = []string{"localhost"} // any will do: it is not dialled
+	}
+	a := newApp(&c)
+	a.identity, a.dialer = &join.Identity{}, undialled{}
+	if err := a.assemble(); err != nil {
+		return beehive.Wiring{}, err
+	}
+	return a.runner.Wiring(), nil
+}
+
+// undialled is the dialer of an edgecore that won't run.
+type undialled struct{}
+
+func (undialled) Dial(context.Context, string) (link.Conn, error) {
+	return nil, errors.New("this edgecore does not run")
 }

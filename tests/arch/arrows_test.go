@@ -32,8 +32,6 @@ var cyclic = map[string]int{
 
 	"common/tunnel": 2,
 
-	"edge/app": 1,
-
 	"edge/cmd/edgecore": 2,
 
 	"edge/internal/agents/drain": 2,

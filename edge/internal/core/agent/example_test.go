@@ -70,7 +70,7 @@ func Example() {
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "banner"}, Data: map[string]string{"text": "Line 3"},
 	}
 	api.Put(t, "configmaps", text)
-	// In edgecore this is a line of the table in edge/app.
+	// In edgecore this is a line of a wing's constructor in edge/app.
 	runner, err := beehive.NewRunner(beehive.Config{}, []beehive.Entry{{
 		Module: newBanner("edge1", api.Config(), shown), Groups: []message.Group{linkstate.Agents},
 		Restart: beehive.OnFailure(beehive.Backoff{}),
