@@ -38,6 +38,15 @@ func TestEveryday_13_NetworkComesLate(t *testing.T) {
 	s := newSystem(t)
 	ns := s.Namespace()
 	pod := s.pod(ns, "bare", "edge1")
+	resolver := func(ctx context.Context, file string) error {
+		return s.Trial.Set(ctx, "edge1", []string{"modules.edged.kubelet.resolvConf=" + file})
+	}
+	t.Cleanup(func() {
+		if err := resolver(context.WithoutCancel(t.Context()), `""`); err != nil {
+			t.Error(err)
+		}
+	})
+	s.Check(resolver(t.Context(), "/run/dhcp/resolv.conf")) // where no server answers, it is not there
 	s.waitLinked("edge1")
 	for name, c := range map[string]struct {
 		lease lab.Lease

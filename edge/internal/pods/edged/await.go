@@ -57,7 +57,7 @@ func (m *Module) await(ctx context.Context) error {
 	for _, n := range m.config.Needs {
 		needs = append(needs, n)
 	}
-	return m.awaitAll(ctx, needs)
+	return m.awaitAll(ctx, append(needs, m.dropState))
 }
 
 func (m *Module) hold(ctx context.Context) error {

@@ -81,12 +81,13 @@ type Config struct {
 
 // Module is the kubelet as a module.
 type Module struct {
-	config  Config
-	server  *options.KubeletServer
-	local   *localClient
-	gate    *gate
-	periods []Period
-	images  string // the container runtime's own image service
+	config   Config
+	server   *options.KubeletServer
+	local    *localClient
+	gate     *gate
+	periods  []Period
+	images   string    // the container runtime's own image service
+	resolver *resolver // nil: pods get no name servers of the device
 
 	mu      sync.Mutex
 	ran     bool
@@ -111,6 +112,10 @@ func New(config Config) (*Module, error) {
 	}
 	if config.ImageService != "" {
 		server.ImageServiceEndpoint = config.ImageService
+	}
+	if server.ResolverConfig != "" {
+		m.resolver = &resolver{configured: server.ResolverConfig, dir: m.RootDir()}
+		server.ResolverConfig = m.resolver.path()
 	}
 	return m, nil
 }
@@ -191,6 +196,16 @@ func (m *Module) serve(ctx context.Context, ready func()) error {
 	reload(ctx.Done()) // returns at once
 	deps.Auth = &localAuth{AuthInterface: auth, local: m.local}
 	klog.FromContext(ctx).Info("Starting the kubelet", "node", m.config.NodeName, "runtime", s.ContainerRuntimeEndpoint)
+	if m.resolver != nil {
+		if _, err := m.resolver.point(); err != nil {
+			klog.FromContext(ctx).Error(err, "Failed to link the kubelet's resolv.conf, retrying: no pod starts")
+		}
+		var link sync.WaitGroup
+		defer link.Wait()
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel()
+		link.Go(func() { m.resolver.run(ctx) })
+	}
 	ready()
 	if err := app.Run(ctx, s, deps, utilfeature.DefaultFeatureGate); err != nil && ctx.Err() == nil {
 		return fmt.Errorf("running the kubelet: %w", err)
