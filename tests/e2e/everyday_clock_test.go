@@ -60,12 +60,14 @@ func (c deviceClock) set(at time.Time) {
 
 // TestEveryday_12: a device without a battery boots in 1970, its containerd too, with no link. Its
 // pod is Ready then, also after its container has ended; and it stays so when the clock is put
-// right, when it is set back by a month, and when a container ends after that.
+// right, when it is set back by a month, and when a container ends after that; also with a
+// readiness probe, of which the kubelet knows no result.
 func TestEveryday_12_ContainersOfAnEarlierClock(t *testing.T) {
 	const node = "edge1"
 	s := newSystem(t)
 	ns := s.Namespace()
-	pod := s.pod(ns, "dusk", node)
+	s.Apply(ns, islander("dusk", node)+"    readinessProbe: {httpGet: {path: /healthz, port: 8080}, periodSeconds: 1}\n")
+	pod := &s.WaitPods(ns, "app=dusk", node, 1)[0]
 	clock := s.deviceClock(node)
 	// Where its container is to end first, it is asked for that until it has.
 	ready := func(when string, least int32) {
@@ -91,6 +93,15 @@ func TestEveryday_12_ContainersOfAnEarlierClock(t *testing.T) {
 	ready("the clock is right", 2)
 	clock.set(time.Now().AddDate(0, -1, 0))
 	ready("a month back, its container has ended", 3)
+	clock.set(time.Now().AddDate(0, -2, 0))
+	s.Kill(node, "edgecore") // it forgets that probes have succeeded
+	s.Start(node, "edgecore")
+	s.waitDevice(node, ns, "dusk", func(p *corev1.Pod) error {
+		if p.UID != pod.UID || !suite.PodReady(*p) || restarts(*p) < 4 { // until then it is Ready by the last kubelet's report
+			return fmt.Errorf("two months back, with another kubelet: uid %s, restarts %d: %+v", p.UID, restarts(*p), p.Status.ContainerStatuses)
+		}
+		return nil
+	})
 	clock.set(time.Now())
 	s.Heal(node)
 	s.WaitReady(node, true)

@@ -8,6 +8,10 @@
 // dead containers and sandboxes that hide their successors: before the kubelet starts, and while
 // the clock is behind the existing containers.
 //
+// Nor does the kubelet probe a container before the clock has passed its start (prober.worker): one
+// that waits for its first success is not Ready until then. Such a container is stopped, if its pod
+// is to run always, and the kubelet starts it again.
+//
 // It has no state and sets no clock. It removes only dead containers, and none that the kubelet
 // needs to know that a container must not run again. While the clock is right it does not call the
 // runtime. Module.Mend and Run may be called by different goroutines.
@@ -17,6 +21,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -45,6 +50,8 @@ const (
 	slack = time.Second
 	// mendTimeout bounds one check and its removals.
 	mendTimeout = time.Minute
+	// stopSeconds is how long a container has after SIGTERM.
+	stopSeconds = 10
 )
 
 // Config configures a Module.
@@ -127,7 +134,7 @@ func (m *Module) Mend(ctx context.Context) error {
 		return err
 	}
 	plan := Plan(state)
-	err = remove(ctx, runtime, plan)
+	err = errors.Join(remove(ctx, runtime, plan), stop(ctx, runtime, plan.Stops))
 	if n := len(plan.Sandboxes) + len(plan.Containers); n > 0 {
 		klog.FromContext(ctx).Info("Removed dead containers with later creation times than their successors: the clock was set back",
 			"sandboxes", len(plan.Sandboxes), "containers", len(plan.Containers), "now", state.Now, "err", err)
@@ -139,6 +146,18 @@ func (m *Module) Mend(ctx context.Context) error {
 		m.newest = state.Now
 	}
 	return err
+}
+
+// stop stops containers, each with its own time.
+func stop(ctx context.Context, runtime runtimev1.RuntimeServiceClient, ids []string) error {
+	var errs []error
+	for _, id := range ids {
+		klog.FromContext(ctx).Info("Stopping a container that the kubelet would not probe before the clock has passed its start: the clock was set back", "container", id)
+		if _, err := runtime.StopContainer(ctx, &runtimev1.StopContainerRequest{ContainerId: id, Timeout: stopSeconds}); err != nil {
+			errs = append(errs, fmt.Errorf("stopping container %s: %w", id, err))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 func remove(ctx context.Context, runtime runtimev1.RuntimeServiceClient, plan Removal) error {
@@ -199,6 +218,7 @@ func (m *Module) read(ctx context.Context, runtime runtimev1.RuntimeServiceClien
 			ID: c.Id, Sandbox: c.PodSandboxId, Pod: podOfSandbox[c.PodSandboxId], Name: c.GetMetadata().GetName(), Attempt: c.GetMetadata().GetAttempt(),
 			Created: time.Unix(0, c.CreatedAt), Dead: c.State == runtimev1.ContainerState_CONTAINER_EXITED,
 		}
+		one.Unproven = c.State == runtimev1.ContainerState_CONTAINER_RUNNING && s.Pods[one.Pod].Unproven[one.Name]
 		if one.Dead && s.Pods[one.Pod].Policy == corev1.RestartPolicyOnFailure {
 			status, err := runtime.ContainerStatus(ctx, &runtimev1.ContainerStatusRequest{ContainerId: c.Id})
 			if err != nil {
@@ -215,6 +235,14 @@ func podOf(p *corev1.Pod) Pod {
 	pod := Pod{Policy: p.Spec.RestartPolicy, Ended: p.Status.Phase == corev1.PodSucceeded || p.Status.Phase == corev1.PodFailed}
 	for _, c := range p.Spec.InitContainers {
 		pod.Init = append(pod.Init, c.Name)
+	}
+	pod.Unproven = map[string]bool{}
+	for _, c := range slices.Concat(p.Spec.InitContainers, p.Spec.Containers) {
+		for _, status := range slices.Concat(p.Status.InitContainerStatuses, p.Status.ContainerStatuses) {
+			if status.Name == c.Name && status.State.Running != nil {
+				pod.Unproven[c.Name] = c.StartupProbe != nil && (status.Started == nil || !*status.Started) || c.ReadinessProbe != nil && !status.Ready
+			}
+		}
 	}
 	return pod
 }

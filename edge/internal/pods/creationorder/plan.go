@@ -26,6 +26,8 @@ type Container struct {
 	Created     time.Time
 	Dead        bool
 	ExitCode    int32 // of a dead one of a pod with restartPolicy OnFailure; of others it doesn't matter
+	// Unproven: it runs and waits for the success of a probe.
+	Unproven bool
 }
 
 // Pod has the relevant fields of a pod of the device.
@@ -34,6 +36,8 @@ type Pod struct {
 	Ended  bool // Succeeded or Failed: the kubelet starts none of its containers
 	// Init are its init containers: all of them run again in a new sandbox, whatever they returned.
 	Init []string
+	// Unproven are the containers that wait for the success of a probe, by name.
+	Unproven map[string]bool
 }
 
 // State is the input of Plan.
@@ -49,7 +53,13 @@ type State struct {
 type Removal struct {
 	Sandboxes  []string
 	Containers []string
+	// Stops are containers that run, and that the kubelet shall start again.
+	Stops []string
 }
+
+// patience is by how much a running container may be younger than now before it is stopped: less
+// than that passes while it is stopped.
+const patience = 30 * time.Second
 
 // Plan returns the dead that hide later ones, existing or future: the kubelet takes the one with
 // the latest CreatedAt for a pod's last.
@@ -76,6 +86,9 @@ func Plan(s State) (r Removal) {
 		})
 		if c.Dead && hides && !gone[c.Sandbox] && s.restarts(c.Pod) && !s.needed(c) {
 			r.Containers = append(r.Containers, c.ID)
+		}
+		if !c.Dead && c.Unproven && c.Created.After(s.Now.Add(patience)) && s.restarts(c.Pod) && s.Pods[c.Pod].Policy == corev1.RestartPolicyAlways {
+			r.Stops = append(r.Stops, c.ID)
 		}
 	}
 	return r

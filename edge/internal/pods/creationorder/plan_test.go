@@ -23,6 +23,7 @@ func TestPlan(t *testing.T) {
 		c.Dead = false
 		return c
 	}
+	unproven := func(c creationorder.Container) creationorder.Container { c.Unproven = true; return c }
 	success := func(c creationorder.Container) creationorder.Container { c.ExitCode = 0; return c }
 	box := func(id string, attempt uint32, hour int, ready bool) creationorder.Sandbox {
 		return creationorder.Sandbox{ID: id, Pod: "p", Attempt: attempt, Created: at(hour), Ready: ready}
@@ -42,6 +43,9 @@ func TestPlan(t *testing.T) {
 		"a boot in the past":         {1, &always, boxes{box("sa", 0, 100, false)}, containers{dead("a", 0, 100)}, creationorder.Removal{Sandboxes: []string{"sa"}}},
 		"a boot a moment too early":  {99, &always, boxes{box("sa", 0, 100, false)}, containers{dead("a", 0, 100)}, creationorder.Removal{Sandboxes: []string{"sa"}}},
 		"what runs stays":            {1, &always, boxes{box("sa", 0, 100, true)}, containers{alive("a", 0, 100)}, creationorder.Removal{}},
+		"it would not be probed":     {1, &always, boxes{box("sa", 0, 100, true)}, containers{unproven(alive("a", 0, 100))}, creationorder.Removal{Stops: []string{"a"}}},
+		"it is about to be probed":   {100, &always, boxes{box("sa", 0, 100, true)}, containers{unproven(alive("a", 0, 100))}, creationorder.Removal{}},
+		"one that runs once":         {1, &onFailure, boxes{box("sa", 0, 100, true)}, containers{unproven(alive("a", 0, 100))}, creationorder.Removal{}},
 		"one died after a step back": {50, &always, boxes{box("sa", 0, 100, true)}, containers{dead("a", 0, 100)}, creationorder.Removal{Containers: []string{"a"}}},
 		"the clock is right again, the kubelet wants the second a second time": {
 			200, &always, boxes{box("sa", 0, 100, false), box("sb", 1, 1, true)}, containers{dead("a", 0, 100), alive("b", 1, 1)}, creationorder.Removal{Sandboxes: []string{"sa"}},
