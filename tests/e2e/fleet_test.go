@@ -133,7 +133,8 @@ func (f *fleet) slotsOf(node string) (s slots) {
 	return s
 }
 
-// longestGap is the longest time that edge1 was seen without a link, until stop is called.
+// longestGap is the longest time that edge1 was seen without a link, by its own status, until stop
+// is called.
 func (f *fleet) longestGap() (stop func() time.Duration) {
 	ctx, cancel := context.WithCancel(f.T.Context())
 	gap := make(chan time.Duration, 1)
@@ -146,7 +147,7 @@ func (f *fleet) longestGap() (stop func() time.Duration) {
 			}
 			select {
 			case <-ctx.Done():
-			case <-time.After(50 * time.Millisecond):
+			case <-time.After(20 * time.Millisecond):
 			}
 		}
 		gap <- longest
@@ -167,7 +168,7 @@ func containers(pods []corev1.Pod) map[string]string {
 }
 
 // A device with ten pods gets another version: its containers are the same, and the link is away
-// for some seconds.
+// for at most 5 s.
 func TestFleet_04_UpgradeRestartsNoContainer(t *testing.T) {
 	f := newSystem(t).fleet()
 	ns := f.Namespace()
@@ -194,8 +195,7 @@ func TestFleet_04_UpgradeRestartsNoContainer(t *testing.T) {
 		}
 	}
 	t.Logf("the link was away for %v; %d bytes were fetched for a program of %d", away.Round(100*time.Millisecond), target.Length, target.Size)
-	// The promise is 5 s, which make bench measures; this machine may have other things to do.
-	if away > 30*time.Second {
+	if away > 5*time.Second {
 		t.Errorf("the link was away for %v", away)
 	}
 	if u := o.Status.Upgrade; u == nil || u.Digest != target.Digest || u.Fetched != target.Length || u.Starts != 1 {
