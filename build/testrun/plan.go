@@ -41,11 +41,12 @@ const (
 // longer is left out by all and run by long: each takes a whole machine for minutes. all runs
 // another part of each but kube-vip, which must be compiled: that has the tests of
 // cloud/install/kubevip. Of the real machine all plays three scenarios, and long all.
-const longer = `^TestTraps_09_VIPsWithIPVS$/^the_others$|^TestOrder_14_ShortCampaigns$/^seed_(2|14)$|^TestServices_14_KubeVIP$|^TestEveryday_21_NoPodIsMissingAfterPressureAndShutdowns$/^long$|^TestHostile_05_QuotasAnswer429WithRetryAfter$/^events_for_a_minute$|^TestEveryday_(02_19|03|04)_RealMachine.*$`
+const longer = `^TestTraps_09_VIPsWithIPVS$/^the_others$|^TestOrder_14_ShortCampaigns$/^seed_(2|14)$|^TestServices_14_KubeVIP$|^TestEveryday_21_NoPodIsMissingAfterPressureAndShutdowns$/^long$|^TestHostile_05_QuotasAnswer429WithRetryAfter$/^events_for_a_minute$|^Test(Everyday_(02_19|03|04)|Operate_11)_RealMachine.*$`
 
-// again is run by all in a short form and by long in full: reboots one after the other, and real
-// minutes; and each boot of a real machine. Those tests ask for longVariable and minuteVariable.
-const again = `^TestEveryday_(06|07|08|11|14)_.*$|^Test(Everyday|Fleet)_.*_RealMachine.*$`
+// again is run by all in a short form and by long in full: reboots one after the other, real
+// minutes, and 50 healthy pods; and each boot of a real machine. Those tests ask for longVariable
+// and minuteVariable.
+const again = `^TestEveryday_(06|07|08|11|14)_.*$|^TestOperate_10_RehearsalPredictsAnOfflineReboot$|^Test(Everyday|Fleet)_.*_RealMachine.*$`
 
 var (
 	// needsRoot matches packages of tests/ that make namespaces, control planes or kernels.

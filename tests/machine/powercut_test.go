@@ -38,6 +38,7 @@ func TestEveryday_23_PowerIsCutRightAfterPodsStarted(t *testing.T) {
 	if now := s.run("cat /proc/sys/kernel/random/boot_id"); now == boot {
 		t.Error("the machine has not booted")
 	}
+	s.recordsPowerLoss()
 	s.heal()
 	t.Log(s.run("journalctl --boot --unit edgecore --no-pager | grep -E 'Deleted files|Removed an image' | cut -c -300; true"))
 }

@@ -191,7 +191,7 @@ func TestBegan(t *testing.T) {
 	}
 }
 
-func TestReadMachine(t *testing.T) {
+func TestOperate_11_PanicAndWatchdog(t *testing.T) {
 	root := t.TempDir()
 	for path, text := range map[string]string{
 		"sys/fs/pstore/dmesg-ramoops-0":           "Oops#1\n<0>[  12.3] Kernel panic - not syncing: Fatal exception\n",
