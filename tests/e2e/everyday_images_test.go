@@ -67,6 +67,38 @@ func (s *system) pinned(ctx context.Context, node string) (names []string, err e
 	return names, nil
 }
 
+// collectImages has the kubelet of a device without a link collect all images that it may, which is
+// the first of its remedies for a full disk, and waits until one that is unused is gone. The device
+// then has room again; pods that were evicted meanwhile run again.
+func (s *system) collectImages(node string) {
+	s.T.Helper()
+	const unused = "skerry.local/unused:1"
+	s.bringImage(node, unused) // before the kubelet starts again: one that it finds is old enough
+	set := func(ctx context.Context, free, period, age string) error {
+		return s.Trial.Set(ctx, node, []string{
+			fmt.Sprintf(`modules.edged.kubelet.evictionHard={"memory.available":"100Mi","nodefs.available":%q,"imagefs.available":%[1]q}`, free),
+			"modules.edged.kubelet.evictionPressureTransitionPeriod=" + period,
+			"modules.edged.kubelet.imageMinimumGCAge=" + age,
+		})
+	}
+	usual := func(ctx context.Context) error { return set(ctx, "1%", "5m", "2m") }
+	restored := false
+	s.T.Cleanup(func() {
+		if !restored {
+			s.Check(usual(context.Background()))
+		}
+	})
+	s.Check(set(s.T.Context(), "99%", "1s", "1ms")) // more than is ever free
+	s.WaitFor("an unused image to be collected", func(context.Context) error {
+		if slices.Contains(s.images(node), unused) {
+			return errors.New("it is there")
+		}
+		return nil
+	})
+	s.Check(usual(s.T.Context()))
+	restored = true
+}
+
 // TestEveryday_11: of all images, the kubelet may collect the unused one; those of the sandbox, of
 // pods and of an application's content it may not. A sandbox image that was removed behind its back
 // is put back, and where that happened before a reboot without a link, the pods run after it. Where

@@ -309,8 +309,8 @@ stringData: {.dockerconfigjson: '{"auths": {"`+registry.Address+`": {"username":
 	if o := f.waitOperation("foreign", "refused", ended); !isDone(v1alpha1.OperationRefused)(o) {
 		t.Errorf("with a Secret that no pod refers to: %+v", o.Status)
 	}
-	f.Apply(ns, strings.Replace(samplePod("refers", "edge1"), "  dnsPolicy", "  imagePullSecrets: [{name: registry}]\n  dnsPolicy", 1))
-	f.WaitPods(ns, "app=refers", "edge1", 1)
+	f.Apply(ns, strings.Replace(islander("refers", "edge1"), "  dnsPolicy", "  imagePullSecrets: [{name: registry}]\n  dnsPolicy", 1))
+	refers := f.WaitPods(ns, "app=refers", "edge1", 1)[0]
 
 	pull("pull")
 	f.WaitFor("a pull to be under way", func(context.Context) error {
@@ -322,14 +322,20 @@ stringData: {.dockerconfigjson: '{"auths": {"`+registry.Address+`": {"username":
 	f.Cut("edge1")
 	r.Slow(nil)
 	f.onHost("edge1", "pkill", "-KILL", "-x", "edgecore")
-	f.WaitFor("the image", func(context.Context) error { return f.missing("edge1", image) })
+	f.WaitFor("the image to be kept", func(ctx context.Context) error {
+		names, err := f.pinned(ctx, "edge1")
+		if err == nil && !slices.Contains(names, image) {
+			err = fmt.Errorf("the kubelet may collect it: %q", names)
+		}
+		return err
+	})
+	f.collectImages("edge1")
+	f.Check(f.missing("edge1", image, sandboxImage, "skerry.local/sample:1"))
+	f.waitRunningHere("edge1", refers)
 	f.Heal("edge1")
 	o := f.waitOperation("pull", "pulled", ended)
 	if i := o.Status.Images; !isDone(v1alpha1.OperationPulled)(o) || len(i) != 1 || !i[0].Pulled || !i[0].Kept {
 		t.Errorf("%+v", o.Status)
-	}
-	if names, err := f.pinned(t.Context(), "edge1"); err != nil || !slices.Contains(names, image) {
-		t.Errorf("the kubelet may collect %s: %q, %v", image, names, err)
 	}
 	begun, _, _ := r.Counts()
 	pull("again")

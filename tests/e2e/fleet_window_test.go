@@ -1,6 +1,7 @@
 package e2e_test
 
 import (
+	"context"
 	"encoding/binary"
 	"fmt"
 	"os"
@@ -21,8 +22,8 @@ func zone(offset int) []byte {
 }
 
 // The window is that of the device's own time zone: one that is open by the cloud's clock alone has
-// the device fetch and wait, and one that is open by the device's alone does not. The link comes
-// late for that.
+// the device fetch and wait. Of one that opens soon by the device's clock it learns late, when its
+// link is back; it switches as that opens, and not before.
 func TestFleet_22_WindowIsTheDevicesOwn(t *testing.T) {
 	f := newSystem(t).fleet()
 	const offset = 5*60*60 + 45*60 // Nepal's
@@ -31,16 +32,17 @@ func TestFleet_22_WindowIsTheDevicesOwn(t *testing.T) {
 	f.Check(os.WriteFile(localtime, zone(offset), 0o644))
 	t.Cleanup(func() { f.Check(os.Remove(localtime)) })
 	f.restarted("edge1", "TERM")
-	window := func(zone *time.Location) string {
-		at := func(d time.Duration) string { return time.Now().In(zone).Add(d).Format("15:04") }
-		return fmt.Sprintf(`, window: {start: %q, end: %q}`, at(-time.Hour), at(time.Hour))
+	window := func(zone *time.Location, opens time.Time) string {
+		at := func(d time.Duration) string { return opens.In(zone).Add(d).Format("15:04") }
+		return fmt.Sprintf(`, window: {start: %q, end: %q}`, at(0), at(2*time.Hour))
 	}
-	target := f.add("v9.6.0", f.another("v9.6.0"), nil)
-	f.upgrade("cloud-time", "v9.6.0", window(time.UTC))
-	o := f.waitOperation("cloud-time", "fetched", func(o *v1alpha1.NodeOperation) bool {
+	waits := func(o *v1alpha1.NodeOperation) bool {
 		c := o.Status.Conditions
 		return len(c) > 0 && strings.Contains(c[0].Message, "waits for its window") || ended(o)
-	})
+	}
+	target := f.add("v9.6.0", f.another("v9.6.0"), nil)
+	f.upgrade("cloud-time", "v9.6.0", window(time.UTC, time.Now().Add(-time.Hour)))
+	o := f.waitOperation("cloud-time", "fetched", waits)
 	if ended(o) || o.Status.Upgrade.Fetched != target.Length {
 		t.Errorf("before its window: %+v", o.Status)
 	}
@@ -52,8 +54,23 @@ func TestFleet_22_WindowIsTheDevicesOwn(t *testing.T) {
 
 	f.Cut("edge1")
 	f.waitUnlinked("edge1")
-	f.upgrade("own-time", "v9.6.0", window(time.FixedZone("own", offset)))
+	// A window begins with a minute: it is the next one that leaves time to see the device wait.
+	opens := time.Now().Add(90 * time.Second).Truncate(time.Minute)
+	f.upgrade("own-time", "v9.6.0", window(time.FixedZone("own", offset), opens))
 	f.Heal("edge1")
+	if o := f.waitOperation("own-time", "waiting", waits); ended(o) {
+		t.Errorf("before its window: %+v", o.Status)
+	}
+	f.WaitFor("the switch", func(context.Context) error {
+		now := time.Now()
+		switch s := f.slots(); {
+		case s.Trial.Digest == "" && s.Confirmed.Digest == "":
+			return fmt.Errorf("there is none, %v before the window", time.Until(opens))
+		case now.Before(opens):
+			t.Errorf("switched %v before the window: %+v", opens.Sub(now), s)
+		}
+		return nil
+	})
 	if o := f.waitOperation("own-time", "confirmed", ended); !isDone(v1alpha1.OperationConfirmed)(o) {
 		t.Errorf("in its window: %+v", o.Status)
 	}
