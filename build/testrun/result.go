@@ -24,6 +24,7 @@ type result struct {
 	Machine     machine     `json:"machine"` // all of it, with the kernel's own threads and whatever else runs there
 	Rows        []row       `json:"rows,omitempty"`
 	Slow        []timedTest `json:"slow,omitempty"`
+	Waits       []wait      `json:"waits,omitempty"` // that tests logged
 	// Jobs is how long each took.
 	Jobs map[string]seconds `json:"jobs,omitempty"`
 }
@@ -180,7 +181,18 @@ func (r result) writeTables(out io.Writer) error {
 	for _, t := range r.slowest(len(r.Slow)) {
 		fmt.Fprintf(b, "| %s | %s | %v |\n", t.Test, t.Package, t.Seconds)
 	}
+	fmt.Fprintf(b, "\nTests waited %v s for conditions:\n\n| condition | test | s |\n| --- | --- | ---: |\n", total(r.Waits))
+	for _, w := range slices.SortedFunc(slices.Values(r.Waits), func(a, b wait) int { return cmp.Compare(b.Seconds, a.Seconds) }) {
+		fmt.Fprintf(b, "| %s | %s %s | %v |\n", strings.ReplaceAll(w.For, "|", "/"), w.Package, w.Test, w.Seconds)
+	}
 	return b.Flush()
+}
+
+func total(waits []wait) (all seconds) {
+	for _, w := range waits {
+		all += w.Seconds
+	}
+	return all
 }
 
 func startsText(starts map[string]int) string {

@@ -262,6 +262,10 @@ func (r *runner) add(s *summary) {
 	for _, t := range s.slow {
 		r.result.Slow = append(r.result.Slow, timedTest{r.within(t.Package), t.Test, t.Seconds})
 	}
+	for _, w := range s.waits {
+		w.Package = r.within(w.Package)
+		r.result.Waits = append(r.result.Waits, w)
+	}
 }
 
 // secondTries runs the tests that failed once more, one package after the other and without any

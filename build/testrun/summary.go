@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -47,6 +48,9 @@ const (
 	long = 10 * time.Second
 )
 
+// waited matches a log line of a wait.
+var waited = regexp.MustCompile(`: waited ([0-9ms.]+) for (.*)\n$`)
+
 // A summary reads the output of `go test -json`, prints the parts that matter to a person, and
 // counts.
 type summary struct {
@@ -63,12 +67,21 @@ type summary struct {
 	ended   map[string]bool     // packages that failed and ran all their tests
 	build   map[string][]string // compiler output, by import path
 	slow    []timedTest
+	waits   []wait
 }
 
 // A timedTest is a test, without its subtests' names, and how long it ran.
 type timedTest struct {
 	Package string  `json:"package"`
 	Test    string  `json:"test"`
+	Seconds seconds `json:"seconds"`
+}
+
+// A wait is one for a condition, of a test that logs it (suite.WaitFor, package poll).
+type wait struct {
+	Package string  `json:"package"`
+	Test    string  `json:"test"`
+	For     string  `json:"for"`
 	Seconds seconds `json:"seconds"`
 }
 
@@ -141,6 +154,11 @@ func (s *summary) line(text string) {
 		s.running[id] = s.now()
 	case "output":
 		s.output[id] = append(s.output[id], e.Output)
+		if found := waited.FindStringSubmatch(e.Output); found != nil {
+			if took, err := time.ParseDuration(found[1]); err == nil {
+				s.waits = append(s.waits, wait{e.Package, e.Test, found[2], secondsOf(took)})
+			}
+		}
 		if e.Test == "" && e.Output == "FAIL\n" { // package testing prints it after the last test, not after a panic
 			s.ended[e.Package] = true
 		}

@@ -185,3 +185,23 @@ func TestSummary_listsLongTests(t *testing.T) {
 		t.Errorf("%v, (-want +got):\n%s", err, diff)
 	}
 }
+
+func TestSummary_collectsWaits(t *testing.T) {
+	s := newSummary(io.Discard, time.Now)
+	err := s.read(strings.NewReader(`{"Action":"output","Package":"p","Test":"TestA","Output":"    a_test.go:9: waited 1m3s for node edge1 to be Ready=false\n"}
+{"Action":"output","Package":"p","Test":"TestB","Output":"    a_test.go:9: waited 3m0s for a pod: there is none\n"}
+{"Action":"output","Package":"p","Test":"TestB","Output":"    a_test.go:9: it waited for a pod\n"}
+`))
+	want := []wait{{"p", "TestA", "node edge1 to be Ready=false", 63}, {"p", "TestB", "a pod: there is none", 180}}
+	if diff := cmp.Diff(want, s.waits); err != nil || diff != "" {
+		t.Errorf("%v, (-want +got):\n%s", err, diff)
+	}
+	var out strings.Builder
+	r := result{Waits: s.waits}
+	if err := r.writeTables(&out); err != nil {
+		t.Fatal(err)
+	}
+	if want := "Tests waited 243 s for conditions:\n\n| condition | test | s |\n| --- | --- | ---: |\n| a pod: there is none | p TestB | 180 |\n"; !strings.Contains(out.String(), want) {
+		t.Errorf("the tables have no\n%s\n%s", want, out.String())
+	}
+}

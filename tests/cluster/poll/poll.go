@@ -16,6 +16,10 @@ import (
 // tests. It is no measure of anything.
 const Patience = 3 * time.Minute
 
+// Long is how long a wait is that is worth a line of the test's log, which the runner's tables of
+// costs collect.
+const Long = 3 * time.Second
+
 const (
 	first = 10 * time.Millisecond
 	// share bounds the part of the time that is spent on questions: a fifth.
@@ -70,7 +74,11 @@ func wait(t testing.TB, what string, most time.Duration, try func(context.Contex
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), Patience)
 	defer cancel()
+	began := time.Now()
 	if err := Until(ctx, most, try); err != nil {
 		t.Fatalf("waited %v for %s: %v", Patience, what, err)
+	}
+	if took := time.Since(began); took > Long {
+		t.Logf("waited %v for %s", took.Round(time.Second), what)
 	}
 }

@@ -28,9 +28,6 @@ import (
 // machine may be busy.
 const Patience = 4 * time.Minute
 
-// long is the duration from which a wait is logged: waits are most of a test's time.
-const long = 3 * time.Second
-
 // FloodReason is the reason of events that a test makes by the thousand: State leaves them out.
 const FloodReason = "Flood"
 
@@ -253,7 +250,7 @@ func (s *System) WaitForIn(ctx context.Context, what string, try func(context.Co
 	if err := poll.Until(ctx, 500*time.Millisecond, try); err != nil {
 		s.T.Fatalf("waited %v for %s: %v", Patience, what, err)
 	}
-	if took := time.Since(began); took > long {
+	if took := time.Since(began); took > poll.Long {
 		s.T.Logf("waited %v for %s", took.Round(time.Second), what)
 	}
 }
