@@ -112,13 +112,17 @@ func TestSite_18_Claims_38_RevokedDeviceIsCutByItsPeers(t *testing.T) {
 	}}, metav1.CreateOptions{})
 	s.Check(err)
 	s.refuses(others, thief, "while a Node of its name is in the pool", true)
+	began, first := time.Now(), map[string]uint64{}
 	for _, o := range others {
-		_, first, err := s.contact(t.Context(), o, thief)
+		_, n, err := s.contact(t.Context(), o, thief)
 		s.Check(err)
-		began, more := time.Now(), uint64(0)
+		first[o] = n
+	}
+	for _, o := range others { // they count at the same time
+		more := uint64(0)
 		s.WaitFor(o+" to refuse further connections", func(ctx context.Context) error {
 			_, now, err := s.contact(ctx, o, thief)
-			if more = now - first; err == nil && more < 2 {
+			if more = now - first[o]; err == nil && more < 2 {
 				err = fmt.Errorf("%d were refused since", more)
 			}
 			return err
@@ -132,28 +136,32 @@ func TestSite_18_Claims_38_RevokedDeviceIsCutByItsPeers(t *testing.T) {
 	}
 }
 
-// refuses waits until devices have refused a connection twice more, have no contact with a device,
-// and have it in their site or not.
+// refuses waits until each device has refused two more connections of a device, has no contact with
+// it, and has it in its site or not. They count at the same time: the pause between two attempts
+// grows to 30 s.
 func (s *system) refuses(nodes []string, thief, when string, inSite bool) {
 	s.T.Helper()
-	for _, node := range nodes {
-		before := uint64(0)
-		ready := false
-		s.WaitFor(fmt.Sprintf("%s to refuse %s %s", node, thief, when), func(ctx context.Context) error {
+	before := map[string]uint64{}
+	s.WaitFor(fmt.Sprintf("%v to refuse %s %s", nodes, thief, when), func(ctx context.Context) error {
+		var missing error
+		for _, node := range nodes {
 			status, refused, err := s.contact(ctx, node, thief)
+			first, known := before[node]
 			switch {
 			case err != nil:
-				return err
 			case status == "Met" || (status != "") != inSite:
-				ready = false
-				return fmt.Errorf("it is %q", status)
-			case !ready:
-				before, ready = refused, true
-				return errors.New("how many were refused before was not known yet")
-			case refused < before+2:
-				return fmt.Errorf("%d connections were refused since", refused-before)
+				delete(before, node)
+				err = fmt.Errorf("it is %q", status)
+			case !known:
+				before[node] = refused
+				err = errors.New("the number of refused connections was unknown until now")
+			case refused < first+2:
+				err = fmt.Errorf("%d connections were refused since", refused-first)
 			}
-			return nil
-		})
-	}
+			if err != nil {
+				missing = errors.Join(missing, fmt.Errorf("%s: %w", node, err))
+			}
+		}
+		return missing
+	})
 }
