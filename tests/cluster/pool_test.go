@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -25,7 +26,10 @@ import (
 const helper = "SKERRY_POOL_HELPER"
 
 // The next user of a control plane finds none of the earlier objects, and all that a new one has.
+// The pool is this test's own: in a run of several test binaries another one could borrow the
+// control plane between the two.
 func TestLentControlPlaneIsAsNew(t *testing.T) {
+	t.Setenv("SKERRY_PLANES_OWNER", strconv.Itoa(os.Getpid()))
 	var server string
 	t.Run("the first", func(t *testing.T) {
 		c := cluster.Run(t)
