@@ -1,6 +1,7 @@
 package e2e_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -37,14 +38,15 @@ func TestFleet_06_BadVersionsGoBack(t *testing.T) {
 		program []byte
 		check   string
 		want    string
+		timeout string // of its health
 		hangs   bool
 	}{
 		"crash-loop":     {program: script("exit 1"), want: "EndedEarly"},
 		"no-program":     {program: []byte("this is no program"), want: "Unexecutable"},
 		"hang":           {program: script("exec sleep 100000"), want: "EndedEarly", hangs: true},
-		"no-link":        {program: script("exec " + edgecore + " --config /etc/skerry/nolink.yaml"), want: "NoLink"},
-		"never-ready":    {program: script("exec " + edgecore + " --config /etc/skerry/neverready.yaml"), want: "the node is not Ready by this process"},
-		"required-check": {program: f.another("check"), check: "exit 1", want: "check 10-site ended with 1"},
+		"no-link":        {program: script("exec " + edgecore + " --config /etc/skerry/nolink.yaml"), want: "NoLink", timeout: "15s"},
+		"never-ready":    {program: script("exec " + edgecore + " --config /etc/skerry/neverready.yaml"), want: "the node is not Ready by this process", timeout: "25s"},
+		"required-check": {program: f.another("check"), check: "exit 1", timeout: "45s", want: "check 10-site ended with 1"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := &fleet{system: &system{f.System}, repo: f.repo, program: f.program}
@@ -56,7 +58,7 @@ func TestFleet_06_BadVersionsGoBack(t *testing.T) {
 				f.Check(os.WriteFile(filepath.Join(dir, "10-site"), script(c.check), 0o755))
 				t.Cleanup(func() { _ = os.RemoveAll(dir) })
 			}
-			f.upgrade(name, version, ", healthTimeout: 1m")
+			f.upgrade(name, version, ", healthTimeout: "+cmp.Or(c.timeout, "1m"))
 			if c.hangs {
 				f.watchdog(target)
 			}
