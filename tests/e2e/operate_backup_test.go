@@ -6,7 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -113,6 +115,106 @@ spec:
 		}
 		return err
 	})
+}
+
+// The disk of edge1 is copied to edge2, which is other hardware: the cloud refuses the copy with a
+// reason that names both machines, while edge1 has its link and while it has none. Its link stays,
+// and it has its identity afterwards.
+func TestOperate_14_CopyOfADeviceIsRefused(t *testing.T) {
+	s := newSystem(t)
+	const id, kubelet, dir = "modules.edgeHub.machineID=", "modules.edged.enable=", "/var/lib/skerry"
+	// As if the firmware had this name from the beginning.
+	name := func(ctx context.Context, machine string) error {
+		_ = s.Trial.Stop(ctx, "edge1", "edgecore")
+		_, err := s.Run(ctx, "kubectl", "annotate", "lease", "-n", "kube-node-lease", "edge1", "skerry.io/machine-")
+		return errors.Join(err, s.Trial.Set(ctx, "edge1", []string{id + machine}))
+	}
+	s.Check(name(t.Context(), "hardware-1"))
+	t.Cleanup(func() { s.Check(name(context.WithoutCancel(t.Context()), `""`)) })
+	s.waitLinked("edge1")
+	s.Check(s.Trial.Stop(t.Context(), "edge1", "edgecore"))
+	s.copyDisk("edge1", "edge2", dir)
+	s.Start("edge1", "edgecore")
+	s.waitLinked("edge1")
+	since := func() (at time.Time) {
+		t.Helper()
+		s.WaitFor("the cloud to have edge1 up", func(ctx context.Context) error {
+			all, _, err := s.fleetStatus(ctx, "-l", "kubernetes.io/hostname=edge1")
+			if err != nil {
+				return err
+			}
+			if d := all["edge1"]; d.Link != "Up" || d.Since == nil { // before its kubelet's first report: NoKubelet
+				return fmt.Errorf("%+v", d)
+			}
+			at = *all["edge1"].Since
+			return nil
+		})
+		return at
+	}
+	began := since()
+	recorded := func() string {
+		t.Helper()
+		machine, _, _ := strings.Cut(s.Kubectl("get", "lease", "-n", "kube-node-lease", "edge1", "-o", `jsonpath={.metadata.annotations.skerry\.io/machine}`), " ")
+		return machine
+	}
+	original := recorded()
+	reason := regexp.MustCompile("clone: machine " + original + " has this identity, and this is machine ([0-9a-f]{16}): see docs/maintenance.md#a-clone")
+	refused := func(when string) {
+		t.Helper()
+		s.WaitFor("the copy to be refused, "+when, func(ctx context.Context) error {
+			d, err := s.deviceStatus(ctx, "edge2")
+			if err == nil && (d.Link.Linked || !reason.MatchString(d.Link.LastError) || reason.FindStringSubmatch(d.Link.LastError)[1] == original) {
+				err = fmt.Errorf("linked %t, %s", d.Link.Linked, d.Link.LastError)
+			}
+			return err
+		})
+	}
+	// Its kubelet would end edge2's pods; the link is the same without.
+	s.Check(s.Trial.Set(t.Context(), "edge2", []string{id + "hardware-2", kubelet + "false"}))
+	t.Cleanup(func() {
+		s.Check(s.Trial.Set(context.WithoutCancel(t.Context()), "edge2", []string{id + `""`, kubelet + "true"}))
+	})
+	refused("with a link of the device")
+	if out, _, _ := s.onDevice(t.Context(), "edge2", os.Environ(), nil, "status"); !reason.MatchString(out) {
+		t.Errorf("edgecore status of the copy:\n%s", out)
+	}
+	if now := since(); !now.Equal(began) {
+		t.Errorf("the device's link began at %v, and again at %v", began, now)
+	}
+
+	s.Cut("edge1")
+	s.WaitFor("the cloud to miss the device", func(ctx context.Context) error {
+		all, _, err := s.fleetStatus(ctx, "-l", "kubernetes.io/hostname=edge1")
+		if err == nil && all["edge1"].Link != "Down" {
+			err = fmt.Errorf("edge1: %+v", all["edge1"])
+		}
+		return err
+	})
+	s.Check(s.Trial.Stop(t.Context(), "edge2", "edgecore"))
+	s.Start("edge2", "edgecore")
+	refused("without a link of the device")
+	s.Heal("edge1")
+	s.waitLinked("edge1")
+	if now := recorded(); now != original || original == "" {
+		t.Errorf("the cloud has recorded machine %q, and then %q", original, now)
+	}
+}
+
+// copyDisk gives a device, until the test ends, what another one whose edgecore is stopped has in a
+// directory. It leaves the edgecore of both stopped.
+func (s *system) copyDisk(from, to, dir string) {
+	s.T.Helper()
+	own, aside := s.path(to, dir), s.path(to, dir+".own")
+	s.Check(s.Trial.Stop(s.T.Context(), to, "edgecore"))
+	s.Check(os.Rename(own, aside))
+	s.T.Cleanup(func() {
+		_ = s.Trial.Stop(context.WithoutCancel(s.T.Context()), to, "edgecore")
+		s.Check(os.RemoveAll(own))
+		s.Check(os.Rename(aside, own))
+	})
+	if out, err := exec.CommandContext(s.T.Context(), "cp", "--archive", s.path(from, dir), own).CombinedOutput(); err != nil {
+		s.T.Fatalf("copying %s: %v: %s", dir, err, out)
+	}
 }
 
 // waiting is how many writes wait in the store of a device whose edgecore is stopped.

@@ -18,12 +18,13 @@ import (
 	"github.com/skerry-io/skerry/tests/machine"
 )
 
-// TestFleet_25: systemd, its watchdog and apt are Debian's own. An upgrade restarts no container,
-// and its process notifies the watchdog. A version that ends, and at its second start hangs, is
-// killed by the watchdog and rolled back. While another one hangs, apt installs a newer package,
-// which takes precedence.
+// TestFleet_25: systemd, its watchdog and apt are Debian's own. An upgrade restarts no container of
+// ten pods, and its process notifies the watchdog. A version that ends, and at its second start
+// hangs, is killed by the watchdog and rolled back. While another one hangs, apt installs a newer
+// package, which takes precedence.
 func TestFleet_25_RealMachineIsUpgraded(t *testing.T) {
 	f := newFleet(t)
+	f.addPods(6, idlePods(6), "deployment/idle")
 	changed, before := f.follow(), f.running()
 	unit := f.unit("NRestarts", "MainPID")
 

@@ -153,6 +153,12 @@ func morePods() string {
 	)
 }
 
+// idlePods is a Deployment of so many pods, each on a port of its own.
+func idlePods(count int) string {
+	spec := podSpec("\n  terminationGracePeriodSeconds: 1\n  hostNetwork: true", `, {name: LISTEN, value: ":0"}`)
+	return strings.Replace(controlled("apps/v1", "Deployment", "idle", spec), "spec:", fmt.Sprintf("spec:\n  replicas: %d", count), 1)
+}
+
 func join(objects ...string) string { return strings.Join(objects, "\n---\n") }
 
 // containerSpec is one of the sample application that notes its end.
@@ -187,19 +193,20 @@ func barePod(name, spec string) string {
 	return "apiVersion: v1\nkind: Pod\nmetadata: {name: " + name + "}\nspec:" + spec
 }
 
-// addPods adds further pods for the rest of the test.
-func (s *system) addPods() {
+// addPods adds so many further pods, of some objects, for the rest of the test.
+func (s *system) addPods(count int, manifest string, objects ...string) {
 	s.T.Helper()
 	before := s.pods
-	s.Apply(s.namespace, morePods())
+	s.Apply(s.namespace, manifest)
 	s.T.Cleanup(func() {
 		s.pods = before
-		_, err := s.Run(context.WithoutCancel(s.T.Context()), "kubectl", "delete", "-n", s.namespace, "statefulset/sts", "job/job", "pod/sided", "--cascade=foreground", "--timeout="+patience.String())
+		remove := append([]string{"kubectl", "delete", "-n", s.namespace, "--cascade=foreground", "--timeout=" + patience.String()}, objects...)
+		_, err := s.Run(context.WithoutCancel(s.T.Context()), remove...)
 		if err != nil {
 			s.T.Error(err)
 		}
 	})
-	s.pods = s.awaitPods(len(before) + 3)
+	s.pods = s.awaitPods(len(before) + count)
 }
 
 // awaitPods waits until the cloud sees so many pods of the machine, all Ready.

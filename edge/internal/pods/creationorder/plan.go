@@ -57,9 +57,9 @@ type Removal struct {
 	Stops []string
 }
 
-// patience is by how much a running container may be younger than now before it is stopped: less
-// than that passes while it is stopped.
-const patience = 30 * time.Second
+// patience is by how much the start of a running container may be later than now before it is
+// stopped: a shorter time passes by itself, and a start may take as long.
+const patience = 2 * time.Minute
 
 // Plan returns the dead that hide later ones, existing or future: the kubelet takes the one with
 // the latest CreatedAt for a pod's last.

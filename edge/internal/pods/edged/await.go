@@ -166,12 +166,21 @@ func writable(dir string) error {
 		}
 	}
 	switch {
+	case errors.Is(err, syscall.ENOSPC) && kubeletRan(dir):
+		return nil
 	case errors.Is(err, syscall.ENOSPC):
 		return fmt.Errorf("the disk of %s is full; make room, or set modules.edged.rootDir to another disk: %w", dir, err)
 	case err != nil:
 		return fmt.Errorf("the kubelet's directory %s can't be written; mend that, or set modules.edged.rootDir: %w", dir, err)
 	}
 	return nil
+}
+
+// kubeletRan reports whether a kubelet has made its files in a directory. Such a kubelet needs no
+// room to start, and makes some: it removes dead containers and unused images, and evicts pods.
+func kubeletRan(dir string) bool {
+	_, err := os.Stat(filepath.Join(dir, cpuState))
+	return err == nil
 }
 
 // runtimeReachable checks whether the socket accepts.

@@ -19,6 +19,9 @@ import (
 	memorystate "k8s.io/kubernetes/pkg/kubelet/cm/memorymanager/state"
 )
 
+// cpuState is written by each kubelet at its first start.
+const cpuState = "cpu_manager_state"
+
 // dropState deletes the files that would end each start of the kubelet: damaged ones, and those of
 // another policy. Each is judged by the kubelet's own code. The kubelet makes them again: what it
 // loses are the CPUs and memory that containers have, sizes of pods that were resized in place, and
@@ -27,7 +30,7 @@ func (m *Module) dropState(ctx context.Context) error {
 	s, logger := m.server, klog.FromContext(ctx)
 	root := m.RootDir()
 	files := map[string]func(dir, name string) error{
-		filepath.Join(root, "cpu_manager_state"): func(dir, name string) error {
+		filepath.Join(root, cpuState): func(dir, name string) error {
 			_, err := cpustate.NewCheckpointState(logger, dir, name, s.CPUManagerPolicy, containermap.NewContainerMap())
 			return err
 		},

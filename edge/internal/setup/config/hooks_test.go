@@ -8,8 +8,6 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-
-	"github.com/skerry-io/skerry/edge/internal/setup/config"
 )
 
 // The hooks of the examples are read by edgecore, and run the tools of the system with the image as
@@ -26,15 +24,6 @@ func TestFleet_20_HooksForRAUCBootcAndApt(t *testing.T) {
 		},
 	}
 	for name, want := range tools {
-		file := filepath.Join("../../../../manifests/examples/fleet/hooks", name+".yaml")
-		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		c, _, err := config.Read(file, append([]byte("apiVersion: config.skerry.io/v1alpha1\nkind: EdgeCore\n"), text...))
-		if err != nil {
-			t.Fatal(err)
-		}
 		dir := t.TempDir()
 		for _, tool := range []string{"rauc", "podman", "bootc", "apt-get", "systemctl"} {
 			script := "#!/bin/sh\n{ printf %s " + tool + "; for a; do printf '|%s' \"$a\"; done; echo; } >> calls\n[ ! -e fails ]\n"
@@ -51,7 +40,7 @@ func TestFleet_20_HooksForRAUCBootcAndApt(t *testing.T) {
 			said, _ := os.ReadFile(filepath.Join(dir, "calls"))
 			return strings.ReplaceAll(strings.TrimSpace(string(said)), image, "IMAGE"), err != nil
 		}
-		hooks := c.Modules.Drain.Hooks
+		hooks := hooksOf(t, name)
 		if calls, failed := run(hooks.Prefetch); failed || calls != want[0] {
 			t.Errorf("%s: prefetch failed: %v; it called (-want +got):\n%s", name, failed, cmp.Diff(want[0], calls))
 		}
