@@ -35,7 +35,7 @@ func (a *App) Rehearse(ctx context.Context) (rehearsal.Report, error) {
 	}
 	_ = yaml.Unmarshal(c.Kubelet, &kubelet) // it was checked at the start
 	return rehearsal.Read(ctx, rehearsal.Config{
-		Node: a.node, Source: a.core.meta, Images: a.kubelet.module.Images(), Archive: c.SandboxImageArchive, RootDir: c.RootDir, Policy: kubelet.Policy, Root: "/",
+		Node: a.node, Source: a.core.meta, Images: a.kubelet.module.Images(), Archive: c.SandboxImageArchive, RootDir: c.RootDir, Policy: kubelet.Policy, NodeIP: c.NodeIP, Root: "/",
 		Sandbox: func(ctx context.Context) (string, error) { return images.SandboxImage(ctx, a.kubelet.module.Runtime()) },
 	}), nil
 }

@@ -10,9 +10,14 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/skerry-io/skerry/tests/cluster/lab"
 )
 
 // rehearsed is `edgecore rehearse -o json`, with the reasons by namespace and name.
@@ -47,8 +52,165 @@ func (s *system) rehearsed(ctx context.Context) (reasons map[string][]string, po
 	return reasons, len(r.Pods), nil
 }
 
+// A rehearsed pod of edge1; reason is its cause, "": it is healthy.
+type rehearsedPod struct {
+	name, reason string
+	container    string // further fields
+	spec         string // further lines
+	metadata     string
+	waits        bool // it does not start: its cause was there before it
+}
+
+const (
+	rehearsedImage = `image: "skerry.local/sample:1", imagePullPolicy: IfNotPresent`
+	goneImage      = "skerry.local/sample:gone"
+	mountedVolume  = rehearsedImage + `, volumeMounts: [{name: v, mountPath: /v}]`
+)
+
+// rehearsedPods are those with a cause, and healthy ones that are not far from one.
+func rehearsedPods(healthy int) (all []rehearsedPod) {
+	volume := func(source string) string { return "volumes: [{name: v, " + source + "}]" }
+	for n := range healthy {
+		all = append(all, rehearsedPod{name: fmt.Sprintf("well-%d", n), container: rehearsedImage + `, envFrom: [{configMapRef: {name: settings, optional: true}}]`})
+	}
+	return append(all,
+		rehearsedPod{name: "unmounted", container: rehearsedImage, spec: `volumes: [{name: c, persistentVolumeClaim: {claimName: nosuch}}, {name: s, secret: {secretName: nosuch}},
+    {name: i, image: {reference: "skerry.local/nosuch:1", pullPolicy: Never}}]`},
+
+		rehearsedPod{name: "image", reason: "ImageNotHeld", container: `image: "` + goneImage + `", imagePullPolicy: IfNotPresent`},
+		rehearsedPod{name: "credentials", reason: "ImageCredentialsUnverified", container: `image: "skerry.local/pause:1", imagePullPolicy: IfNotPresent`},
+		rehearsedPod{name: "object", reason: "ObjectNotHeld", container: rehearsedImage + `, envFrom: [{configMapRef: {name: needed}}]`},
+		rehearsedPod{name: "secret", reason: "ObjectNotHeld", container: rehearsedImage + `, envFrom: [{secretRef: {name: needed}}]`},
+		rehearsedPod{name: "key", reason: "ObjectNotHeld", container: rehearsedImage + `, env: [{name: A, valueFrom: {configMapKeyRef: {name: keys, key: a}}}]`},
+		rehearsedPod{name: "plugin", reason: "DevicePluginMissing", container: rehearsedImage + `, resources: {limits: {devices.example/thing: 1}}`},
+		rehearsedPod{name: "singleton", reason: "WaitsForCloudAtBoot", container: rehearsedImage, metadata: `, annotations: {skerry.io/held-at-boot: "true"}`},
+		rehearsedPod{name: "once", reason: "RestartPolicyNever", container: rehearsedImage, spec: "restartPolicy: Never"},
+
+		rehearsedPod{name: "always", reason: "ImagePullPolicyAlways", container: `image: "skerry.local/sample:1", imagePullPolicy: Always`, waits: true},
+		rehearsedPod{name: "volume", reason: "ImageNotHeld", container: mountedVolume, spec: volume(`image: {reference: "skerry.local/nosuch:1", pullPolicy: Never}`), waits: true},
+		rehearsedPod{name: "pvc", reason: "ObjectNotHeld", container: mountedVolume, spec: volume("persistentVolumeClaim: {claimName: nosuch}"), waits: true},
+		rehearsedPod{name: "unbound", reason: "VolumeNotBound", container: mountedVolume, spec: volume("persistentVolumeClaim: {claimName: unbound}"), waits: true},
+		rehearsedPod{name: "attachment", reason: "VolumeNotAttached", container: mountedVolume, spec: volume("persistentVolumeClaim: {claimName: detached}"), waits: true},
+		rehearsedPod{name: "claim", reason: "ResourceClaimUnallocated", container: rehearsedImage, spec: "resourceClaims: [{name: card, resourceClaimName: unallocated}]", waits: true},
+		rehearsedPod{name: "certificate", reason: "PodCertificate", container: mountedVolume, waits: true,
+			spec: volume("projected: {sources: [{podCertificate: {signerName: example.com/nobody, keyType: ED25519, credentialBundlePath: bundle.pem}}]}")},
+		rehearsedPod{name: "token", reason: "TokenNotHeld", container: rehearsedImage, spec: "schedulerName: nobody\n  serviceAccountName: leaves", waits: true},
+		rehearsedPod{name: "ended", reason: "PodHasEnded", container: rehearsedImage, spec: "activeDeadlineSeconds: 1", waits: true},
+
+		// These run without a default route, too: the Node keeps its address.
+		rehearsedPod{name: "host", container: rehearsedImage + `, env: [{name: LISTEN, value: ":18091"}]`, spec: "hostNetwork: true"},
+		rehearsedPod{name: "address", container: rehearsedImage + `, env: [{name: A, valueFrom: {fieldRef: {fieldPath: status.hostIP}}}]`},
+	)
+}
+
+func (p rehearsedPod) yaml() string {
+	return fmt.Sprintf(`
+apiVersion: v1
+kind: Pod
+metadata: {name: %[1]s, labels: {starts: "%[2]t"}%[3]s}
+spec:
+  %[4]s
+  tolerations: [{operator: Exists}]
+  terminationGracePeriodSeconds: 1
+  containers: [{name: c, %[5]s}]
+  %[6]s
+---
+`, p.name, !p.waits, p.metadata, map[bool]string{true: "", false: "nodeName: edge1"}[p.name == "token"], p.container, p.spec)
+}
+
+// startRehearsed makes the pods, and waits for those that start.
+func (s *system) startRehearsed(ns string, all []rehearsedPod) []corev1.Pod {
+	s.T.Helper()
+	s.driver(ns, "plugin")
+	s.WaitFor("the Node to have its device", func(ctx context.Context) error {
+		n, err := s.Client.CoreV1().Nodes().Get(ctx, "edge1", metav1.GetOptions{})
+		if err == nil && n.Status.Allocatable.Name("devices.example/thing", resource.DecimalSI).IsZero() {
+			err = fmt.Errorf("%v", n.Status.Allocatable)
+		}
+		return err
+	})
+	s.onHost("edge1", "ctr", "--namespace=k8s.io", "images", "tag", "--force", "skerry.local/sample:1", goneImage)
+	s.Apply(ns, fmt.Sprintf(`
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: needed}
+data: {a: b}
+---
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: keys}
+data: {a: b}
+---
+apiVersion: v1
+kind: Secret
+metadata: {name: needed}
+stringData: {a: b}
+---
+apiVersion: v1
+kind: ServiceAccount
+metadata: {name: leaves}
+---
+apiVersion: v1
+kind: PersistentVolume
+metadata: {name: detached-%[1]s}
+spec: {capacity: {storage: 1Gi}, accessModes: [ReadWriteOnce], storageClassName: "", csi: {driver: nosuch.example, volumeHandle: %[1]s}}
+---
+apiVersion: v1
+kind: PersistentVolumeClaim
+metadata: {name: detached}
+spec: {accessModes: [ReadWriteOnce], storageClassName: "", volumeName: detached-%[1]s, resources: {requests: {storage: 1Gi}}}
+---
+apiVersion: v1
+kind: PersistentVolumeClaim
+metadata: {name: unbound}
+spec: {accessModes: [ReadWriteOnce], storageClassName: "", resources: {requests: {storage: 1Gi}}}
+---
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaim
+metadata: {name: unallocated}
+spec: {devices: {requests: [{name: card, exactly: {deviceClassName: nosuch}}]}}
+`, ns))
+	s.T.Cleanup(func() {
+		_ = s.Client.CoreV1().PersistentVolumes().Delete(context.WithoutCancel(s.T.Context()), "detached-"+ns, metav1.DeleteOptions{})
+	})
+	var text strings.Builder
+	starts := 0
+	for _, p := range all {
+		text.WriteString(p.yaml())
+		if !p.waits {
+			starts++
+		}
+	}
+	s.Apply(ns, text.String())
+	// Its account goes before a node may ask for a token.
+	s.Kubectl("delete", "serviceaccount", "-n", ns, "leaves")
+	s.Check(s.Client.CoreV1().Pods(ns).Bind(s.T.Context(), &corev1.Binding{ObjectMeta: metav1.ObjectMeta{Name: "token"}, Target: corev1.ObjectReference{Kind: "Node", Name: "edge1"}}, metav1.CreateOptions{}))
+	return s.WaitPods(ns, "starts=true", "edge1", starts)
+}
+
+// seedCauses takes away what pods started with: an image, objects and a key, the credentials of an
+// image, and a device plugin.
+func (s *system) seedCauses(ns string, pods []corev1.Pod) {
+	s.T.Helper()
+	s.onHost("edge1", "ctr", "--namespace=k8s.io", "images", "rm", goneImage)
+	s.Kubectl("delete", "-n", ns, "configmap/needed", "secret/needed", "daemonset/plugin")
+	s.Kubectl("patch", "configmap", "-n", ns, "keys", "--type=merge", "-p", `{"data":{"a":null,"b":"c"}}`)
+	at := slices.IndexFunc(pods, func(p corev1.Pod) bool { return p.Name == "credentials" })
+	id := pods[at].Status.ContainerStatuses[0].ImageID
+	id = id[strings.LastIndex(id, "sha256:"):]
+	record := fmt.Sprintf(`{"kind":"ImagePulledRecord","apiVersion":"kubelet.config.k8s.io/v1","lastUpdatedTime":"2026-01-01T00:00:00Z","imageRef":%q,"credentialMapping":`+
+		`{"skerry.local/pause":{"kubernetesSecrets":[{"uid":"another","namespace":"x","name":"y","credentialHash":"z"}]}}}`, id)
+	file := func() string { // a boot changes the path
+		return s.path("edge1", filepath.Join("/var/lib/kubelet/image_manager/pulled", fmt.Sprintf("sha256-%x", sha256.Sum256([]byte(id)))))
+	}
+	s.Check(os.WriteFile(file(), []byte(record), 0o600))
+	s.T.Cleanup(func() { _ = os.Remove(file()) })
+}
+
 // Causes are put into pods; the rehearsal names each of them and no other pod; then the device
-// boots without a link, and exactly those pods don't run.
+// boots without a link, and exactly those pods don't run. Then the image of sandboxes is gone, and
+// no pod runs after a boot. The other causes are facts of the unit test: a Node without an address,
+// sets that have not arrived whole, pods that are withheld, and data that can't be read.
 func TestOperate_10_RehearsalPredictsAnOfflineReboot(t *testing.T) {
 	s := newSystem(t)
 	s.plugin()
@@ -57,38 +219,14 @@ func TestOperate_10_RehearsalPredictsAnOfflineReboot(t *testing.T) {
 	if os.Getenv("SKERRY_LONG") != "" {
 		healthy = 50
 	}
-	gone := "skerry.local/sample:gone"
-	s.onHost("edge1", "ctr", "--namespace=k8s.io", "images", "tag", "--force", "skerry.local/sample:1", gone)
-	for n := range healthy {
-		s.Apply(ns, rehearsalPod(fmt.Sprintf("well-%d", n), `image: "skerry.local/sample:1", imagePullPolicy: IfNotPresent, envFrom: [{configMapRef: {name: settings, optional: true}}]`, ""))
+	all, want := rehearsedPods(healthy), map[string]string{}
+	for _, p := range all {
+		if p.reason != "" {
+			want[p.name] = p.reason
+		}
 	}
-	s.Apply(ns, `
-apiVersion: v1
-kind: ConfigMap
-metadata: {name: needed}
-data: {a: b}
-`)
-	s.Apply(ns, rehearsalPod("image", `image: "`+gone+`", imagePullPolicy: IfNotPresent`, ""))
-	s.Apply(ns, rehearsalPod("object", `image: "skerry.local/sample:1", imagePullPolicy: IfNotPresent, envFrom: [{configMapRef: {name: needed}}]`, ""))
-	s.Apply(ns, rehearsalPod("credentials", `image: "skerry.local/pause:1", imagePullPolicy: IfNotPresent`, ""))
-	s.Apply(ns, rehearsalPod("singleton", `image: "skerry.local/sample:1", imagePullPolicy: IfNotPresent`, `, annotations: {skerry.io/held-at-boot: "true"}`))
-	s.Apply(ns, rehearsalPod("always", `image: "skerry.local/sample:1", imagePullPolicy: Always`, ""))
-	want := map[string]string{"image": "ImageNotHeld", "object": "ObjectNotHeld", "credentials": "ImageCredentialsUnverified", "singleton": "WaitsForCloudAtBoot", "always": "ImagePullPolicyAlways"}
-	pods := s.WaitPods(ns, "rehearsal!=always", "edge1", healthy+4)
-
-	// The seeds: an image that is gone, an object that is gone, and an image that was pulled with
-	// another pod's credentials.
-	s.onHost("edge1", "ctr", "--namespace=k8s.io", "images", "rm", gone)
-	s.Kubectl("delete", "configmap", "-n", ns, "needed")
-	at := slices.IndexFunc(pods, func(p corev1.Pod) bool { return p.Name == "credentials" })
-	id := pods[at].Status.ContainerStatuses[0].ImageID
-	id = id[strings.LastIndex(id, "sha256:"):]
-	record := fmt.Sprintf(`{"kind":"ImagePulledRecord","apiVersion":"kubelet.config.k8s.io/v1","lastUpdatedTime":"2026-01-01T00:00:00Z","imageRef":%q,"credentialMapping":`+
-		`{"skerry.local/pause":{"kubernetesSecrets":[{"uid":"another","namespace":"x","name":"y","credentialHash":"z"}]}}}`, id)
-	file := s.path("edge1", filepath.Join("/var/lib/kubelet/image_manager/pulled", fmt.Sprintf("sha256-%x", sha256.Sum256([]byte(id)))))
-	s.Check(os.WriteFile(file, []byte(record), 0o600))
-	t.Cleanup(func() { _ = os.Remove(file) })
-
+	pods := s.startRehearsed(ns, all)
+	s.seedCauses(ns, pods)
 	s.WaitFor("the rehearsal to predict all of it and nothing else", func(ctx context.Context) error {
 		got, _, err := s.rehearsed(ctx)
 		if err != nil {
@@ -96,11 +234,12 @@ data: {a: b}
 		}
 		return predicts(got, ns, want)
 	})
-	if out, err := s.Run(t.Context(), "kubectl", "skerry", "rehearse", "edge1"); err == nil || !strings.Contains(out, ns+"/image ") || !strings.Contains(out, "-> crictl pull "+gone) {
+	if out, err := s.Run(t.Context(), "kubectl", "skerry", "rehearse", "edge1"); err == nil || !strings.Contains(out, ns+"/image ") || !strings.Contains(out, "-> crictl pull "+goneImage) {
 		t.Errorf("through the link: %v: %s", err, out)
 	}
 
 	s.Cut("edge1")
+	s.lease("edge1", lab.Lease{NoRoute: true})
 	got, _, err := s.rehearsed(t.Context())
 	if err = errors.Join(err, predicts(got, ns, want)); err != nil {
 		t.Errorf("without a link: %v", err)
@@ -116,7 +255,45 @@ data: {a: b}
 			t.Errorf("%s runs although the rehearsal has a cause: %s", name, reason)
 		}
 	}
+	s.withoutSandboxes(ns, pods[slices.IndexFunc(pods, func(p corev1.Pod) bool { return p.Name == "well-0" })])
+	s.Check(s.Trial.Lease(t.Context(), "edge1", lab.Lease{}))
 	s.Heal("edge1")
+}
+
+// withoutSandboxes boots edge1 without the image of sandboxes, and then with it.
+func (s *system) withoutSandboxes(ns string, healthy corev1.Pod) {
+	s.T.Helper()
+	const setting = "modules.edged.sandboxImageArchive="
+	file, err := os.ReadFile(s.path("edge1", "/etc/skerry/edgecore.yaml"))
+	s.Check(err)
+	_, archive, _ := strings.Cut(string(file), "sandboxImageArchive: ")
+	archive, _, _ = strings.Cut(archive, "\n")
+	giveBack := sync.OnceFunc(func() {
+		s.Check(s.Trial.Set(context.WithoutCancel(s.T.Context()), "edge1", []string{setting + archive}))
+	})
+	s.T.Cleanup(giveBack)
+	s.Check(s.Trial.Set(s.T.Context(), "edge1", []string{setting + "/var/lib/none.tar"}))
+	s.onHost("edge1", "ctr", "--namespace=k8s.io", "images", "rm", "--sync", "skerry.local/pause:1")
+	s.WaitFor("the rehearsal to miss the image of sandboxes", func(ctx context.Context) error {
+		got, _, err := s.rehearsed(ctx)
+		if err == nil && (len(got["device"]) != 1 || !strings.HasPrefix(got["device"][0], "SandboxImageMissing ")) {
+			err = fmt.Errorf("%v", got["device"])
+		}
+		return err
+	})
+	s.Reboot("edge1", true)
+	s.WaitFor("the kubelet to try to start a pod", func(ctx context.Context) error {
+		out, err := s.TryEdgeKubectl(ctx, "edge1", "get", "events", "-n", ns, "--field-selector", "involvedObject.name="+healthy.Name+",reason=FailedCreatePodSandBox", "-o", "jsonpath={.items[*].message}")
+		if err == nil && !strings.Contains(out, "skerry.local/pause:1") {
+			err = fmt.Errorf("no event: %s", out)
+		}
+		return err
+	})
+	if running := s.Containers("edge1"); len(running) > 0 {
+		s.T.Errorf("%d containers run without the image of sandboxes", len(running))
+	}
+	giveBack()
+	s.waitRunsAgain("edge1", healthy)
 }
 
 // predicts compares the reasons of the pods of a namespace with those that were seeded; all other
@@ -134,19 +311,6 @@ func predicts(got map[string][]string, ns string, want map[string]string) error 
 		}
 	}
 	return errors.Join(wrong...)
-}
-
-func rehearsalPod(name, container, metadata string) string {
-	return fmt.Sprintf(`
-apiVersion: v1
-kind: Pod
-metadata: {name: %[1]s, labels: {rehearsal: %[1]s}%[3]s}
-spec:
-  nodeName: edge1
-  tolerations: [{operator: Exists}]
-  terminationGracePeriodSeconds: 1
-  containers: [{name: c, %[2]s}]
-`, name, container, metadata)
 }
 
 // containerRuns reports whether a container of a pod runs, by the container runtime; its sandbox

@@ -19,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	runtimev1 "k8s.io/cri-api/pkg/apis/runtime/v1"
+	utilnode "k8s.io/kubernetes/pkg/util/node"
 
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 	"github.com/skerry-io/skerry/common/dependency"
@@ -45,6 +46,8 @@ type Config struct {
 	Archive string
 	// RootDir is the kubelet's, Policy its imagePullCredentialsVerificationPolicy.
 	RootDir, Policy string
+	// NodeIP is the configured address of the Node; "": the kubelet chooses.
+	NodeIP string
 	// Root is "/", but in tests.
 	Root string
 }
@@ -88,6 +91,8 @@ func Read(ctx context.Context, c Config) Report {
 	for _, o := range nodes {
 		if n, ok := o.(*corev1.Node); ok {
 			f.Allocatable = n.Status.Allocatable
+			_, err := utilnode.GetNodeHostIPs(n)
+			f.Addressed = err == nil
 		}
 	}
 	status := c.Source.Status()
@@ -117,7 +122,7 @@ func Read(ctx context.Context, c Config) Report {
 		f.Pulled, err = pulled(filepath.Join(c.RootDir, "image_manager", "pulled"))
 		unknown("the kubelet's records of images", err)
 	}
-	f.DefaultRoute = defaultRoute(c.Root)
+	f.Addressed = f.Addressed || c.NodeIP != "" || defaultRoute(c.Root)
 	return Of(f)
 }
 

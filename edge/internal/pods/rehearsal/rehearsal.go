@@ -18,10 +18,15 @@ import (
 	resourcev1 "k8s.io/api/resource/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/dynamic-resource-allocation/resourceclaim"
+	volumeutil "k8s.io/kubernetes/pkg/volume/util"
 
 	"github.com/skerry-io/skerry/common/dependency"
 )
+
+var csiDrivers = storagev1.SchemeGroupVersion.WithResource("csidrivers")
 
 // Reason is a cause in one word.
 type Reason string
@@ -33,6 +38,7 @@ const (
 	PullAlways       Reason = "ImagePullPolicyAlways"
 	Credentials      Reason = "ImageCredentialsUnverified"
 	ObjectMissing    Reason = "ObjectNotHeld"
+	NotBound         Reason = "VolumeNotBound"
 	NotAttached      Reason = "VolumeNotAttached"
 	DevicePlugin     Reason = "DevicePluginMissing"
 	ResourceClaim    Reason = "ResourceClaimUnallocated"
@@ -40,6 +46,7 @@ const (
 	Token            Reason = "TokenNotHeld"
 	NoDefaultRoute   Reason = "NoDefaultRoute"
 	EndedPod         Reason = "PodHasEnded"
+	EndsAtBoot       Reason = "RestartPolicyNever"
 	Withheld         Reason = "PodWithheld"
 	HeldAtBoot       Reason = "WaitsForCloudAtBoot"
 	InterestUnsynced Reason = "NotSynced"
@@ -108,8 +115,9 @@ type Facts struct {
 	HasToken func(namespace, serviceAccount string, spec authenticationv1.TokenRequestSpec) bool
 	// Allocatable are the resources of the Node.
 	Allocatable corev1.ResourceList
-	// DefaultRoute reports whether the device has one.
-	DefaultRoute bool
+	// Addressed reports whether the kubelet knows an address of the Node after a boot: one that the
+	// Node has stays, and one that the configuration or the default route names is found again.
+	Addressed bool
 	// Unsynced are the sets that the kubelet needs and that have not arrived whole.
 	Unsynced []string
 	// Unknown names the facts that could not be read.
@@ -176,14 +184,35 @@ func (f Facts) pod(p *corev1.Pod) (causes []Cause) {
 	if f.HeldAtBoot[p.UID] {
 		causes = append(causes, Cause{HeldAtBoot, "it waits after each boot until the cloud has confirmed it (a singleton)", "failover.offlineStart of its EdgeApp"})
 	}
+	if started(p) && p.Spec.RestartPolicy == corev1.RestartPolicyNever {
+		causes = append(causes, Cause{EndsAtBoot, "its containers end with the boot, and its restartPolicy starts none again", "restartPolicy: Always or OnFailure, for a pod that is to run after a boot"})
+	}
+	p = mounted(p)
 	causes = append(causes, f.images(p)...)
 	causes = append(causes, f.objects(p)...)
+	causes = append(causes, f.keys(p)...)
 	causes = append(causes, f.resources(p)...)
 	causes = append(causes, f.projections(p)...)
-	if !f.DefaultRoute && (p.Spec.HostNetwork || wantsHostIP(p)) {
-		causes = append(causes, Cause{NoDefaultRoute, "the device has no default route, so its Node has no address after a boot, which this pod needs", "set modules.edged.nodeIP, or add a default route that a boot restores"})
+	if !f.Addressed && wantsHostIP(p) {
+		causes = append(causes, Cause{NoDefaultRoute, "the Node has no address, and the device no default route to find one by, and a container has it in its environment", "set modules.edged.nodeIP, or add a default route that a boot restores"})
 	}
 	return causes
+}
+
+// started reports whether a container of the pod was started once: the kubelet starts those of
+// others whatever the restart policy (computePodActions).
+func started(p *corev1.Pod) bool {
+	return slices.ContainsFunc(slices.Concat(p.Status.InitContainerStatuses, p.Status.ContainerStatuses), func(c corev1.ContainerStatus) bool { return c.ContainerID != "" })
+}
+
+// mounted is the pod without the volumes that no container has: the kubelet neither mounts nor
+// waits for those (pkg/volume/util, GetPodVolumeNames).
+func mounted(p *corev1.Pod) *corev1.Pod {
+	mounts, devices, _ := volumeutil.GetPodVolumeNames(p, false)
+	used := mounts.Union(devices)
+	of := *p
+	of.Spec.Volumes = slices.DeleteFunc(slices.Clone(p.Spec.Volumes), func(v corev1.Volume) bool { return !used.Has(v.Name) })
+	return &of
 }
 
 // containers returns the containers that run after a boot, preceded by their init containers.
@@ -330,23 +359,131 @@ func (f Facts) objects(p *corev1.Pod) (causes []Cause) {
 			if o.Status.Allocation == nil {
 				causes = append(causes, Cause{ResourceClaim, fmt.Sprintf("ResourceClaim %s/%s has no allocation", o.Namespace, o.Name), "let the scheduler allocate it, with a link"})
 			}
-		case *corev1.Secret, *corev1.ConfigMap, nil:
-		default:
+			if o.Status.Allocation != nil && !resourceclaim.IsReservedForPod(p, o, true) {
+				causes = append(causes, Cause{ResourceClaim, fmt.Sprintf("ResourceClaim %s/%s is not reserved for this pod", o.Namespace, o.Name), "let the scheduler place the pod, with a link"})
+			}
+		case *corev1.PersistentVolumeClaim:
+			if reason := unusable(o); reason != "" {
+				causes = append(causes, Cause{NotBound, fmt.Sprintf("PersistentVolumeClaim %s/%s %s", o.Namespace, o.Name, reason), "bind it in the cloud, and wait for the link"})
+			}
 			todo = append(todo, dependency.Of(o)...)
+		case *corev1.PersistentVolume:
+			if o.Spec.ClaimRef == nil {
+				causes = append(causes, Cause{NotBound, "PersistentVolume " + o.Name + " is not bound", "bind it in the cloud, and wait for the link"})
+			}
+			todo = append(todo, slices.DeleteFunc(dependency.Of(o), func(r dependency.Ref) bool {
+				return r.Resource == dependency.Attachments && !f.attaches(o.Spec.CSI.Driver)
+			})...)
+		}
+	}
+	for _, c := range p.Spec.ResourceClaims {
+		if _, _, err := resourceclaim.Name(p, &c); err != nil {
+			causes = append(causes, Cause{ResourceClaim, "the pod has no ResourceClaim yet for " + c.Name, "wait for the link, until the cloud has made it of its template"})
 		}
 	}
 	return causes
 }
 
-// optionals are objects that the pod starts without.
+// unusable is why the kubelet mounts no volume of a claim (getPVCExtractPV); "": it does.
+func unusable(c *corev1.PersistentVolumeClaim) string {
+	switch {
+	case c.DeletionTimestamp != nil && !slices.Contains(c.Finalizers, "kubernetes.io/pvc-protection"):
+		return "is being deleted"
+	case c.Status.Phase != corev1.ClaimBound || c.Spec.VolumeName == "":
+		return "is not bound"
+	}
+	return ""
+}
+
+// attaches reports whether volumes of a CSI driver are attached; those of one that the device does
+// not hold are (pkg/volume/csi, skipAttach).
+func (f Facts) attaches(driver string) bool {
+	o, ok := f.Held(dependency.Ref{Resource: csiDrivers, Name: driver}).(*storagev1.CSIDriver)
+	return !ok || o.Spec.AttachRequired == nil || *o.Spec.AttachRequired
+}
+
+// keys checks the keys of ConfigMaps and Secrets that the pod names, in those that are held.
+func (f Facts) keys(p *corev1.Pod) (causes []Cause) {
+	seen := map[string]bool{}
+	need := func(resource schema.GroupVersionResource, name, key string, optional *bool, has func(o runtime.Object) bool) {
+		if optional != nil && *optional {
+			return
+		}
+		o := f.Held(dependency.Ref{Resource: resource, Namespace: p.Namespace, Name: name})
+		message := fmt.Sprintf("%s %s/%s on the device has no key %s", resource.Resource, p.Namespace, name, key)
+		if o == nil || has(o) || seen[message] {
+			return
+		}
+		seen[message] = true
+		causes = append(causes, Cause{ObjectMissing, message, "add the key in the cloud, and wait for the link"})
+	}
+	secret := func(name, key string, optional *bool) {
+		need(dependency.Secrets, name, key, optional, func(o runtime.Object) bool {
+			s, ok := o.(*corev1.Secret)
+			return ok && has(s.Data, key)
+		})
+	}
+	config := func(name, key string, optional *bool, binary bool) {
+		need(dependency.ConfigMaps, name, key, optional, func(o runtime.Object) bool {
+			m, ok := o.(*corev1.ConfigMap)
+			return ok && (has(m.Data, key) || binary && has(m.BinaryData, key))
+		})
+	}
+	for _, c := range containers(p) {
+		for _, e := range c.Env {
+			if from := e.ValueFrom; from != nil && from.SecretKeyRef != nil {
+				secret(from.SecretKeyRef.Name, from.SecretKeyRef.Key, from.SecretKeyRef.Optional)
+			} else if from != nil && from.ConfigMapKeyRef != nil {
+				config(from.ConfigMapKeyRef.Name, from.ConfigMapKeyRef.Key, from.ConfigMapKeyRef.Optional, false)
+			}
+		}
+	}
+	ofVolume := func(s *corev1.SecretProjection, m *corev1.ConfigMapProjection) {
+		if s != nil {
+			for _, i := range s.Items {
+				secret(s.Name, i.Key, s.Optional)
+			}
+		}
+		if m != nil {
+			for _, i := range m.Items {
+				config(m.Name, i.Key, m.Optional, true)
+			}
+		}
+	}
+	for _, v := range p.Spec.Volumes {
+		if v.Secret != nil {
+			ofVolume(&corev1.SecretProjection{LocalObjectReference: corev1.LocalObjectReference{Name: v.Secret.SecretName}, Items: v.Secret.Items, Optional: v.Secret.Optional}, nil)
+		}
+		if v.ConfigMap != nil {
+			ofVolume(nil, &corev1.ConfigMapProjection{LocalObjectReference: v.ConfigMap.LocalObjectReference, Items: v.ConfigMap.Items, Optional: v.ConfigMap.Optional})
+		}
+		if v.Projected != nil {
+			for _, source := range v.Projected.Sources {
+				ofVolume(source.Secret, source.ConfigMap)
+			}
+		}
+	}
+	return causes
+}
+
+func has[V any](data map[string]V, key string) bool {
+	_, ok := data[key]
+	return ok
+}
+
+// optionals are objects that the pod starts without: each of its references is optional.
 func optionals(p *corev1.Pod) map[dependency.Ref]bool {
 	all := map[dependency.Ref]bool{}
 	is := func(optional *bool) bool { return optional != nil && *optional }
+	note := func(ref dependency.Ref, optional bool) {
+		before, seen := all[ref]
+		all[ref] = optional && (before || !seen)
+	}
 	secret := func(name string, optional bool) {
-		all[dependency.Ref{Resource: dependency.Secrets, Namespace: p.Namespace, Name: name}] = optional
+		note(dependency.Ref{Resource: dependency.Secrets, Namespace: p.Namespace, Name: name}, optional)
 	}
 	config := func(name string, optional bool) {
-		all[dependency.Ref{Resource: dependency.ConfigMaps, Namespace: p.Namespace, Name: name}] = optional
+		note(dependency.Ref{Resource: dependency.ConfigMaps, Namespace: p.Namespace, Name: name}, optional)
 	}
 	for _, s := range p.Spec.ImagePullSecrets { // a pod starts without them: images have a cause of their own
 		secret(s.Name, true)
@@ -405,7 +542,8 @@ func (f Facts) resources(p *corev1.Pod) (causes []Cause) {
 				continue
 			}
 			seen[name] = true
-			if have := f.Allocatable[name]; have.Cmp(n) < 0 {
+			// Those that the Node does not have are ignored (removeMissingExtendedResources).
+			if have, known := f.Allocatable[name]; known && have.Cmp(n) < 0 {
 				causes = append(causes, Cause{DevicePlugin, fmt.Sprintf("it needs %s of %s, and the Node has %s", n.String(), name, have.String()), "see that the device plugin runs on this device"})
 			}
 		}

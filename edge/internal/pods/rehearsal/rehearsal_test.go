@@ -3,6 +3,7 @@ package rehearsal
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -27,11 +28,13 @@ func device() (Facts, *corev1.Pod) {
 			NodeName: "edge1", ServiceAccountName: "default", RestartPolicy: corev1.RestartPolicyAlways, ImagePullSecrets: []corev1.LocalObjectReference{{Name: "pull"}},
 			Containers: []corev1.Container{{
 				Name: "till", Image: "registry.example/till:1", ImagePullPolicy: corev1.PullIfNotPresent,
-				Resources: corev1.ResourceRequirements{Limits: corev1.ResourceList{"example.com/scanner": resource.MustParse("1"), "cpu": resource.MustParse("1")}},
-				EnvFrom:   []corev1.EnvFromSource{{ConfigMapRef: &corev1.ConfigMapEnvSource{LocalObjectReference: corev1.LocalObjectReference{Name: "maybe"}, Optional: &yes}}},
+				Resources:    corev1.ResourceRequirements{Limits: corev1.ResourceList{"example.com/scanner": resource.MustParse("1"), "cpu": resource.MustParse("1")}},
+				EnvFrom:      []corev1.EnvFromSource{{ConfigMapRef: &corev1.ConfigMapEnvSource{LocalObjectReference: corev1.LocalObjectReference{Name: "maybe"}, Optional: &yes}}},
+				Env:          []corev1.EnvVar{{ValueFrom: &corev1.EnvVarSource{SecretKeyRef: &corev1.SecretKeySelector{LocalObjectReference: corev1.LocalObjectReference{Name: "keys"}, Key: "password"}}}},
+				VolumeMounts: []corev1.VolumeMount{{Name: "config"}, {Name: "secret"}, {Name: "models"}, {Name: "token"}}, VolumeDevices: []corev1.VolumeDevice{{Name: "disk"}},
 			}},
 			Volumes: []corev1.Volume{
-				{Name: "config", VolumeSource: corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: corev1.LocalObjectReference{Name: "settings"}}}},
+				{Name: "config", VolumeSource: corev1.VolumeSource{ConfigMap: &corev1.ConfigMapVolumeSource{LocalObjectReference: corev1.LocalObjectReference{Name: "settings"}, Items: []corev1.KeyToPath{{Key: "logo"}}}}},
 				{Name: "secret", VolumeSource: corev1.VolumeSource{Secret: &corev1.SecretVolumeSource{SecretName: "keys"}}},
 				{Name: "disk", VolumeSource: corev1.VolumeSource{PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: "disk"}}},
 				{Name: "models", VolumeSource: corev1.VolumeSource{Image: &corev1.ImageVolumeSource{Reference: "registry.example/models:1", PullPolicy: corev1.PullIfNotPresent}}},
@@ -50,17 +53,17 @@ func device() (Facts, *corev1.Pod) {
 	}}
 	attachment := dependency.AttachmentName("hcsi.example", "edge1")
 	held := map[dependency.Ref]runtime.Object{
-		{Resource: dependency.ConfigMaps, Namespace: "shop", Name: "settings"}:     &corev1.ConfigMap{},
-		{Resource: dependency.Secrets, Namespace: "shop", Name: "keys"}:            &corev1.Secret{},
+		{Resource: dependency.ConfigMaps, Namespace: "shop", Name: "settings"}:     &corev1.ConfigMap{BinaryData: map[string][]byte{"logo": nil}},
+		{Resource: dependency.Secrets, Namespace: "shop", Name: "keys"}:            &corev1.Secret{Data: map[string][]byte{"password": nil}},
 		{Resource: dependency.Secrets, Namespace: "shop", Name: "pull"}:            &corev1.Secret{ObjectMeta: metav1.ObjectMeta{UID: "pull-uid"}},
-		{Resource: dependency.Claims, Namespace: "shop", Name: "disk"}:             &corev1.PersistentVolumeClaim{Spec: corev1.PersistentVolumeClaimSpec{VolumeName: "pv"}},
+		{Resource: dependency.Claims, Namespace: "shop", Name: "disk"}:             &corev1.PersistentVolumeClaim{Spec: corev1.PersistentVolumeClaimSpec{VolumeName: "pv"}, Status: corev1.PersistentVolumeClaimStatus{Phase: corev1.ClaimBound}},
 		{Resource: dependency.Volumes, Name: "pv"}:                                 pv,
 		{Resource: dependency.Attachments, Name: attachment}:                       &storagev1.VolumeAttachment{Status: storagev1.VolumeAttachmentStatus{Attached: true}},
-		{Resource: dependency.ResourceClaims, Namespace: "shop", Name: "gpu"}:      &resourcev1.ResourceClaim{Status: resourcev1.ResourceClaimStatus{Allocation: &resourcev1.AllocationResult{}}},
+		{Resource: dependency.ResourceClaims, Namespace: "shop", Name: "gpu"}:      &resourcev1.ResourceClaim{Status: resourcev1.ResourceClaimStatus{Allocation: &resourcev1.AllocationResult{}, ReservedFor: []resourcev1.ResourceClaimConsumerReference{{UID: "u"}}}},
 		{Resource: dependency.ServiceAccounts, Namespace: "shop", Name: "default"}: &corev1.ServiceAccount{},
 	}
 	return Facts{
-		Node: "edge1", Pods: []*corev1.Pod{p}, Sandbox: "pause:1", DefaultRoute: true,
+		Node: "edge1", Pods: []*corev1.Pod{p}, Sandbox: "pause:1", Addressed: true,
 		Images: []Image{{ID: "sha256:1", Names: []string{normal("pause:1")}}, {ID: "sha256:2", Names: []string{"registry.example/till:1"}}, {ID: "sha256:3", Names: []string{"registry.example/models:1"}}},
 		Pulled: map[string]Pulled{"sha256:2": {Images: map[string]Access{"registry.example/till": {Secrets: []types.UID{"pull-uid"}}}}},
 		Held:   func(r dependency.Ref) runtime.Object { return held[r] },
@@ -72,12 +75,34 @@ func device() (Facts, *corev1.Pod) {
 	}, p
 }
 
+// held is an object of the device.
+func held[T runtime.Object](f *Facts, name string) T {
+	for _, r := range append(dependency.Resources(), csiDrivers) {
+		for _, namespace := range []string{"", "shop"} {
+			if o, ok := f.Held(dependency.Ref{Resource: r, Namespace: namespace, Name: name}).(T); ok {
+				return o
+			}
+		}
+	}
+	panic("the device does not hold " + name)
+}
+
+// fromConfig has a container get a key in its environment.
+func fromConfig(p *corev1.Pod, name, key string, optional bool) {
+	c := &p.Spec.Containers[0]
+	c.Env = append(c.Env, corev1.EnvVar{ValueFrom: &corev1.EnvVarSource{ConfigMapKeyRef: &corev1.ConfigMapKeySelector{LocalObjectReference: corev1.LocalObjectReference{Name: name}, Key: key, Optional: &optional}}})
+}
+
+func hostIP(p *corev1.Pod) {
+	p.Spec.Containers[0].Env = []corev1.EnvVar{{ValueFrom: &corev1.EnvVarSource{FieldRef: &corev1.ObjectFieldSelector{FieldPath: "status.hostIP"}}}}
+}
+
 // Each cause on its own; healthy pods have no cause.
-func TestOf(t *testing.T) {
-	without := func(f *Facts, resource string) {
+func TestOperate_10_EachCause(t *testing.T) {
+	without := func(f *Facts, resources ...string) {
 		held := f.Held
 		f.Held = func(r dependency.Ref) runtime.Object {
-			if r.Resource.Resource == resource {
+			if slices.Contains(resources, r.Resource.Resource) {
 				return nil
 			}
 			return held(r)
@@ -108,16 +133,73 @@ func TestOf(t *testing.T) {
 		"attachment":    {func(f *Facts, _ *corev1.Pod) { without(f, "volumeattachments") }, []Reason{NotAttached}, nil},
 		"ResourceClaim": {func(f *Facts, _ *corev1.Pod) { without(f, "resourceclaims") }, []Reason{ObjectMissing}, nil},
 		"Secrets":       {func(f *Facts, _ *corev1.Pod) { without(f, "secrets") }, []Reason{Credentials, ObjectMissing}, nil},
-		"device plugin": {func(f *Facts, _ *corev1.Pod) { f.Allocatable = nil }, []Reason{DevicePlugin}, nil},
+		"device plugin": {func(f *Facts, _ *corev1.Pod) { f.Allocatable["example.com/scanner"] = resource.Quantity{} }, []Reason{DevicePlugin}, nil},
 		"token": {func(f *Facts, _ *corev1.Pod) {
 			f.HasToken = func(string, string, authenticationv1.TokenRequestSpec) bool { return false }
 		}, []Reason{Token}, nil},
 		"pod certificate": {func(_ *Facts, p *corev1.Pod) {
-			p.Spec.Volumes = append(p.Spec.Volumes, corev1.Volume{Name: "c", VolumeSource: corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{Sources: []corev1.VolumeProjection{{PodCertificate: &corev1.PodCertificateProjection{}}}}}})
+			p.Spec.Volumes = append(p.Spec.Volumes, corev1.Volume{Name: "cert", VolumeSource: corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{Sources: []corev1.VolumeProjection{{PodCertificate: &corev1.PodCertificateProjection{}}}}}})
+			p.Spec.Containers[0].VolumeMounts = append(p.Spec.Containers[0].VolumeMounts, corev1.VolumeMount{Name: "cert"})
 		}, []Reason{PodCertificate}, nil},
-		"no route":          {func(f *Facts, p *corev1.Pod) { f.DefaultRoute = false; p.Spec.HostNetwork = true }, []Reason{NoDefaultRoute}, nil},
-		"no route, no need": {func(f *Facts, _ *corev1.Pod) { f.DefaultRoute = false }, nil, nil},
-		"ended":             {func(_ *Facts, p *corev1.Pod) { p.Status.Phase, p.Status.Reason = corev1.PodFailed, "Evicted" }, []Reason{EndedPod}, nil},
+		"no address":          {func(f *Facts, p *corev1.Pod) { f.Addressed = false; hostIP(p) }, []Reason{NoDefaultRoute}, nil},
+		"no address, no need": {func(f *Facts, p *corev1.Pod) { f.Addressed = false; p.Spec.HostNetwork = true }, nil, nil},
+		"once": {func(_ *Facts, p *corev1.Pod) {
+			p.Spec.RestartPolicy = corev1.RestartPolicyNever
+			p.Status.ContainerStatuses = []corev1.ContainerStatus{{ContainerID: "c"}}
+		}, []Reason{EndsAtBoot}, nil},
+		"once, that has not begun": {func(_ *Facts, p *corev1.Pod) {
+			p.Spec.RestartPolicy = corev1.RestartPolicyNever
+			p.Status.ContainerStatuses = []corev1.ContainerStatus{{}}
+		}, nil, nil},
+		"a key of a Secret":         {func(f *Facts, _ *corev1.Pod) { held[*corev1.Secret](f, "keys").Data = nil }, []Reason{ObjectMissing}, nil},
+		"a key of a ConfigMap":      {func(f *Facts, _ *corev1.Pod) { held[*corev1.ConfigMap](f, "settings").BinaryData = nil }, []Reason{ObjectMissing}, nil},
+		"binary in the environment": {func(_ *Facts, p *corev1.Pod) { fromConfig(p, "settings", "logo", false) }, []Reason{ObjectMissing}, nil},
+		"an optional key":           {func(_ *Facts, p *corev1.Pod) { fromConfig(p, "settings", "none", true) }, nil, nil},
+		"optional and required":     {func(_ *Facts, p *corev1.Pod) { fromConfig(p, "maybe", "a", false); fromConfig(p, "maybe", "b", true) }, []Reason{ObjectMissing}, nil},
+		"nothing mounted": {func(f *Facts, p *corev1.Pod) {
+			p.Spec.Containers[0].VolumeMounts, p.Spec.Containers[0].VolumeDevices = nil, nil
+			f.Images, f.HasToken = f.Images[:2], func(string, string, authenticationv1.TokenRequestSpec) bool { return false }
+			without(f, "configmaps", "persistentvolumeclaims")
+		}, nil, nil},
+		"mounted by a debugger": {func(f *Facts, p *corev1.Pod) {
+			c := &p.Spec.Containers[0]
+			p.Spec.EphemeralContainers = []corev1.EphemeralContainer{{EphemeralContainerCommon: corev1.EphemeralContainerCommon{VolumeMounts: c.VolumeMounts}}}
+			c.VolumeMounts = nil
+			without(f, "configmaps")
+		}, []Reason{ObjectMissing}, nil},
+		"an unbound claim": {func(f *Facts, _ *corev1.Pod) {
+			held[*corev1.PersistentVolumeClaim](f, "disk").Status.Phase = corev1.ClaimPending
+		}, []Reason{NotBound}, nil},
+		"an unbound volume": {func(f *Facts, _ *corev1.Pod) { held[*corev1.PersistentVolume](f, "pv").Spec.ClaimRef = nil }, []Reason{NotBound}, nil},
+		"a deleted claim": {func(f *Facts, _ *corev1.Pod) {
+			held[*corev1.PersistentVolumeClaim](f, "disk").DeletionTimestamp = &metav1.Time{}
+		}, []Reason{NotBound}, nil},
+		"a protected claim": {func(f *Facts, _ *corev1.Pod) {
+			c := held[*corev1.PersistentVolumeClaim](f, "disk")
+			c.DeletionTimestamp, c.Finalizers = &metav1.Time{}, []string{"kubernetes.io/pvc-protection"}
+		}, nil, nil},
+		"without attachments": {func(f *Facts, _ *corev1.Pod) {
+			without(f, "volumeattachments")
+			others := f.Held
+			f.Held = func(r dependency.Ref) runtime.Object {
+				if r.Resource.Resource == "csidrivers" && r.Name == "csi.example" {
+					return &storagev1.CSIDriver{Spec: storagev1.CSIDriverSpec{AttachRequired: new(bool)}}
+				}
+				return others(r)
+			}
+		}, nil, nil},
+		"not attached": {func(f *Facts, _ *corev1.Pod) {
+			held[*storagev1.VolumeAttachment](f, dependency.AttachmentName("hcsi.example", "edge1")).Status.Attached = false
+		}, []Reason{NotAttached}, nil},
+		"unallocated": {func(f *Facts, _ *corev1.Pod) { held[*resourcev1.ResourceClaim](f, "gpu").Status.Allocation = nil }, []Reason{ResourceClaim}, nil},
+		"another's claim": {func(f *Facts, _ *corev1.Pod) {
+			held[*resourcev1.ResourceClaim](f, "gpu").Status.ReservedFor[0].UID = "v"
+		}, []Reason{ResourceClaim}, nil},
+		"a claim to be made": {func(_ *Facts, p *corev1.Pod) {
+			p.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimTemplateName: new(string)}}
+		}, []Reason{ResourceClaim}, nil},
+		"a resource of no plugin": {func(f *Facts, _ *corev1.Pod) { f.Allocatable = nil }, nil, nil},
+		"ended":                   {func(_ *Facts, p *corev1.Pod) { p.Status.Phase, p.Status.Reason = corev1.PodFailed, "Evicted" }, []Reason{EndedPod}, nil},
 		"runs again": {func(f *Facts, p *corev1.Pod) {
 			p.Status.Phase = corev1.PodFailed
 			f.Again = map[types.UID]bool{"u": true}
