@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/klog/v2"
+	"k8s.io/kubernetes/pkg/kubelet"
 
 	"github.com/skerry-io/skerry/edge/internal/pods/cri"
 )
@@ -46,6 +47,7 @@ func (m *Module) await(ctx context.Context) error {
 		func(context.Context) error { return cgroups(cgroupRoot, m.server.FailCgroupV1) },
 		func(context.Context) error { return swapOff(swapsFile, m.server.FailSwapOn) },
 		func(context.Context) error { return writable(m.RootDir()) },
+		func(context.Context) error { return logDirectories(m.server.PodLogsDir, kubelet.ContainerLogsDir) },
 		func(ctx context.Context) error { return runtimeReachable(ctx, m.server.ContainerRuntimeEndpoint) },
 		func(ctx context.Context) error { return cri.Serves(ctx, m.server.ContainerRuntimeEndpoint) },
 		func(context.Context) error { return m.portsFree() },
@@ -181,6 +183,17 @@ func writable(dir string) error {
 func kubeletRan(dir string) bool {
 	_, err := os.Stat(filepath.Join(dir, cpuState))
 	return err == nil
+}
+
+// logDirectories makes the directories of containers' logs where they are missing, as the kubelet
+// does, which ends if it can't (Kubelet.initializeModules). They may be on a disk of their own.
+func logDirectories(pods, containers string) error {
+	for dir, mode := range map[string]os.FileMode{pods: 0o750, containers: 0o755} {
+		if err := os.MkdirAll(dir, mode); err != nil {
+			return fmt.Errorf("the directory %s of containers' logs can't be made; make room on its disk, or mount it to be written: %w", dir, err)
+		}
+	}
+	return nil
 }
 
 // runtimeReachable checks whether the socket accepts.

@@ -152,8 +152,8 @@ func (r Restart) when() string {
 
 // actions are suggested actions, by the kubelet's reason.
 var actions = map[string]string{
-	"ImagePullBackOff":           "the image is not on this device: check that its registry can be reached from here, or load it with `ctr -n k8s.io images import`",
-	"ErrImagePull":               "the image is not on this device: check that its registry can be reached from here, or load it with `ctr -n k8s.io images import`",
+	"ImagePullBackOff":           "the registry is asked, as the image is not on this device or imagePullPolicy is Always: check that it can be reached from here; `ctr -n k8s.io images import` loads an image",
+	"ErrImagePull":               "the registry is asked, as the image is not on this device or imagePullPolicy is Always: check that it can be reached from here; `ctr -n k8s.io images import` loads an image",
 	"ErrImageNeverPull":          "imagePullPolicy is Never and the image is not on this device: load it with `ctr -n k8s.io images import`",
 	"InvalidImageName":           "correct the image's name in the pod's template",
 	"CreateContainerConfigError": "make what the message names, in the cloud",
