@@ -7,14 +7,13 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/skerry-io/skerry/common/api/v1alpha1"
 	"github.com/skerry-io/skerry/edge/artefactrepo"
 	"github.com/skerry-io/skerry/tests/cluster/binary"
 )
 
 // A device that runs its pods and speaks another version of the protocol than the cloud, as a
-// release of long ago, gets today's edgecore by a rescue session: skerry-launch starts it, the Node
-// is Ready again, and no container restarts.
+// release of long ago, gets today's edgecore by a rescue session, as a NodeOperationSet has it:
+// skerry-launch starts it, the Node is Ready again, and no container restarts.
 func TestFleet_02_OldDeviceWithPodsIsRescued(t *testing.T) {
 	f := newSystem(t).fleet()
 	ns := f.Namespace()
@@ -37,11 +36,14 @@ func TestFleet_02_OldDeviceWithPodsIsRescued(t *testing.T) {
 	})
 	f.WaitReady("edge1", false) // without a Lease
 	target := f.add("v9.2.0", f.another("v9.2.0"), artefactrepo.OfThisRelease)
-	f.upgrade("rescue", "v9.2.0", "")
-	o := f.waitOperation("rescue", "ended", ended)
-	if !isDone(v1alpha1.OperationConfirmed)(o) || o.Status.Upgrade.Digest != target.Digest {
-		t.Fatalf("it ended with %+v", o.Status)
-	}
+	f.Apply("default", `apiVersion: skerry.io/v1alpha1
+kind: NodeOperationSet
+metadata: {name: rescue}
+spec:
+  template: {operation: Upgrade, upgrade: {version: v9.2.0}}
+  nodeSelector: {matchLabels: {kubernetes.io/hostname: edge1}}
+`)
+	f.waitSet("rescue", doneColumn, "1/1")
 	if s := f.slots(); s.Confirmed.Digest != target.Digest || s.Confirmed.Slot == "" {
 		t.Errorf("the confirmed program is %+v", s.Confirmed)
 	}
