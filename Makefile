@@ -100,6 +100,12 @@ build-kube-vip:
 	@mkdir -p bin
 	@build/compile.sh kube-vip go build -v -buildvcs=false -modfile=build/tools/kubevip/go.mod -o bin/kube-vip github.com/kube-vip/kube-vip
 
+# kube-state-metrics as its module has it, for tests (docs/monitoring.md): half a minute beyond the packages that the product compiles, too.
+.PHONY: build-kube-state-metrics
+build-kube-state-metrics:
+	@mkdir -p bin
+	@build/compile.sh kube-state-metrics go build -v -buildvcs=false -modfile=build/tools/kubestatemetrics/go.mod -ldflags "-s -w" -o bin/kube-state-metrics k8s.io/kube-state-metrics/v2
+
 # CoreDNS as its module has it, for a benchmark.
 .PHONY: build-coredns
 build-coredns:

@@ -55,14 +55,10 @@ func TestIsland_07_FirstBootWithoutALinkWaits(t *testing.T) {
 	s.Check(s.same("edge2", before))
 }
 
-// TestIsland_08: the store is damaged while the link is cut: it is set aside and named, pods stay;
-// with a link it is rebuilt, and pods stay again.
-func TestIsland_08_DamagedStoreIsRebuiltAndPodsStay(t *testing.T) {
-	s := newSystem(t)
-	before := s.Containers("edge1")
-	s.Cut("edge1")
-	s.Kill("edge1", "edgecore")
-	file, err := os.OpenFile(s.path("edge1", storeFile), os.O_RDWR, 0)
+// damageStore overwrites half of the store of a node, whose edgecore must not run.
+func (s *system) damageStore(node string) {
+	s.T.Helper()
+	file, err := os.OpenFile(s.path(node, storeFile), os.O_RDWR, 0)
 	s.Check(err)
 	info, err := file.Stat()
 	s.Check(err)
@@ -73,6 +69,16 @@ func TestIsland_08_DamagedStoreIsRebuiltAndPodsStay(t *testing.T) {
 	}
 	_, err = file.WriteAt(noise, 0)
 	s.Check(errors.Join(err, file.Close()))
+}
+
+// TestIsland_08: the store is damaged while the link is cut: it is set aside and named, pods stay;
+// with a link it is rebuilt, and pods stay again.
+func TestIsland_08_DamagedStoreIsRebuiltAndPodsStay(t *testing.T) {
+	s := newSystem(t)
+	before := s.Containers("edge1")
+	s.Cut("edge1")
+	s.Kill("edge1", "edgecore")
+	s.damageStore("edge1")
 	s.Start("edge1", "edgecore")
 	var aside string
 	s.WaitFor("the damaged file to be named", func(ctx context.Context) error {

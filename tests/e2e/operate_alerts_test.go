@@ -2,7 +2,9 @@ package e2e_test
 
 import (
 	"context"
+	"crypto/x509"
 	"encoding/json"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
@@ -19,11 +21,17 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/tools/clientcmd"
 	"sigs.k8s.io/yaml"
+
+	"github.com/skerry-io/skerry/common/pki"
+	"github.com/skerry-io/skerry/common/recovery"
+	"github.com/skerry-io/skerry/tests/cluster/binary"
+	"github.com/skerry-io/skerry/tests/cluster/trial"
 )
 
 // monitoring is a Prometheus and an Alertmanager that watch the trial by the project's own rules,
@@ -36,7 +44,7 @@ type monitoring struct {
 // shortened are the rules with a second in place of each minute. A day stays long: what was there
 // before is remembered for the whole test.
 func shortened(rules string) string {
-	rules = strings.NewReplacer("[1d]", "[30m]", "[1h:1m]", "[20s:1s]", "> 600", "> 10", "> 7200", "> 10", "> 120)", "> 2)").Replace(rules)
+	rules = strings.NewReplacer("connects_total[30m]", "connects_total[90s]", "refused_total[30m]", "refused_total[30s]", "[1d]", "[30m]", "[1h:1m]", "[20s:1s]", "[1h]", "[20s]", "offset 1h", "offset 20s", "> 600", "> 10", "> 7200", "> 10", "> 120)", "> 2)").Replace(rules)
 	rules = regexp.MustCompile(`\[(\d+)m\]`).ReplaceAllStringFunc(rules, func(m string) string {
 		if m == "[30m]" {
 			return m
@@ -44,7 +52,7 @@ func shortened(rules string) string {
 		return strings.TrimSuffix(m, "m]") + "s]"
 	})
 	rules = regexp.MustCompile(`for: (\d+)m`).ReplaceAllString(rules, "for: ${1}s")
-	return strings.ReplaceAll(rules, "for: 1h", "for: 60s")
+	return strings.ReplaceAll(rules, "for: 1h", "for: 20s")
 }
 
 // monitor starts both programs; they end with the test.
@@ -69,20 +77,22 @@ func (s *system) monitor() *monitoring {
 	s.Check(err)
 	write("rules.yaml", string(rules))
 
-	targets := s.targets(read("kube-state-metrics.yaml"))
-	prometheus, alertmanager := freePort(s), freePort(s)
+	targets := s.targets()
+	objects := s.kubeStateMetrics(dir, write("objects.yaml", read("kube-state-metrics.yaml")), read("kube-state-metrics-role.yaml"))
+	prom, alertmanager := freePort(s), freePort(s)
 	var scrapes strings.Builder
-	for _, name := range append(options().Replicas(), "objects") {
+	for _, name := range append(options().Replicas(), "panics") {
 		fmt.Fprintf(&scrapes, "- {job_name: %s, metrics_path: /%s, static_configs: [{targets: [%q]}]}\n", name, name, targets)
 	}
+	fmt.Fprintf(&scrapes, "- {job_name: objects, static_configs: [{targets: [%q]}]}\n", objects)
 	write("prometheus.yml", fmt.Sprintf("global: {scrape_interval: 2s, evaluation_interval: 1s}\nrule_files: [rules.yaml]\nalerting: {alertmanagers: [{static_configs: [{targets: [%q]}]}]}\nscrape_configs:\n%s",
 		alertmanager, scrapes.String()))
 	inhibit := write("alertmanager.yml", "route: {receiver: none, group_wait: 0s, group_interval: 1s}\nreceivers: [{name: none}]\n"+read("inhibit.yaml"))
 	s.runProgram(dir, "prometheus-alertmanager", "--config.file="+inhibit, "--storage.path="+filepath.Join(dir, "am"), "--web.listen-address="+alertmanager, "--cluster.listen-address=")
-	s.runProgram(dir, "prometheus", "--config.file="+filepath.Join(dir, "prometheus.yml"), "--storage.tsdb.path="+filepath.Join(dir, "tsdb"), "--web.listen-address="+prometheus)
-	m := &monitoring{s, "http://" + prometheus, "http://" + alertmanager}
+	s.runProgram(dir, "prometheus", "--config.file="+filepath.Join(dir, "prometheus.yml"), "--storage.tsdb.path="+filepath.Join(dir, "tsdb"), "--web.listen-address="+prom)
+	m := &monitoring{s, "http://" + prom, "http://" + alertmanager}
 	s.WaitFor("Prometheus to have scraped", func(ctx context.Context) error {
-		found, err := m.query(ctx, "skerry_node_link_info and on () skerry_node_pool_info")
+		found, err := m.query(ctx, "skerry_node_link_info and on () skerry:node_pool")
 		if err == nil && len(found) < 2 {
 			err = fmt.Errorf("%d links", len(found))
 		}
@@ -100,7 +110,7 @@ func freePort(s *system) string {
 
 func (s *system) runProgram(dir, name string, args ...string) {
 	s.T.Helper()
-	log, err := os.Create(filepath.Join(dir, name+".log"))
+	log, err := os.Create(filepath.Join(dir, filepath.Base(name)+".log"))
 	s.Check(err)
 	c := exec.CommandContext(context.WithoutCancel(s.T.Context()), name, args...)
 	c.Dir, c.Stdout, c.Stderr = dir, log, log
@@ -118,16 +128,10 @@ func (s *system) runProgram(dir, name string, args ...string) {
 	})
 }
 
-// targets serves the metrics of each cloudcore at /HOST, and of the cluster's objects at /objects.
-// It returns its address.
-func (s *system) targets(config string) string {
+// targets serves the metrics of each cloudcore at /HOST, and those of recovered panics of this
+// process at /panics. It returns its address.
+func (s *system) targets() string {
 	s.T.Helper()
-	admin, err := s.Trial.Admin()
-	s.Check(err)
-	objects := &objectMetrics{}
-	s.Check(yaml.Unmarshal([]byte(config), &objects.config))
-	objects.client, err = dynamic.NewForConfig(admin)
-	s.Check(err)
 	mux := http.NewServeMux()
 	for _, replica := range options().Replicas() {
 		mux.HandleFunc("/"+replica, func(w http.ResponseWriter, r *http.Request) {
@@ -139,102 +143,40 @@ func (s *system) targets(config string) string {
 			_, _ = io.WriteString(w, body)
 		})
 	}
-	mux.Handle("/objects", objects)
+	panics := prometheus.NewRegistry()
+	panics.MustRegister(recovery.Metric())
+	mux.Handle("/panics", promhttp.HandlerFor(panics, promhttp.HandlerOpts{}))
 	server := httptest.NewServer(mux)
 	s.T.Cleanup(server.Close)
 	return server.Listener.Addr().String()
 }
 
-// objectMetrics does what kube-state-metrics does with its configuration of custom resources, as
-// far as ours goes: it stands for that program, of which no module can be built here.
-type objectMetrics struct {
-	client dynamic.Interface
-	config struct {
-		Spec struct {
-			Resources []struct {
-				GroupVersionKind schema.GroupVersionKind
-				MetricNamePrefix string
-				LabelsFromPath   map[string][]string
-				Metrics          []struct {
-					Name string
-					Each struct {
-						Type  string
-						Info  struct{ LabelsFromPath map[string][]string }
-						Gauge struct {
-							Path, ValueFrom []string
-							LabelsFromPath  map[string][]string
-							NilIsZero       bool
-						}
-					}
-				}
-			}
-		}
+// kubeStateMetrics runs kube-state-metrics with our configuration and the permissions of our role,
+// which is all that its account has. It returns its address.
+func (s *system) kubeStateMetrics(dir, config, role string) string {
+	s.T.Helper()
+	paths, err := binary.Build(s.T.Context(), s.Root, "kube-state-metrics")
+	s.Check(err)
+	const account = "kube-state-metrics"
+	s.Apply("default", role+"\n---\napiVersion: rbac.authorization.k8s.io/v1\nkind: ClusterRoleBinding\nmetadata: {name: trial-"+account+"}\n"+
+		"roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: \"skerry:kube-state-metrics\"}\n"+
+		"subjects: [{apiGroup: rbac.authorization.k8s.io, kind: User, name: "+account+"}]\n")
+	s.T.Cleanup(func() {
+		s.Must(s.Run(context.Background(), "kubectl", "delete", "clusterrolebinding/trial-"+account, "clusterrole/skerry:kube-state-metrics"))
+	})
+	access, err := clientcmd.LoadFromFile(s.Trial.Kubeconfig())
+	s.Check(err)
+	for _, user := range access.AuthInfos {
+		user.Impersonate = account
 	}
-}
-
-func (o *objectMetrics) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	for _, resource := range o.config.Spec.Resources {
-		gvk := resource.GroupVersionKind
-		list, err := o.client.Resource(gvk.GroupVersion().WithResource(strings.ToLower(gvk.Kind)+"s")).List(r.Context(), metav1.ListOptions{})
-		if err != nil {
-			http.Error(w, err.Error(), http.StatusBadGateway)
-			return
-		}
-		for _, m := range resource.Metrics {
-			for i := range list.Items {
-				item := list.Items[i].Object
-				labels := labelled(item, resource.LabelsFromPath)
-				print := func(more []string, value float64) {
-					fmt.Fprintf(w, "%s_%s{%s} %g\n", resource.MetricNamePrefix, m.Name, strings.Join(slices.Concat(labels, more), ","), value)
-				}
-				if m.Each.Type == "Info" {
-					print(labelled(item, m.Each.Info.LabelsFromPath), 1)
-					continue
-				}
-				g := m.Each.Gauge
-				found, _, _ := unstructured.NestedFieldNoCopy(item, g.Path...)
-				if parts, is := found.([]any); is {
-					for _, part := range parts {
-						fields := part.(map[string]any)
-						value, _, _ := unstructured.NestedFieldNoCopy(fields, g.ValueFrom...)
-						if v, ok := numberOf(value, g.NilIsZero); ok {
-							print(labelled(fields, g.LabelsFromPath), v)
-						}
-					}
-				} else if v, ok := numberOf(found, g.NilIsZero); ok {
-					print(labelled(item, g.LabelsFromPath), v)
-				}
-			}
-		}
-	}
-}
-
-// labelled are labels; one whose path leads nowhere is left out.
-func labelled(item map[string]any, paths map[string][]string) (labels []string) {
-	for name, path := range paths {
-		if v, ok, _ := unstructured.NestedFieldNoCopy(item, path...); ok {
-			labels = append(labels, fmt.Sprintf("%s=%q", name, fmt.Sprint(v)))
-		}
-	}
-	slices.Sort(labels)
-	return labels
-}
-
-func numberOf(v any, nilIsZero bool) (float64, bool) {
-	switch v := v.(type) {
-	case nil:
-		return 0, nilIsZero
-	case int64:
-		return float64(v), true
-	case float64:
-		return v, true
-	case string:
-		if at, err := time.Parse(time.RFC3339, v); err == nil {
-			return float64(at.Unix()), true
-		}
-		return map[string]float64{"True": 1}[v], v == "True" || v == "False" || v == "Unknown"
-	}
-	return 0, false
+	kubeconfig := filepath.Join(dir, "objects.kubeconfig")
+	s.Check(clientcmd.WriteToFile(*access, kubeconfig))
+	port := func(address string) string { return address[strings.LastIndex(address, ":")+1:] }
+	metrics, own := freePort(s), freePort(s)
+	s.runProgram(dir, paths[0], "--kubeconfig="+kubeconfig, "--custom-resource-state-config-file="+config,
+		"--resources=nodes", "--metric-labels-allowlist=nodes=[skerry.io/node-pool]",
+		"--host=127.0.0.1", "--port="+port(metrics), "--telemetry-host=127.0.0.1", "--telemetry-port="+port(own))
+	return metrics
 }
 
 // result is a series of an answer.
@@ -356,7 +298,7 @@ func (s *system) monitored() {
 // What the alerts are for is done to a trial; a Prometheus and an Alertmanager with our rules send
 // each, and send it no more when it is over. A site without a link is one page, and so is a cloud
 // without cloudcore, and many links that are down at once.
-func TestOperate_06_AlertsFireAndClear(t *testing.T) {
+func TestOperate_06_AlertsOfLinksAndObjectsFireAndClear(t *testing.T) {
 	s := newSystem(t)
 	ns := s.Namespace()
 	m := s.monitor()
@@ -410,6 +352,192 @@ func TestOperate_06_AlertsFireAndClear(t *testing.T) {
 	remove()
 	m.waitOnePage("SkerryManyLinksDown")
 	m.waitPage("SkerryManyLinksDown", false)
+}
+
+// noEvents is an admission policy.
+const noEvents = `
+apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingAdmissionPolicy
+metadata: {name: no-events}
+spec:
+  matchConstraints:
+    namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: ${NAMESPACE}}}
+    resourceRules: [{apiGroups: ["", events.k8s.io], apiVersions: ["*"], operations: [CREATE, UPDATE], resources: [events]}]
+  validations: [{expression: "false"}]
+---
+apiVersion: admissionregistration.k8s.io/v1
+kind: ValidatingAdmissionPolicyBinding
+metadata: {name: no-events}
+spec: {policyName: no-events, validationActions: [Deny]}
+`
+
+// Faults of one device, by its own samples and heartbeats: each alert fires and clears.
+func TestOperate_06_AlertsOfADeviceFireAndClear(t *testing.T) {
+	s := newSystem(t)
+	s.quickSamples("edge1")
+	m := s.monitor()
+	again := func() { s.Kill("edge1", "edgecore"); s.Start("edge1", "edgecore") }
+
+	// The certificate ends in six days. It is renewed at once when more of its life is over.
+	ending := time.Now().Add(6 * 24 * time.Hour)
+	s.Kill("edge2", "edgecore")
+	s.certificateUntil("edge2", time.Now().Add(-time.Minute), ending)
+	s.Start("edge2", "edgecore")
+
+	// Without containerd the kubelet does not start.
+	s.Check(s.Trial.Stop(t.Context(), "edge1", "containerd"))
+	t.Cleanup(func() { _ = s.Trial.Start(context.Background(), "edge1", "containerd") }) // it runs, unless the test failed
+	again()
+	m.waitPage("SkerryKubeletDown edge1", true)
+	s.Start("edge1", "containerd")
+	m.waitPage("SkerryKubeletDown edge1", false)
+
+	m.waitPage("SkerryCertificateEnding edge2", true)
+	s.Kill("edge2", "edgecore")
+	s.certificateUntil("edge2", ending.Add(-120*24*time.Hour), ending)
+	s.Start("edge2", "edgecore")
+
+	s.Kill("edge1", "edgecore")
+	s.damageStore("edge1")
+	s.Start("edge1", "edgecore")
+	m.waitPage("SkerryStoreDamaged edge1", true)
+	d, err := s.deviceStatus(t.Context(), "edge1")
+	s.Check(err)
+	again()
+	m.waitPage("SkerryStoreDamaged edge1", false)
+	s.Check(os.Remove(s.path("edge1", d.Data.DamagedStore)))
+
+	m.waitPage("SkerryCertificateEnding edge2", false)
+	m.flap("edge1", 7)
+	m.waitPage("SkerryLinkFlapping edge1", true)
+
+	w := s.wrongClock(time.Now().Add(time.Hour))
+	s.Kill("edge1", "edgecore")
+	stop := w.start("edge1")
+	m.waitPage("SkerryClockOff edge1", true)
+	stop()
+	s.Start("edge1", "edgecore")
+	m.waitPage("SkerryClockOff edge1", false)
+
+	s.smallDisk("edge1", 16)
+	s.fill("edge1")
+	m.waitPage("SkerryDiskAlmostFull edge1", true)
+	s.onHost("edge1", "rm", dataDir+"/fill")
+	m.waitPage("SkerryDiskAlmostFull edge1", false)
+
+	s.reportEvents("edge1", true)
+	ns := s.Namespace()
+	s.Apply(ns, noEvents)
+	t.Cleanup(func() {
+		s.Must(s.Run(context.Background(), "kubectl", "delete", "validatingadmissionpolicybinding/no-events", "validatingadmissionpolicy/no-events"))
+	})
+	f, device, i := s.flood(s.pod(ns, "untold", "edge1")), s.device("edge1"), 0
+	s.WaitFor("an event to be refused for good", func(ctx context.Context) error {
+		i++
+		if _, err := device.CoreV1().Events(ns).Create(ctx, f.event(i, metav1.Now()), metav1.CreateOptions{}); err != nil {
+			return err
+		}
+		d, err := s.deviceStatus(ctx, "edge1")
+		if err == nil && d.Data.Outbox.Refused == 0 {
+			err = errors.New("no write was refused")
+		}
+		return err
+	})
+	m.waitPage("SkerryReportsDropped edge1", true)
+	m.waitPage("SkerryLinkFlapping edge1", false)
+	m.waitPage("SkerryReportsDropped edge1", false)
+	s.WaitReady("edge1", true)
+}
+
+// flap has a device open its link anew so many times, each time because cloudcore is restarted.
+func (m *monitoring) flap(node string, times int) {
+	s := m.s
+	s.T.Helper()
+	replicas := options().Replicas()
+	for _, other := range replicas[1:] { // or the device had another one to go to
+		s.Check(s.Trial.Stop(s.T.Context(), other, "cloudcore"))
+		s.T.Cleanup(func() { _ = s.Trial.Start(context.Background(), other, "cloudcore") }) // the device's settings may have started it
+	}
+	s.waitLinked(node)
+	s.WaitFor("a sample of "+node+" by "+replicas[0], func(ctx context.Context) error {
+		found, err := m.query(ctx, fmt.Sprintf("skerry_node_link_connects_total{node=%q, job=%q}", node, replicas[0]))
+		if err == nil && len(found) == 0 {
+			err = errors.New("there is none")
+		}
+		return err
+	})
+	for range times {
+		before, err := s.deviceStatus(s.T.Context(), node)
+		s.Check(err)
+		s.Check(s.Trial.Stop(s.T.Context(), replicas[0], "cloudcore"))
+		s.Start(replicas[0], "cloudcore")
+		s.WaitFor("the next link of "+node, func(ctx context.Context) error {
+			now, err := s.deviceStatus(ctx, node)
+			if err == nil && (!now.Link.Linked || now.Link.Epoch <= before.Link.Epoch) {
+				err = fmt.Errorf("linked: %t, session %d after %d", now.Link.Linked, now.Link.Epoch, before.Link.Epoch)
+			}
+			return err
+		})
+	}
+}
+
+// certificateUntil gives a device, whose edgecore must not run, a certificate of the cluster's CA
+// with other times for the same key.
+func (s *system) certificateUntil(node string, from, until time.Time) {
+	s.T.Helper()
+	const authority = "/var/lib/kubeplane/pki/ca"
+	var read [3][]byte
+	file := s.path(node, dataDir+"/identity/node.pem")
+	for i, path := range []string{s.path(trial.Cloud, authority+".crt"), s.path(trial.Cloud, authority+".key"), file} {
+		var err error
+		read[i], err = os.ReadFile(path)
+		s.Check(err)
+	}
+	ca, err := pki.ParseAuthority(read[0], read[1])
+	s.Check(err)
+	block, key := pem.Decode(read[2])
+	have, err := x509.ParseCertificate(block.Bytes)
+	s.Check(err)
+	cert, err := ca.Issue(&x509.Certificate{
+		Subject: have.Subject, NotBefore: from, NotAfter: until, KeyUsage: have.KeyUsage, ExtKeyUsage: have.ExtKeyUsage, BasicConstraintsValid: true,
+	}, have.PublicKey)
+	s.Check(err)
+	s.Check(os.WriteFile(file, append(pki.EncodeCertificates(cert), key...), 0o600))
+}
+
+// cloudcore may not read a resource any more: no change of it reaches a device. And a panic, which
+// is this process's: no program has a known one.
+func TestOperate_06_AlertsOfCloudcoreFireAndClear(t *testing.T) {
+	s := newSystem(t)
+	m := s.monitor()
+	roles := s.Client.RbacV1().ClusterRoles()
+	role, err := roles.Get(t.Context(), "skerry:cloudcore-data", metav1.GetOptions{})
+	s.Check(err)
+	allow := func(rules []rbacv1.PolicyRule) {
+		ctx := context.Background() // also after the test
+		now, err := roles.Get(ctx, role.Name, metav1.GetOptions{})
+		s.Check(err)
+		now.Rules = rules
+		_, err = roles.Update(ctx, now, metav1.UpdateOptions{})
+		s.Check(err)
+	}
+	t.Cleanup(func() { allow(role.Rules) })
+	without := role.DeepCopy().Rules
+	for i := range without {
+		if slices.Contains(without[i].Resources, rbacv1.ResourceAll) { // all of ours, but servicecollections
+			without[i].Resources = []string{"clusterinfos", "edgeapps", "nodeoperations", "nodeoperationsets", "nodepools", "staticroutes", "virtualips"}
+		}
+	}
+	allow(without)
+	s.Check(s.Trial.Stop(t.Context(), trial.Cloud, "kubeplane")) // or open watches would last for minutes
+	s.Start(trial.Cloud, "kubeplane")
+	recovery.Call(t.Context(), "test", func() { panic("of a test") })
+	m.waitPage("SkerryCollectionFailing", true)
+	m.waitPage("SkerryRecoveredPanic", true)
+	allow(role.Rules)
+	m.waitPage("SkerryCollectionFailing", false)
+	m.waitPage("SkerryRecoveredPanic", false)
+	s.WaitReady("edge1", true)
 }
 
 // cloudcoreSetting changes a part of cloudcore.yaml of each replica, which is started again, until

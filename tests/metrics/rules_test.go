@@ -12,7 +12,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-func metricName() *regexp.Regexp { return regexp.MustCompile(`skerry_[a-z_0-9]+`) }
+func metricName() *regexp.Regexp { return regexp.MustCompile(`\bskerry_[a-z_0-9]+`) }
 
 // Each alert uses documented metrics and has a runbook.
 func TestAlerts(t *testing.T) {
@@ -46,7 +46,7 @@ func TestAlerts(t *testing.T) {
 	for _, g := range rules.Spec.Groups {
 		for _, r := range g.Rules {
 			names := metric.FindAllString(r.Expr, -1)
-			if len(names) == 0 && !strings.Contains(r.Expr, "skerry:") || strings.Count(r.Expr, "(") != strings.Count(r.Expr, ")") || r.Labels["severity"] == "" && r.Record == "" {
+			if len(names) == 0 && r.Record == "" && !strings.Contains(r.Expr, "skerry:") || strings.Count(r.Expr, "(") != strings.Count(r.Expr, ")") || r.Labels["severity"] == "" && r.Record == "" {
 				t.Errorf("%s: %s", r.Alert, r.Expr)
 			}
 			for _, name := range names {

@@ -95,7 +95,7 @@ func fleet() *dashboard.DashboardBuilder {
 		WithPanel(list("Links, versions", "short", `skerry_node_link_info`)).
 		WithPanel(list("Devices with the largest backlog", "short", `topk(20, max by (node) (skerry_node_backlog_writes))`)).
 		WithPanel(list("Devices with the least disk", "percentunit", `bottomk(20, min by (node, filesystem) (skerry_node_filesystem_available_bytes / skerry_node_filesystem_size_bytes))`)).
-		WithPanel(list("Sites", "short", `count by (pool) (max by (node, pool) (skerry_node_pool_info{pool!=""}))`)).
+		WithPanel(list("Sites", "short", `count by (pool) (max by (node, pool) (label_replace(kube_node_labels{label_skerry_io_node_pool!=""}, "pool", "$1", "label_skerry_io_node_pool", "(.+)")))`)).
 		WithPanel(list("Virtual IPs", "short", `skerry_virtualip_info`)).
 		WithPanel(list("Static routes: nodes that lack them", "short", `skerry_staticroute_nodes_failed`)).
 		WithPanel(list("Operations: age", "s", `time() - max by (operation, node, type) (skerry_nodeoperation_created_timestamp_seconds)`))
