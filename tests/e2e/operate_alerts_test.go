@@ -408,8 +408,6 @@ func TestOperate_06_AlertsOfADeviceFireAndClear(t *testing.T) {
 	s.Check(os.Remove(s.path("edge1", d.Data.DamagedStore)))
 
 	m.waitPage("SkerryCertificateEnding edge2", false)
-	m.flap("edge1", 7)
-	m.waitPage("SkerryLinkFlapping edge1", true)
 
 	w := s.wrongClock(time.Now().Add(time.Hour))
 	s.Kill("edge1", "edgecore")
@@ -444,41 +442,8 @@ func TestOperate_06_AlertsOfADeviceFireAndClear(t *testing.T) {
 		return err
 	})
 	m.waitPage("SkerryReportsDropped edge1", true)
-	m.waitPage("SkerryLinkFlapping edge1", false)
 	m.waitPage("SkerryReportsDropped edge1", false)
 	s.WaitReady("edge1", true)
-}
-
-// flap has a device open its link anew so many times, each time because cloudcore is restarted.
-func (m *monitoring) flap(node string, times int) {
-	s := m.s
-	s.T.Helper()
-	replicas := options().Replicas()
-	for _, other := range replicas[1:] { // or the device had another one to go to
-		s.Check(s.Trial.Stop(s.T.Context(), other, "cloudcore"))
-		s.T.Cleanup(func() { _ = s.Trial.Start(context.Background(), other, "cloudcore") }) // the device's settings may have started it
-	}
-	s.waitLinked(node)
-	s.WaitFor("a sample of "+node+" by "+replicas[0], func(ctx context.Context) error {
-		found, err := m.query(ctx, fmt.Sprintf("skerry_node_link_connects_total{node=%q, job=%q}", node, replicas[0]))
-		if err == nil && len(found) == 0 {
-			err = errors.New("there is none")
-		}
-		return err
-	})
-	for range times {
-		before, err := s.deviceStatus(s.T.Context(), node)
-		s.Check(err)
-		s.Check(s.Trial.Stop(s.T.Context(), replicas[0], "cloudcore"))
-		s.Start(replicas[0], "cloudcore")
-		s.WaitFor("the next link of "+node, func(ctx context.Context) error {
-			now, err := s.deviceStatus(ctx, node)
-			if err == nil && (!now.Link.Linked || now.Link.Epoch <= before.Link.Epoch) {
-				err = fmt.Errorf("linked: %t, session %d after %d", now.Link.Linked, now.Link.Epoch, before.Link.Epoch)
-			}
-			return err
-		})
-	}
 }
 
 // certificateUntil gives a device, whose edgecore must not run, a certificate of the cluster's CA
