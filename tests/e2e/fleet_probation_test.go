@@ -13,7 +13,13 @@ import (
 func (f *fleet) restarted(node, signal string) {
 	f.T.Helper()
 	pid := func() string { return f.onHost(node, "sh", "-c", "pgrep -x edgecore || true") }
-	before := pid()
+	before := ""
+	f.WaitFor("an edgecore", func(context.Context) error { // it may be between two executions
+		if before = pid(); before == "" {
+			return errors.New("none runs")
+		}
+		return nil
+	})
 	f.onHost(node, "pkill", "-"+signal, "-x", "edgecore")
 	f.WaitFor("another edgecore", func(ctx context.Context) error {
 		var status struct{}

@@ -183,6 +183,7 @@ func remove(ctx context.Context, runtime runtimev1.RuntimeServiceClient, plan Re
 // read reads the runtime's state.
 func (m *Module) read(ctx context.Context, runtime runtimev1.RuntimeServiceClient) (State, error) {
 	s := State{Now: time.Now().Round(0), Pods: map[types.UID]Pod{}}
+	s.Unset = unset(s.Now)
 	pods, err := m.client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{
 		FieldSelector: fields.OneTermEqualSelector("spec.nodeName", m.config.NodeName).String(), ResourceVersion: "0",
 	})

@@ -42,7 +42,9 @@ type Pod struct {
 
 // State is the input of Plan.
 type State struct {
-	Now        time.Time
+	Now time.Time
+	// Unset: the clock has never been set since the boot. It will be, and then what runs is probed.
+	Unset      bool
 	Pods       map[types.UID]Pod
 	Sandboxes  []Sandbox
 	Containers []Container
@@ -60,6 +62,9 @@ type Removal struct {
 // patience is by how much the start of a running container may be later than now before it is
 // stopped: a shorter time passes by itself, and a start may take as long.
 const patience = 2 * time.Minute
+
+// unset reports whether a clock is at a time before this program was written.
+func unset(now time.Time) bool { return now.Year() < 2026 }
 
 // Plan returns the dead that hide later ones, existing or future: the kubelet takes the one with
 // the latest CreatedAt for a pod's last.
@@ -87,7 +92,7 @@ func Plan(s State) (r Removal) {
 		if c.Dead && hides && !gone[c.Sandbox] && s.restarts(c.Pod) && !s.needed(c) {
 			r.Containers = append(r.Containers, c.ID)
 		}
-		if !c.Dead && c.Unproven && c.Created.After(s.Now.Add(patience)) && s.restarts(c.Pod) && s.Pods[c.Pod].Policy == corev1.RestartPolicyAlways {
+		if !s.Unset && !c.Dead && c.Unproven && c.Created.After(s.Now.Add(patience)) && s.restarts(c.Pod) && s.Pods[c.Pod].Policy == corev1.RestartPolicyAlways {
 			r.Stops = append(r.Stops, c.ID)
 		}
 	}

@@ -83,3 +83,18 @@ func TestPlan(t *testing.T) {
 		})
 	}
 }
+
+// A device that boots in 1970 stops no container that runs: its clock will be set.
+func TestPlan_neverSet(t *testing.T) {
+	s := creationorder.State{
+		Now: at(1), Pods: map[types.UID]creationorder.Pod{"p": {Policy: corev1.RestartPolicyAlways}},
+		Sandboxes:  []creationorder.Sandbox{{ID: "s", Pod: "p", Created: at(100), Ready: true}},
+		Containers: []creationorder.Container{{ID: "a", Sandbox: "s", Pod: "p", Name: "c", Created: at(100), Unproven: true}},
+	}
+	for unset, want := range map[bool]int{false: 1, true: 0} {
+		s.Unset = unset
+		if got := creationorder.Plan(s); len(got.Stops) != want {
+			t.Errorf("unset %t: %+v", unset, got)
+		}
+	}
+}
