@@ -24,6 +24,7 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
@@ -212,7 +213,7 @@ func (f *Fleet) Allow(ctx context.Context, client kubernetes.Interface) error {
 	return edges.Allow(ctx, client, names...)
 }
 
-// Remove deletes the Node objects, once Run has returned.
+// Remove deletes the Nodes and their Leases, once Run has returned.
 func (f *Fleet) Remove(ctx context.Context, client kubernetes.Interface) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(16)
@@ -221,6 +222,10 @@ func (f *Fleet) Remove(ctx context.Context, client kubernetes.Interface) error {
 			name := f.config.Prefix + strconv.Itoa(i+1)
 			if err := client.CoreV1().Nodes().Delete(ctx, name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
 				return fmt.Errorf("deleting node %s: %w", name, err)
+			}
+			// A hollow node's Lease has no owner.
+			if err := client.CoordinationV1().Leases(corev1.NamespaceNodeLease).Delete(ctx, name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+				return fmt.Errorf("deleting the Lease of node %s: %w", name, err)
 			}
 			return nil
 		})
