@@ -351,9 +351,12 @@ func TestVIPs_10_25_RestartChangesNothingAndReleaseLeavesNothing(t *testing.T) {
 		t.Cleanup(func() {
 			s.Must(s.Run(context.Background(), "exec", node, "--", "iptables", "-t", "nat", "-D", "PREROUTING", "-d", "192.0.2.9", "-m", "comment", "--comment", mark, "-j", "ACCEPT"))
 		})
-		if there := s.rulesOf(node); there != "" {
-			t.Fatalf("before there is a Service %s has\n%s", node, there)
-		}
+		s.WaitFor(node+" to have nothing of the Services of tests before", func(context.Context) error {
+			if there := s.rulesOf(node); there != "" {
+				return errors.New(there)
+			}
+			return nil
+		})
 	}
 	s.shop()
 	s.waitShop(2)
