@@ -334,9 +334,8 @@ func (m *Module) judge(now Resources, healthy map[string]sets.Set[string], alloc
 	for uid, w := range m.waiting {
 		reason := reasons[uid]
 		switch {
-		case !present[uid]:
+		case !present[uid]: // gone, or not stored yet: then the gate, asked again, has it wait again
 			delete(m.waiting, uid)
-			continue
 		case reason != "" && reason != w.reason:
 			w.reason, w.said, w.seen = reason, false, 0
 		case reason != "":

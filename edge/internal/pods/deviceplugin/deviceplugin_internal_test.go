@@ -157,6 +157,36 @@ func TestPodsWaitForTheirPlugin(t *testing.T) {
 }
 
 // A plugin that never registers is reported after the limit, and the kubelet decides on its pods.
+// The gate is asked for a new pod before the pod is stored: a look in between does not find it. It
+// is shown nevertheless, once its devices are there.
+func TestPodThatIsNotStoredYet(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := newDevice(t)
+		if err := d.Prepare(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		d.register("one")
+		late := user("late", 1, 1)
+		if d.Withholds(late) == "" {
+			t.Fatal("it is not withheld")
+		}
+		time.Sleep(3 * time.Second)
+		if again := d.asked(); !slices.Equal(again, []string{"late"}) {
+			t.Fatalf("the gate was asked again for %v", again)
+		}
+		if _, err := d.kubelet.CoreV1().Pods(late.Namespace).Create(t.Context(), late, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		if d.Withholds(late) == "" {
+			t.Fatal("it is shown before its devices were seen")
+		}
+		time.Sleep(5 * time.Second)
+		if names := d.withheld(late); names != nil {
+			t.Errorf("withheld are %v", names)
+		}
+	})
+}
+
 func TestAPluginThatNeverComes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		waits := user("waits", 1, 1)
