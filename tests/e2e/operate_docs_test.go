@@ -174,8 +174,8 @@ func TestOperate_15_CommandsOfADevice(t *testing.T) {
 	t.Cleanup(func() {
 		_, _ = r.Run(context.WithoutCancel(t.Context()), "set", "edge1", "modules.edged.reportEvent=false")
 	}) // as tests have it
-	// The kubelet of a trial that has only begun has renewed no Lease yet: cut off now, its device would
-	// be one without a kubelet, and not one without a link.
+	// The kubelet of a trial that has only begun has renewed no Lease yet: cut off now, its device
+	// would be one without a kubelet, and not one without a link.
 	r.WaitFor("the devices to have no problem", func(ctx context.Context) error {
 		out, err := r.Run(ctx, "kubectl", "skerry", "status")
 		if err != nil {
