@@ -153,7 +153,7 @@ metadata: {name: leaves}
 apiVersion: v1
 kind: PersistentVolume
 metadata: {name: detached-%[1]s}
-spec: {capacity: {storage: 1Gi}, accessModes: [ReadWriteOnce], storageClassName: "", csi: {driver: nosuch.example, volumeHandle: %[1]s}}
+spec: {capacity: {storage: 1Gi}, accessModes: [ReadWriteOnce], storageClassName: "", claimRef: {namespace: %[1]s, name: detached}, csi: {driver: nosuch.example, volumeHandle: %[1]s}}
 ---
 apiVersion: v1
 kind: PersistentVolumeClaim
