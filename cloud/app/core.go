@@ -19,7 +19,7 @@ import (
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 )
 
-// coreWing reads the cluster for devices, and writes what they send.
+// coreWing reads the cluster for devices, and writes their reports.
 type coreWing struct {
 	wing
 	informers *kube.Informers

@@ -16,7 +16,7 @@ import (
 // hookDir, in the data directory, has the records of hooks that outlive edgecore.
 const hookDir = "hook"
 
-// newDrain makes the agent of operations; works makes what carries out upgrades, configurations and
+// newDrain makes the agent of operations; works makes the executor of upgrades, configurations and
 // image pulls.
 func newDrain(b *base, core *coreWing, vips *vip.Agent, rescue *rescue, works func(cloud *rest.Config) (*upgrade.Works, error)) (*drain.Agent, *drain.Module, error) {
 	c := b.config.Modules.Drain

@@ -69,7 +69,7 @@ func (s *system) pinned(ctx context.Context, node string) (names []string, err e
 
 // collectImages has the kubelet of a device without a link collect all images that it may, which is
 // the first of its remedies for a full disk, and waits until one that is unused is gone. The device
-// then has room again; pods that were evicted meanwhile run again.
+// then has room again; pods that were evicted in that time run again.
 func (s *system) collectImages(node string) {
 	s.T.Helper()
 	const unused = "skerry.local/unused:1"

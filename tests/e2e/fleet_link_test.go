@@ -64,7 +64,7 @@ func (f *fleet) longestRenewal() (stop func() time.Duration) {
 }
 
 // An upgrade comes down a link of 256 kbit/s that is cut 20 times, some of them until the device
-// has given its link up. The cloud sends each part of it once, but for what is in flight when the
+// has given its link up. The cloud sends each part of it once, except the bytes in flight when the
 // link is lost; the cable carries little more; and no heartbeat is so late that the link is given
 // up, or the Lease not renewed.
 func TestFleet_10_ThinLinkIsCutTwentyTimes(t *testing.T) {
@@ -87,8 +87,8 @@ func (f *fleet) hub(transport, keepalive, idle string) {
 const (
 	cuts, lasting = 20, 5 // each so many-th outlasts the link
 	moment        = 300 * time.Millisecond
-	// inFlight is what cloudcore has sent of a stream, and the device has not got: a window that a
-	// thin link keeps small, and the blocks at its ends.
+	// inFlight is the bytes of a stream that cloudcore has sent and the device has not received: a
+	// window that a thin link keeps small, and the blocks at its ends.
 	inFlight = 64 << 10
 )
 

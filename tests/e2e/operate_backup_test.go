@@ -193,8 +193,8 @@ func TestOperate_14_CopyOfADeviceIsRefused(t *testing.T) {
 	}
 }
 
-// copyDisk gives a device, until the test ends, what another one whose edgecore is stopped has in a
-// directory. It leaves the edgecore of both stopped.
+// copyDisk gives a device, until the test ends, a copy of a directory of another one, whose
+// edgecore is stopped. It leaves the edgecore of both stopped.
 func (s *system) copyDisk(from, to, dir string) {
 	s.T.Helper()
 	own, aside := s.path(to, dir), s.path(to, dir+".own")

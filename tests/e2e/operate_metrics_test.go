@@ -120,7 +120,7 @@ func (s *system) receiveMetrics() *metricsReceiver {
 }
 
 // quickSamples has a device sample each second in place of each minute, until the test ends; with
-// SKERRY_MINUTE, as often as that says.
+// SKERRY_MINUTE, once in that time.
 func (s *system) quickSamples(node string) (every time.Duration) {
 	s.T.Helper()
 	const interval, send = "modules.nodeMetrics.interval=", "modules.nodeMetrics.sendInterval="

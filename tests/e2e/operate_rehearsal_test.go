@@ -188,8 +188,8 @@ spec: {devices: {requests: [{name: card, exactly: {deviceClassName: nosuch}}]}}
 	return s.WaitPods(ns, "starts=true", "edge1", starts)
 }
 
-// seedCauses takes away what pods started with: an image, objects and a key, the credentials of an
-// image, and a device plugin.
+// seedCauses removes things that pods started with: an image, objects and a key, the credentials of
+// an image, and a device plugin.
 func (s *system) seedCauses(ns string, pods []corev1.Pod) {
 	s.T.Helper()
 	s.onHost("edge1", "ctr", "--namespace=k8s.io", "images", "rm", goneImage)

@@ -10,8 +10,8 @@ import (
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
 
-// TestFleet_05: the power is cut while an upgrade switches, and what the kernel has not written to
-// the disk is lost. The machine boots, its pods run again, and the upgrade is confirmed.
+// TestFleet_05: the power is cut while an upgrade switches, and unsynced data is lost. The machine
+// boots, its pods run again, and the upgrade is confirmed.
 func TestFleet_05_PowerIsCutDuringASwitch(t *testing.T) {
 	f := newFleet(t)
 	for n, step := range []string{`[^}]*}`, `.*"starts":1`}[:times(2)] { // it is armed; its first start is counted

@@ -23,8 +23,8 @@ var (
 	ErrNoRoom    = errors.New("there is no room on the disk")
 )
 
-// Interrupted is an error of the source, or of the way to it: what has come stays, and another
-// Fetch continues behind it.
+// Interrupted is an error of the source, or of the way to it: the bytes that have arrived stay,
+// and another Fetch continues after them.
 type Interrupted struct{ error }
 
 func (e Interrupted) Unwrap() error { return e.error }

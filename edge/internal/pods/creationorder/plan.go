@@ -43,7 +43,8 @@ type Pod struct {
 // State is the input of Plan.
 type State struct {
 	Now time.Time
-	// Unset: the clock has never been set since the boot. It will be, and then what runs is probed.
+	// Unset: the clock has never been set since the boot. It will be, and then running containers
+	// are probed.
 	Unset      bool
 	Pods       map[types.UID]Pod
 	Sandboxes  []Sandbox

@@ -19,8 +19,8 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// A kubelet that has run before starts on a full disk, of which it removes what nobody needs; a
-// first one waits for room.
+// A kubelet that has run before starts on a full disk, and removes unused images and dead
+// containers; a first one waits for room.
 func TestFullDisk(t *testing.T) { smalldisk.Run(t, "full") }
 
 func fullDisk(dir string) error {

@@ -13,7 +13,7 @@ import (
 )
 
 // A resolver is the resolv.conf of the kubelet: a link to the configured one, or, while that is
-// missing, to one that says what the kubelet says without one (resolvConf: ""). The kubelet reads
+// missing, to one with the content that pods get with resolvConf: "". The kubelet reads
 // it for each sandbox, and creates none while it is missing. On many devices it is a link to a file
 // in /run that a DHCP client writes: a device that boots where no DHCP server answers has none.
 type resolver struct {

@@ -1,7 +1,6 @@
 package images_test
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"net/http"
@@ -17,17 +16,16 @@ import (
 	"k8s.io/client-go/rest"
 	runtimev1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/skerry-io/skerry/edge/internal/pods/cri"
 	"github.com/skerry-io/skerry/edge/internal/pods/images"
 )
 
 // alwaysPod pulls the image at each start; it has run with it, or has not.
 func alwaysPod(ran bool) corev1.Pod {
 	p := corev1.Pod{ObjectMeta: metav1.ObjectMeta{UID: "p"}}
-	p.Spec.Containers = []corev1.Container{{Name: "c", Image: "registry.example/till", ImagePullPolicy: corev1.PullAlways}}
+	p.Spec.Containers = []corev1.Container{{Name: "c", Image: "images.example/till", ImagePullPolicy: corev1.PullAlways}}
 	p.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "c"}}
 	if ran {
-		p.Status.ContainerStatuses[0].ImageID = "registry.example/till@sha256:1"
+		p.Status.ContainerStatuses[0].ImageID = "images.example/till@sha256:1"
 	}
 	return p
 }
@@ -35,8 +33,8 @@ func alwaysPod(ran bool) corev1.Pod {
 // A pod that pulls at each start gets, without a link and while the registry does not answer, the
 // image with which it has run before, and no other pod does.
 func TestPullWithoutALink(t *testing.T) {
-	const image = "registry.example/till:latest"
-	unreachable := errors.New(`failed to resolve reference "registry.example/till:latest": failed to do request: Head "https://registry.example/v2/till/manifests/latest": dial tcp: lookup registry.example: no such host`)
+	const image = "images.example/till:latest"
+	unreachable := errors.New(`failed to resolve reference "images.example/till:latest": failed to do request: Head "https://images.example/v2/till/manifests/latest": dial tcp: lookup images.example: no such host`)
 	refused := errors.New("failed to resolve reference: pull access denied, repository does not exist or may require authorization")
 	tests := map[string]struct {
 		linked  bool
@@ -47,10 +45,10 @@ func TestPullWithoutALink(t *testing.T) {
 		images  []string
 		want    string // reference; "": the failure
 	}{
-		"ran before":                   {false, unreachable, "p", true, true, []string{image}, "registry.example"},
-		"no answer":                    {false, status.Error(codes.DeadlineExceeded, "x"), "p", true, true, []string{image}, "registry.example"},
-		"its status has been replaced": {false, unreachable, "p", true, false, []string{image}, "registry.example"},
-		"ran since":                    {false, unreachable, "p", false, true, []string{image}, "registry.example"},
+		"ran before":                   {false, unreachable, "p", true, true, []string{image}, "images.example"},
+		"no answer":                    {false, status.Error(codes.DeadlineExceeded, "x"), "p", true, true, []string{image}, "images.example"},
+		"its status has been replaced": {false, unreachable, "p", true, false, []string{image}, "images.example"},
+		"ran since":                    {false, unreachable, "p", false, true, []string{image}, "images.example"},
 		"never ran":                    {false, unreachable, "p", false, false, []string{image}, ""},
 		"another pod":                  {false, unreachable, "other", true, true, []string{image}, ""},
 		"no pod":                       {false, unreachable, "", true, true, []string{image}, ""},
@@ -77,16 +75,8 @@ func TestPullWithoutALink(t *testing.T) {
 				t.Fatal(err)
 			}
 			ran = test.now
-			ctx, cancel := context.WithCancel(t.Context())
-			ready, done := make(chan struct{}), make(chan error, 1)
-			go func() { done <- s.Serve(ctx, func() { close(ready) }) }()
-			<-ready
-			conn, err := cri.Dial(socket)
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer conn.Close()
-			answer, err := runtimev1.NewImageServiceClient(conn).PullImage(ctx, &runtimev1.PullImageRequest{
+			client, stop := serve(t, s, socket)
+			answer, err := client.PullImage(t.Context(), &runtimev1.PullImageRequest{
 				Image:         &runtimev1.ImageSpec{Image: image},
 				SandboxConfig: &runtimev1.PodSandboxConfig{Metadata: &runtimev1.PodSandboxMetadata{Uid: test.uid}},
 			})
@@ -96,10 +86,7 @@ func TestPullWithoutALink(t *testing.T) {
 			if err != nil && !strings.Contains(err.Error(), status.Convert(test.failure).Message()) {
 				t.Errorf("the failure is %v, want the runtime's", err)
 			}
-			cancel()
-			if err := <-done; err != nil {
-				t.Error(err)
-			}
+			stop()
 		})
 	}
 }
@@ -111,12 +98,12 @@ func TestUsed(t *testing.T) {
 	init.UID = "i"
 	const always = corev1.PullAlways
 	init.Spec.InitContainers = []corev1.Container{
-		{Name: "first", Image: "registry.example/a", ImagePullPolicy: always}, {Name: "second", Image: "registry.example/b", ImagePullPolicy: always},
-		{Name: "third", Image: "registry.example/c", ImagePullPolicy: corev1.PullIfNotPresent},
+		{Name: "first", Image: "images.example/a", ImagePullPolicy: always}, {Name: "second", Image: "images.example/b", ImagePullPolicy: always},
+		{Name: "third", Image: "images.example/c", ImagePullPolicy: corev1.PullIfNotPresent},
 	}
 	init.Status.InitContainerStatuses = []corev1.ContainerStatus{{Name: "first", ImageID: "x"}, {Name: "second"}, {Name: "third", ImageID: "x"}}
-	init.Spec.Volumes = []corev1.Volume{{VolumeSource: corev1.VolumeSource{Image: &corev1.ImageVolumeSource{Reference: "registry.example/v", PullPolicy: always}}}}
-	want := map[string][]string{"hash": {"registry.example/till:latest"}, "i": {"registry.example/a:latest", "registry.example/till:latest", "registry.example/v:latest"}}
+	init.Spec.Volumes = []corev1.Volume{{VolumeSource: corev1.VolumeSource{Image: &corev1.ImageVolumeSource{Reference: "images.example/v", PullPolicy: always}}}}
+	want := map[string][]string{"hash": {"images.example/till:latest"}, "i": {"images.example/a:latest", "images.example/till:latest", "images.example/v:latest"}}
 	if diff := cmp.Diff(want, images.Used([]corev1.Pod{static, init, alwaysPod(false)})); diff != "" {
 		t.Error(diff)
 	}

@@ -149,7 +149,7 @@ APT::Sandbox::User "root"; DPkg::Options { "--root=%[2]s"; };`, h.root, h.root))
 	}
 }
 
-// raucPackages are RAUC and what it needs, of Debian 12.
+// raucPackages are RAUC and its dependencies, of Debian 12.
 const raucPackages = "rauc squashfs-tools libcurl3-gnutls libfdisk1 libglib2.0-0 libjson-glib-1.0-0 liblzo2-2"
 
 // With RAUC and its service: a prefetch verifies the bundle and writes no slot; the update writes

@@ -1,0 +1,173 @@
+package upgrade_test
+
+import (
+	"os"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/skerry-io/skerry/common/api/v1alpha1"
+	"github.com/skerry-io/skerry/common/protocol"
+	"github.com/skerry-io/skerry/edge/internal/agents/drain"
+	"github.com/skerry-io/skerry/edge/internal/core/launch"
+)
+
+// A trial is confirmed once it is healthy, whichever of its starts that is.
+func TestTrialIsConfirmed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, o := newTrial(t)
+		s.checks = []v1alpha1.HealthCheck{{Name: "wanted", ExitCode: 3}}
+		work, _ := s.do(o)
+		if work.Ended != drain.Done || work.Reason != v1alpha1.OperationConfirmed || work.Upgrade.Starts != 1 || len(work.Checks) != 1 {
+			t.Errorf("%+v", work)
+		}
+		state, err := s.directory.Load()
+		s.check(err)
+		if raw, err := os.ReadFile(s.directory.Program(state.Confirmed.Slot)); string(raw) != "program" {
+			t.Errorf("slot %q has %q, %v", state.Confirmed.Slot, raw, err)
+		}
+		// Its end may have been lost in a crash.
+		o.Work.Ended = ""
+		if work, _ := s.do(o); work.Reason != v1alpha1.OperationConfirmed {
+			t.Errorf("a second time: %+v", work)
+		}
+	})
+}
+
+// Problems are a verdict: the version is rejected until retry is raised.
+func TestTrialGoesBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSystem(t)
+		s.add("v1.4.0", "program", nil)
+		o := operation(upgradeTo("v1.4.0"))
+		s.do(o)
+		s.problems = []string{"the node is not Ready by this process"}
+		if _, restarts := s.do(o); !restarts {
+			t.Fatalf("an unhealthy trial: %+v", o.Work)
+		}
+		s.problems = nil
+		work, _ := s.do(o)
+		if work.Ended != drain.Failed || work.Reason != v1alpha1.OperationRolledBack || !strings.Contains(work.Message, "not Ready") || work.Output != "the end of the log" {
+			t.Errorf("%+v", work)
+		}
+		again := operation(upgradeTo("v1.4.0"))
+		again.Name = "two"
+		if work, _ := s.do(again); work.Reason != v1alpha1.OperationRejected {
+			t.Errorf("another operation: %+v", work)
+		}
+		again.Spec.Retry, again.Work = 1, nil
+		if _, restarts := s.do(again); !restarts {
+			t.Errorf("with a retry: %+v", again.Work)
+		}
+	})
+}
+
+// Without a link the previous version decides: if it has a link, the new version is at fault;
+// otherwise not.
+func TestTrialWithoutALink(t *testing.T) {
+	for name, network := range map[string]bool{"the version is at fault": true, "the network is at fault": false} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newSystem(t)
+				s.add("v1.4.0", "program", nil)
+				o := operation(upgradeTo("v1.4.0"))
+				s.do(o)
+				s.linked = false
+				if _, restarts := s.do(o); !restarts {
+					t.Fatalf("a trial without a link: %+v", o.Work)
+				}
+				s.linked = network
+				work, _ := s.do(o)
+				if network != (work.Reason == v1alpha1.OperationRolledBack) {
+					t.Fatalf("%+v", work)
+				}
+				if network {
+					return
+				}
+				if work.Ended != "" || work.Tried || !strings.Contains(work.Message, "network was down") {
+					t.Errorf("it waits: %+v", work)
+				}
+				s.linked = true
+				if _, restarts := s.do(o); !restarts {
+					t.Errorf("with a link again: %+v", o.Work)
+				}
+				if work, _ := s.do(o); work.Reason != v1alpha1.OperationConfirmed {
+					t.Errorf("%+v", work)
+				}
+			})
+		})
+	}
+}
+
+// A confirmed version that crashes three times in its probation has gone back, and its operation
+// learns of it.
+func TestCrashesOverturn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSystem(t)
+		s.add("v1.4.0", "program", nil)
+		o := operation(upgradeTo("v1.4.0"))
+		s.do(o)
+		s.do(o)
+		for range 3 {
+			state, err := s.directory.Load()
+			s.check(err)
+			state, _ = state.Start(launch.Facts{Boot: "1", Now: time.Now()})
+			_, err = s.directory.Save(state)
+			s.check(err)
+		}
+		w, _ := s.process()
+		is, message, output := w.Overturned()
+		other := operation(upgradeTo("v1.4.0"))
+		other.Name = "another"
+		if is == nil || !is(*o) || is(*other) || !strings.Contains(message, "crashed 3 times") || output == "" {
+			t.Fatalf("%v, %q, %q", is, message, output)
+		}
+		s.check(w.NoteOverturned())
+		if is, _, _ := w.Overturned(); is != nil {
+			t.Error("it is told twice")
+		}
+	})
+}
+
+// A configuration, and a version whose file is on the device, are not tried without a link: such a
+// trial would be healthy without one, and the device lost.
+func TestNoTrialWithoutALink(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSystem(t)
+		s.linked = false
+		o := operation(v1alpha1.NodeOperationSpec{Operation: v1alpha1.OperationConfig, Config: &v1alpha1.ConfigSpec{Patch: "log: {verbosity: 3}"}})
+		for _, rescue := range []protocol.Window{{}, {Min: 98, Max: 99}} {
+			s.rescue = rescue
+			if work, restarts := s.do(o); restarts || work.Tried || work.Message != "waits for the link" || work.Next.IsZero() {
+				t.Errorf("a configuration: restarts %t, %+v", restarts, work)
+			}
+		}
+		s.linked, s.rescue = true, protocol.Window{}
+		s.add("v1.4.0", "program", nil)
+		s.fetched = func() { s.linked = false }
+		o = operation(upgradeTo("v1.4.0"))
+		if work, restarts := s.do(o); restarts || work.Tried || work.Message != "waits for the link" {
+			t.Errorf("an upgrade whose link is cut after the download: restarts %t, %+v", restarts, work)
+		}
+		s.linked = true
+		if _, restarts := s.do(o); !restarts || o.Work.Offline {
+			t.Errorf("with a link: %+v", o.Work)
+		}
+	})
+}
+
+// A trial that skerry-launch can't count, as on a full disk, is not begun again and again.
+func TestFleet_13_FullDiskBeginsNoTrial(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, o := newTrial(t)
+		s.directory.Disk = &disk{full: true}
+		if work, restarts := s.do(o); restarts || !work.Tried || !strings.Contains(work.Message, "no space left") || work.Next.IsZero() {
+			t.Errorf("restarts %t, %+v", restarts, work)
+		}
+		s.directory.Disk = launch.System{}
+		if work, _ := s.do(o); work.Reason != v1alpha1.OperationConfirmed {
+			t.Errorf("with room: %+v", work)
+		}
+	})
+}
