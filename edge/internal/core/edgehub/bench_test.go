@@ -5,6 +5,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"net"
 	"strings"
 	"sync"
 	"testing"
@@ -33,6 +34,7 @@ type network struct {
 	mu    sync.Mutex
 	dial  func(address string) error // nil: connected; errHang: no answer
 	dials []dial
+	last  net.Conn // of the last link
 }
 
 type dial struct {
@@ -61,12 +63,27 @@ func (n *network) Dial(ctx context.Context, address string) (link.Conn, error) {
 			return nil, err
 		}
 	}
-	edge, cloud := linktest.Pipe(n.t, linktest.PipeOptions{Cloud: &x509.Certificate{}})
+	edge, cloud := linktest.Pipe(n.t, linktest.PipeOptions{Cloud: &x509.Certificate{}, WrapEdge: func(c net.Conn) net.Conn {
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		n.last = c
+		return c
+	}})
 	select {
 	case n.conns <- cloud:
 		return edge, nil
 	case <-ctx.Done():
 		return nil, ctx.Err()
+	}
+}
+
+// sever ends the last link without a close frame, as a reset of its connection does.
+func (n *network) sever() {
+	n.t.Helper()
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if err := n.last.Close(); err != nil {
+		n.t.Fatal(err)
 	}
 }
 

@@ -77,7 +77,8 @@ type Config struct {
 	// SlowRetry is the time between two tries at a server whose refusal won't pass by
 	// itself: 5 min.
 	SlowRetry time.Duration
-	// Steady is how long a link must have lasted for its end to be no sign of trouble: 1 min.
+	// Steady is how long a link must have lasted for its end to be no sign of trouble: 1 min. The
+	// back-off after a shorter one grows, unless it worked until the network ended it.
 	Steady time.Duration
 	// DialTimeout is for a transport to connect, with all handshakes: 15 s. WelcomeTimeout is
 	// for the cloud's answer to Hello: 25 s, because a cloud may first have to end an earlier

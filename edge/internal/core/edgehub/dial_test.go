@@ -79,6 +79,65 @@ func TestHub_SilentCutOf60s_IsOverWithinASecond(t *testing.T) {
 	})
 }
 
+// A thin link flaps: each session works for a while, and then its connection is reset. The back-off
+// grows after sessions that brought nothing, that the cloud closed, or that ended at once.
+func TestHub_LinkThatFlaps(t *testing.T) {
+	const sessions = 40
+	for name, c := range map[string]struct {
+		lasts       time.Duration
+		carries     bool
+		end         func(*bench, *cloud)
+		least, most time.Duration // that all waits last together
+	}{
+		"worked":                   {15 * time.Second, true, reset, 0, sessions * time.Second},
+		"worked for seconds":       {5 * time.Second, true, reset, sessions * 2 * time.Second, sessions * 8 * time.Second},
+		"carried only heartbeats":  {15 * time.Second, false, reset, sessions * 10 * time.Second, sessions * 20 * time.Second},
+		"ended at once":            {0, true, reset, sessions * 6 * time.Second, sessions * 14 * time.Second},
+		"ended at once and silent": {0, false, reset, sessions * 10 * time.Second, sessions * 20 * time.Second},
+		"ended by the cloud": {
+			15 * time.Second, true, func(_ *bench, c *cloud) { c.close(link.CloseInternal, "trouble") },
+			sessions * 10 * time.Second, sessions * 20 * time.Second,
+		},
+		"given up by the cloud": {
+			40 * time.Second, true, func(_ *bench, c *cloud) { c.close(link.CloseTimeout, "no heartbeat") }, 0, sessions * time.Second,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				b := newBench(t, nil)
+				var waits time.Duration
+				for range sessions {
+					l := b.open()
+					if c.carries {
+						l.send(topic.APIRequest.New(message.Resource{}, &topicpb.APIRequest{Path: "/"}))
+						b.next()
+					}
+					keep, stop := context.WithCancel(t.Context())
+					go l.keep(keep)
+					time.Sleep(c.lasts)
+					stop()
+					c.end(b, l)
+					ended := time.Now()
+					b.down()
+					select {
+					case conn := <-b.network.conns:
+						waits += time.Since(ended)
+						go func() { b.network.conns <- conn }()
+					case <-time.After(time.Hour):
+						t.Fatal("no link within an hour")
+					}
+				}
+				b.open()
+				if waits < c.least || waits > c.most {
+					t.Errorf("%d waits lasted %v, want %v to %v", sessions, waits, c.least, c.most)
+				}
+			})
+		})
+	}
+}
+
+func reset(b *bench, _ *cloud) { b.network.sever() }
+
 func TestHub_WakesUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t, nil)

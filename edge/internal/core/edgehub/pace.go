@@ -25,6 +25,11 @@ const (
 	nearBackoffs = 4
 )
 
+// worked bounds the wait after a session that carried messages of the cloud until the network ended
+// it: on average a device begins no more than one such session in this time, as a session costs the
+// cloud a handshake and a comparison of its sets. One that lasted for as long resets the back-off.
+const worked = 10 * time.Second
+
 // versionTries is how often in a row an address may answer with another protocol before it is
 // skipped for SlowRetry: one name may have several replicas, and while they are upgraded one after
 // another each attempt may reach another. The back-off applies between them.
@@ -95,8 +100,13 @@ func (p *pace) eager(now time.Time) bool { return p.silent && p.early(now) }
 // early reports whether the failures began recently.
 func (p *pace) early(now time.Time) bool { return now.Sub(p.since) < p.config.Eager }
 
-// failed notes that a try at server ended without a session, or with one that did not last.
+// failed notes that a try at server ended without a session.
 func (p *pace) failed(server string, now time.Time, err error) {
+	p.fail(server, now, err, p.config.BackoffMax)
+}
+
+// fail is failed, or the end of a session that did not last; most bounds the back-off.
+func (p *pace) fail(server string, now time.Time, err error, most time.Duration) {
 	p.hold(server, now, err)
 	p.silent, p.near, p.portClosed = silence(err), link.Refused(err), errors.Is(err, syscall.ECONNREFUSED)
 	if end, ok := errors.AsType[*link.CloseError](err); ok && end.Code == link.CloseReplaced {
@@ -112,7 +122,7 @@ func (p *pace) failed(server string, now time.Time, err error) {
 		clear(p.tried)
 		p.rounds++
 		// Full jitter: https://aws.amazon.com/blogs/architecture/exponential-backoff-and-jitter/
-		p.notBefore = now.Add(time.Duration(p.random() * float64(p.ceiling(now))))
+		p.notBefore = now.Add(time.Duration(p.random() * float64(p.ceiling(now, most))))
 	}
 }
 
@@ -121,11 +131,10 @@ func (p *pace) untried(now time.Time) bool {
 	return slices.ContainsFunc(p.servers, func(s string) bool { return !p.tried[s] && !p.holds[s].After(now) })
 }
 
-// ceiling is the longest back-off of this round. Where connections are refused it stays low at
-// first: a load balancer still sends some connections to a dead replica, and the next one may reach
-// a live one. In that time the node's Lease must not run out.
-func (p *pace) ceiling(now time.Time) time.Duration {
-	most := p.config.BackoffMax
+// ceiling is the longest back-off of this round, and at most most. Where connections are refused it
+// stays low at first: a load balancer still sends some connections to a dead replica, and the next
+// one may reach a live one. In that time the node's Lease must not run out.
+func (p *pace) ceiling(now time.Time, most time.Duration) time.Duration {
 	if p.near && p.early(now) {
 		most = min(most, nearBackoffs*p.config.BackoffMin)
 		if p.portClosed && now.Sub(p.since) < soon {
@@ -141,20 +150,35 @@ func (p *pace) ceiling(now time.Time) time.Duration {
 	return min(d, most)
 }
 
-// ended notes that a session with server ended after it had lasted for so long.
-func (p *pace) ended(server string, now time.Time, lasted time.Duration, err error) {
+// ended notes that a session with server ended after it had lasted for so long; carried: it brought
+// messages of the cloud.
+func (p *pace) ended(server string, now time.Time, lasted time.Duration, carried bool, err error) {
 	p.since = now
 	if end, ok := errors.AsType[*link.CloseError](err); lasted >= p.config.Steady || !ok || end.Code != link.CloseReplaced {
 		p.replaced = 0
 	}
 	if lasted < p.config.Steady {
-		p.failed(server, now, err)
+		most := p.config.BackoffMax
+		if carried && networkEnded(err) {
+			if lasted >= worked {
+				p.rounds = 0
+			}
+			// The jitter halves it on average.
+			most = min(most, max(p.config.BackoffMin, 2*(worked-lasted)))
+		}
+		p.fail(server, now, err, most)
 		return
 	}
 	clear(p.tried)
 	p.rounds, p.silent, p.near = 0, silence(err), false
 	p.hold(server, now, err)
 	p.notBefore = now
+}
+
+// networkEnded reports whether the network ended a session, and neither end refused to go on.
+func networkEnded(err error) bool {
+	end, ok := errors.AsType[*link.CloseError](err)
+	return ok && (end.Code == link.CloseNetwork || end.Code == link.CloseTimeout)
 }
 
 // renewed notes that we ended a session ourselves because a new one is wanted.

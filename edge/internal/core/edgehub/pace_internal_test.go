@@ -80,7 +80,7 @@ func TestPace_StaysNearWhereConnectionsAreRefused(t *testing.T) {
 				c.config.Servers = []string{"a:1"}
 				p := newPace(c.config.withDefaults(), func() float64 { return random }, epochZero)
 				now := epochZero
-				p.ended("a:1", now, time.Hour, &link.CloseError{Code: link.CloseNetwork, Err: io.EOF})
+				p.ended("a:1", now, time.Hour, true, &link.CloseError{Code: link.CloseNetwork, Err: io.EOF})
 				try := func() time.Duration {
 					p.started("a:1", now)
 					p.failed("a:1", now, c.err)
@@ -202,7 +202,7 @@ func TestPace_AnotherReplicaMayBeBehindTheSameAddress(t *testing.T) {
 		now = now.Add(wait)
 	}
 	p.started("balancer:1", now)
-	p.ended("balancer:1", now, time.Hour, errRefused)
+	p.ended("balancer:1", now, time.Hour, true, errRefused)
 	p.failed("balancer:1", now, other)
 	if wait := p.after(now); wait > 30*time.Second {
 		t.Errorf("after a session the next try comes after %v", wait)
@@ -212,7 +212,7 @@ func TestPace_AnotherReplicaMayBeBehindTheSameAddress(t *testing.T) {
 func TestPace_SilentNetworkIsTriedEagerly_ThenLessAndLess(t *testing.T) {
 	p := testPace(0.5, "a:1")
 	now := epochZero
-	p.ended("a:1", now, time.Hour, &link.CloseError{Code: link.CloseTimeout})
+	p.ended("a:1", now, time.Hour, true, &link.CloseError{Code: link.CloseTimeout})
 	if got := p.after(now); got != 0 {
 		t.Errorf("the first try comes after %v", got)
 	}
@@ -243,15 +243,27 @@ func TestPace_SilentNetworkIsTriedEagerly_ThenLessAndLess(t *testing.T) {
 
 func TestPace_EndOfASession(t *testing.T) {
 	gone := &link.CloseError{Code: link.CloseShutdown, Remote: true}
+	lost := &link.CloseError{Code: link.CloseNetwork, Err: io.EOF}
+	silent := &link.CloseError{Code: link.CloseTimeout, Remote: true}
 	for name, c := range map[string]struct {
 		lasted   time.Duration
+		carried  bool
 		failures int
+		err      error
 		want     time.Duration
 	}{
-		"lasted":                     {time.Minute, 0, 0},
-		"lasted, after much trouble": {time.Minute, 6, 0},
-		"short":                      {59 * time.Second, 0, 500 * time.Millisecond},
-		"short, after much trouble":  {59 * time.Second, 6, 15 * time.Second},
+		"lasted":                     {time.Minute, true, 0, gone, 0},
+		"lasted, after much trouble": {time.Minute, true, 6, gone, 0},
+		"short":                      {59 * time.Second, true, 0, gone, 500 * time.Millisecond},
+		"short, after much trouble":  {59 * time.Second, true, 6, gone, 15 * time.Second},
+
+		"lost":                             {10 * time.Second, true, 6, lost, 500 * time.Millisecond},
+		"given up by the cloud":            {40 * time.Second, true, 6, silent, 500 * time.Millisecond},
+		"lost soon":                        {4 * time.Second, true, 6, lost, 6 * time.Second},
+		"lost soon, the first time":        {4 * time.Second, true, 0, lost, 500 * time.Millisecond},
+		"lost at once":                     {0, true, 6, lost, 10 * time.Second},
+		"lost, with answers of heartbeats": {59 * time.Second, false, 6, lost, 15 * time.Second},
+		"not understood":                   {59 * time.Second, true, 6, &link.CloseError{Code: link.CloseProtocol}, 15 * time.Second},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := testPace(0.5, "a:1")
@@ -259,7 +271,7 @@ func TestPace_EndOfASession(t *testing.T) {
 				p.started("a:1", epochZero)
 				p.failed("a:1", epochZero, errRefused)
 			}
-			p.ended("a:1", epochZero, c.lasted, gone)
+			p.ended("a:1", epochZero, c.lasted, c.carried, c.err)
 			if got := p.after(epochZero); got != c.want {
 				t.Errorf("next after %v, want %v", got, c.want)
 			}
@@ -276,7 +288,7 @@ func TestPace_AnotherReplicaHasRoom(t *testing.T) {
 		p := testPace(random, "a:1", "b:1", "c:1")
 		first, _ := p.pick()
 		p.started(first, epochZero)
-		p.ended(first, epochZero, 3*time.Minute, leave)
+		p.ended(first, epochZero, 3*time.Minute, true, leave)
 		second, at := p.pick()
 		if second == first || at.After(epochZero) {
 			t.Errorf("after a session with %s: %s at %v", first, second, at)
@@ -289,7 +301,7 @@ func TestPace_AnotherReplicaHasRoom(t *testing.T) {
 
 		p = testPace(random, "balancer:1")
 		p.started("balancer:1", epochZero)
-		p.ended("balancer:1", epochZero, 3*time.Minute, leave)
+		p.ended("balancer:1", epochZero, 3*time.Minute, true, leave)
 		if got := p.after(epochZero); got != 0 {
 			t.Errorf("after a session: %v", got)
 		}
@@ -304,16 +316,16 @@ func TestPace_AnotherReplicaHasRoom(t *testing.T) {
 func TestPace_KnowsANameThatIsTaken(t *testing.T) {
 	replaced := &link.CloseError{Code: link.CloseReplaced, Remote: true}
 	p := testPace(0.5, "a:1")
-	p.ended("a:1", epochZero, time.Second, replaced)
+	p.ended("a:1", epochZero, time.Second, true, replaced)
 	if p.taken() {
 		t.Error("once may be our own earlier session")
 	}
 	p.failed("a:1", epochZero, errNoRoute) // no information
-	p.ended("a:1", epochZero, time.Second, replaced)
+	p.ended("a:1", epochZero, time.Second, true, replaced)
 	if !p.taken() {
 		t.Error("twice in a row is another device")
 	}
-	p.ended("a:1", epochZero, time.Hour, replaced)
+	p.ended("a:1", epochZero, time.Hour, true, replaced)
 	if p.taken() {
 		t.Error("a session that lasted ends the suspicion")
 	}

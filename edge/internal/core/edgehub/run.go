@@ -68,7 +68,7 @@ func (h *Hub) link(ctx context.Context, port Port) {
 			continue
 		}
 		h.countOn(err)
-		p.ended(server, now, now.Sub(s.since), err)
+		p.ended(server, now, now.Sub(s.since), s.carried.Load(), err)
 		h.troubled(ctx, p, server, err)
 	}
 }

@@ -56,6 +56,7 @@ type session struct {
 	since     time.Time
 
 	heard      atomic.Bool  // a message was received since the last check
+	carried    atomic.Bool  // the cloud sent a message for a module or a part; answers to heartbeats don't count
 	delivering atomic.Bool  // the read loop waits for a module: silence is our own doing then
 	lastHeard  atomic.Int64 // Unix nanoseconds
 	renew      atomic.Bool  // a module asked for another session
@@ -200,11 +201,13 @@ func (s *session) deliver(ctx context.Context, port Port, m message.Message) err
 		return &link.CloseError{Code: link.CloseProtocol, Reason: fmt.Sprintf("%s out of turn", m.Key())}
 	}
 	if handle, ok := s.parts[m.Route.Kind]; ok {
+		s.carried.Store(true)
 		return handle(ctx, m)
 	}
 	if s.rescue {
 		return &link.CloseError{Code: link.CloseProtocol, Reason: fmt.Sprintf("%s in a rescue session", m.Key())}
 	}
+	s.carried.Store(true)
 	s.delivering.Store(true)
 	defer s.delivering.Store(false)
 	m.Header.Session = s.epoch
