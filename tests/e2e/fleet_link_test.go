@@ -68,14 +68,11 @@ func (f *fleet) longestRenewal() (stop func() time.Duration) {
 // link is lost; the cable carries little more; and no heartbeat is so late that the link is given
 // up, or the Lease not renewed.
 func TestFleet_10_ThinLinkIsCutTwentyTimes(t *testing.T) {
-	f := newSystem(t).fleet()
-	t.Cleanup(func() {
-		f.Mend(context.WithoutCancel(t.Context()))
-		f.hub(options().Link, "3s", "9s")
-	})
-	f.hub("websocket", "2s", "5s")
-	f.waitLinked("edge1")
-	f.upgradeOverAThinLink("v9.10.0")
+	newSystem(t).upgradeOverAThinLink("websocket", "v9.10.0")
+}
+
+func TestFleet_10_ThinQUICLinkIsCutTwentyTimes(t *testing.T) {
+	newSystem(t).upgradeOverAThinLink("quic", "v9.10.1")
 }
 
 // hub configures the link of edge1, and restarts its edgecore.
@@ -126,9 +123,15 @@ func (f *fleet) cutsDuring(target artefactrepo.Target) (had []int64, longest tim
 	return had, longest
 }
 
-func (f *fleet) upgradeOverAThinLink(version string) {
-	f.T.Helper()
-	t := f.T
+func (s *system) upgradeOverAThinLink(transport, version string) {
+	s.T.Helper()
+	t, f := s.T, s.fleet()
+	t.Cleanup(func() {
+		f.Mend(context.WithoutCancel(t.Context()))
+		f.hub(options().Link, "3s", "9s")
+	})
+	f.hub(transport, "2s", "5s")
+	f.waitLinked("edge1")
 	noise := make([]byte, 640<<10)
 	_, _ = rand.NewChaCha8([32]byte{10}).Read(noise)
 	target := f.add(version, append(script("exec "+filepath.Join(f.Root, "bin", "edgecore")+` "$@"`), noise...), nil)
