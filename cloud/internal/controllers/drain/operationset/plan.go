@@ -207,7 +207,12 @@ func (p *planner) classify(s *Set, m *member) {
 		case o.current(s) && !o.elsewhere(m.node):
 			m.op, m.begun, m.was = o, true, o.Origin.Wave
 		case o.Stage == Running:
+			if m.result != nil && supersedes(o, m.result) {
+				m.result = nil
+			}
 			p.outdated(s, m, o)
+		case o.Stage == Ended && !o.elsewhere(m.node) && o.Result == v1alpha1.ResultDone && m.result != nil && supersedes(o, m.result):
+			p.superseded(m, o)
 		case o.Stage == Ended && !o.elsewhere(m.node) && o.Origin.Template == s.Template && o.Result == v1alpha1.ResultDone && m.result == nil:
 			p.record(s, m, o, o.Result, "", "") // it was done after all, before it was tried again
 			fallthrough
@@ -228,6 +233,21 @@ func (p *planner) classify(s *Set, m *member) {
 	case m.node.result(s.UID) == nil && p.results(m.node) >= v1alpha1.MaxOperationSetResults:
 		m.result = p.made(s, m, v1alpha1.ResultRefused, reasonFull, fmt.Sprintf("the node has results of %d sets: delete sets", v1alpha1.MaxOperationSetResults))
 	}
+}
+
+// supersedes reports whether an operation of an earlier template of the set was made after a result
+// for the present one: the template was changed, and changed back.
+func supersedes(o *Operation, r *v1alpha1.OperationSetResult) bool {
+	return o.Origin.Template != r.Template && o.Origin.Generation > r.Generation
+}
+
+// superseded replaces the result of a member which has carried out another template since. The
+// operation is deleted once the annotation has its result, and then the present one is made again.
+func (p *planner) superseded(m *member, o *Operation) {
+	r := v1alpha1.OperationSetResult{OperationSetOrigin: *o.Origin, Result: o.Result, At: metav1.NewTime(p.Now).Rfc3339Copy()}
+	r.Withdrawn = false
+	p.changes.Record = append(p.changes.Record, Record{Node: m.node.Name, Add: []v1alpha1.OperationSetResult{r}})
+	m.result, m.busy = nil, true
 }
 
 // results is the number of a node's results of sets that exist.

@@ -185,6 +185,8 @@ func (v *view) over(wave int, now time.Time, c *Changes) string {
 		return fmt.Sprintf("%d linked nodes of wave %d have not ended their operations", open, wave+1)
 	case unsettled != "":
 		return fmt.Sprintf("node %s of wave %d is NotReady after its operation", unsettled, wave+1)
+	case !members && !proven && len(v.members) > 0: // as with a canary whose label is missing
+		return fmt.Sprintf("no node is in wave %d: label one as spec.waves[%d] selects it, or change that", wave+1, wave)
 	case members && !proven:
 		return fmt.Sprintf("no node up to wave %d has done the operation, or none of them is linked", wave+1)
 	case now.Before(end) && wave < v.waves-1:
@@ -286,7 +288,7 @@ func (v *view) conditions(s *v1alpha1.NodeOperationSetStatus) {
 		set(s, v.set, false, "Paused", fmt.Sprintf("spec.paused is set: no more operations begin, %d still run", s.Running))
 		setReconciling(s, v.set, "Paused", "spec.paused is set")
 	case v.complete:
-		set(s, v.set, true, "Complete", completed(s))
+		set(s, v.set, true, "Complete", v.completed(s))
 	default:
 		holds := v.holds
 		if v.full != "" && s.Running == 0 { // while some run, their ends change it often
@@ -300,7 +302,14 @@ func (v *view) conditions(s *v1alpha1.NodeOperationSetStatus) {
 	}
 }
 
-func completed(s *v1alpha1.NodeOperationSetStatus) string {
+func (v *view) completed(s *v1alpha1.NodeOperationSetStatus) string {
+	if s.Matched == 0 {
+		field := "spec.nodeSelector"
+		if pool := v.set.Spec.NodePool; pool != "" {
+			field = "spec.nodePool " + pool
+		}
+		return field + " selects no edge node"
+	}
 	text := fmt.Sprintf("%d of %d nodes have done it", s.Done, s.Matched)
 	if n := s.Failed + s.Refused; n > 0 {
 		text += fmt.Sprintf(", %d failed or refused", n)
