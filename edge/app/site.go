@@ -7,12 +7,15 @@ import (
 	"path/filepath"
 	"slices"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
 	"github.com/skerry-io/skerry/beehive"
 	"github.com/skerry-io/skerry/edge/internal/agents/probation"
 	"github.com/skerry-io/skerry/edge/internal/core/agent"
+	"github.com/skerry-io/skerry/edge/internal/core/artefact"
+	"github.com/skerry-io/skerry/edge/internal/core/launch"
 	"github.com/skerry-io/skerry/edge/internal/core/linkstate"
 	"github.com/skerry-io/skerry/edge/internal/core/object"
 	"github.com/skerry-io/skerry/edge/internal/kernel/netfilter/conntrack"
@@ -27,6 +30,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/site/peers"
 	"github.com/skerry-io/skerry/edge/internal/site/podnet"
 	"github.com/skerry-io/skerry/edge/internal/site/protect"
+	"github.com/skerry-io/skerry/edge/internal/site/sharing"
 )
 
 // siteWing has the other devices of this one's site, their pods' network, and Services and names.
@@ -37,6 +41,8 @@ type siteWing struct {
 	protect    *protect.Networks     // addresses that no claim of others may cover
 	correction *endpoints.Correction // nil if no part of the device reads EndpointSlices
 	moved      chan struct{}         // a device of the site may be elsewhere now
+	programs   *sharing.Server       // programs for other devices, and programs of theirs; nil without contact
+	neighbours *sharing.Client
 }
 
 // contactFile has the last reports of the site's devices, for a restart of edgecore: next to its
@@ -78,15 +84,54 @@ func (w *siteWing) newContact(b *base, linked func() bool) *contact.Agent {
 	if socket := b.config.Modules.EdgeAPI.Socket; socket != "" {
 		run = filepath.Join(filepath.Dir(socket), contactFile)
 	}
+	w.programs = sharing.NewServer(ownPrograms(b).Open)
 	a := contact.New(contact.Config{
 		Node: b.node, Boot: bootID(), Port: b.config.Modules.Site.Port, Site: w.holder, Network: lan.New(), Forget: conntrack.New().Forget,
 		Memory: b.memory(contact.Name), RunFile: run, Changed: w.peerChanged,
-		Trust: contact.Trust{Certificate: b.identity.Certificate, Authorities: b.identity.ClientRoots, Linked: linked, Now: b.clock.Now},
+		Trust:    contact.Trust{Certificate: b.identity.Certificate, Authorities: b.identity.ClientRoots, Linked: linked, Now: b.clock.Now},
+		Programs: func(ctx context.Context, node string, s *contact.Stream) { w.programs.Serve(ctx, node, s) },
+	})
+	w.neighbours = sharing.NewClient(a.Connected, func(ctx context.Context, node string) (sharing.Conn, error) {
+		return a.DialPrograms(ctx, node)
 	})
 	if err := a.Load(context.Background()); err != nil {
 		klog.Background().Error(err, "Failed to load peer state")
 	}
 	return a
+}
+
+// ownPrograms are those that this device can give to others of its site.
+func ownPrograms(b *base) *sharing.Programs {
+	started, directory := slotsOf(b.config)
+	p := &sharing.Programs{Directory: directory}
+	if started.Program.Slot == launch.Package {
+		p.Self = self
+	}
+	return p
+}
+
+// others are the devices of the site as a source of programs; nil where there is no contact.
+func (w *siteWing) others() artefact.Neighbours {
+	if w.neighbours == nil {
+		return nil
+	}
+	return w.neighbours
+}
+
+// shared counts the bytes of programs that went between this device and others of its site.
+func (w *siteWing) shared() *sharing.State {
+	if w.programs == nil {
+		return nil
+	}
+	return &sharing.State{Sent: w.programs.Sent(), Received: w.neighbours.Received()}
+}
+
+// collectors are the metrics of the site.
+func (w *siteWing) collectors() []prometheus.Collector {
+	if w.programs == nil {
+		return nil
+	}
+	return []prometheus.Collector{w.programs.Metrics(), w.neighbours.Metrics()}
 }
 
 // newCorrection makes the corrector of EndpointSlices if some part of the device reads them;

@@ -41,6 +41,7 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/setup/tunnel"
 	"github.com/skerry-io/skerry/edge/internal/site/contact"
 	"github.com/skerry-io/skerry/edge/internal/site/podnet"
+	"github.com/skerry-io/skerry/edge/internal/site/sharing"
 )
 
 // StatusPath is where the running edgecore answers Status, on its unix socket.
@@ -75,6 +76,7 @@ type Status struct {
 	Logs         *applogs.Status        `json:"appLogs,omitempty"`
 	NodeMetrics  *nodemetrics.Status    `json:"nodeMetrics,omitempty"`
 	Site         *contact.State         `json:"site,omitempty"`
+	Programs     *sharing.State         `json:"programs,omitempty"`
 	Consoles     []console.State        `json:"consoles,omitempty"`
 	Modules      []beehive.ModuleHealth `json:"modules,omitempty"`
 	Agents       []agent.State          `json:"agents,omitempty"`
@@ -96,6 +98,7 @@ func (a *App) Status() Status {
 	s.Logs = of(a.optional.logs, (*applogs.Agent).Status)
 	s.NodeMetrics = of(a.optional.nodeMetrics, (*nodemetrics.Agent).Status)
 	s.Site = of(a.site.contact, (*contact.Agent).State)
+	s.Programs = a.site.shared()
 	if a.link.consoles != nil {
 		s.Consoles = a.link.consoles.List()
 	}

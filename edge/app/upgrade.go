@@ -135,6 +135,21 @@ type worksConfig struct {
 	restart func()        // ends this process for skerry-launch
 	kubelet *kubelet
 	uplink  *uplink
+	// neighbours are the devices of the site; nil where there is no contact with them.
+	neighbours artefact.Neighbours
+}
+
+// self is the file of this process's program, also where the package has another one since.
+const self = "/proc/self/exe"
+
+// slotsOf is how this process was started, and the directory of its slots.
+func slotsOf(cfg *edgeconfig.Config) (launch.Started, launch.Directory) {
+	started, ok := launch.FromEnvironment()
+	directory := launch.Directory{Path: started.Dir, Disk: launch.System{}}
+	if !ok {
+		directory.Path = filepath.Join(cfg.DataDir, "bin")
+	}
+	return started, directory
 }
 
 // newWorks makes the Works that carry out upgrades, configurations and image pulls. kept returns
@@ -148,18 +163,15 @@ func newWorks(b *base, core *coreWing, rescue *rescue, cloud *rest.Config, c wor
 	if err != nil {
 		return nil, nil, fmt.Errorf("making the client for upgrades: %w", err)
 	}
-	started, ok := launch.FromEnvironment()
-	directory := launch.Directory{Path: started.Dir, Disk: launch.System{}}
-	if !ok {
-		directory.Path = filepath.Join(b.config.DataDir, "bin")
-	}
+	started, directory := slotsOf(b.config)
+	_, ok := launch.FromEnvironment()
 	images := newImages(b, c.kubelet, edge)
 	return upgrade.New(upgrade.Config{
-		Started: started, Launched: ok, Self: "/proc/self/exe", Directory: directory,
+		Started: started, Launched: ok, Self: self, Directory: directory,
 		Artefacts: artefact.New(artefact.Config{
 			Keys: c.keys, Dir: filepath.Join(b.config.DataDir, artefactsDir), Programs: directory.Path, Arch: runtime.GOARCH, Now: b.clock.Now, Free: freeBytes,
 		}),
-		Cloud:  artefact.Link{Dial: c.uplink.open},
+		Cloud: artefact.Link{Dial: c.uplink.open}, Neighbours: c.neighbours,
 		Bundle: artefact.Files(filepath.Join(b.config.DataDir, bundleDir)),
 		Device: &device{node: b.node, file: c.file, kubelet: c.kubelet, uplink: c.uplink, rescue: rescue, edge: edge, cloud: kube, began: time.Now()},
 		Images: images, Checks: siteChecks,

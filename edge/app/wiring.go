@@ -97,7 +97,7 @@ func (a *App) assemble() error {
 	network := a.site.network(b, a.core, r, tested)
 	var err error
 	if a.agents, err = newAgents(b, a.core, r, tested, a.rescue, worksConfig{
-		keys: a.keys, file: func() string { return a.file }, restart: a.switching.start, kubelet: a.kubelet, uplink: a.uplink,
+		keys: a.keys, file: func() string { return a.file }, restart: a.switching.start, kubelet: a.kubelet, uplink: a.uplink, neighbours: a.site.others(),
 	}); err != nil {
 		return err
 	}
@@ -206,7 +206,7 @@ func (a *App) Run(ctx context.Context) error {
 
 func (a *App) registerMetrics() error {
 	all := []prometheus.Collector{collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), busCollector{a.runner}, a.core.api.Metrics(), recovery.Metric()}
-	for _, c := range slices.Concat(all, a.agents.collectors, a.optional.collectors, a.link.collectors) {
+	for _, c := range slices.Concat(all, a.site.collectors(), a.agents.collectors, a.optional.collectors, a.link.collectors) {
 		if err := a.metrics.Register(c); err != nil {
 			return fmt.Errorf("registering metrics: %w", err)
 		}

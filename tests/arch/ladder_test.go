@@ -60,7 +60,7 @@ var ladder = [][]string{
 		"edge/internal/optional/app", "edge/internal/optional/applogs", "edge/internal/optional/console", "edge/internal/optional/marks", "edge/internal/optional/nodemetrics", "edge/internal/optional/passthrough", "edge/internal/optional/statsleader", "edge/internal/optional/statusserver",
 		"edge/internal/pods/creationorder", "edge/internal/pods/deviceplugin", "edge/internal/pods/edged", "edge/internal/pods/images", "edge/internal/pods/podhealth", "edge/internal/pods/rehearsal", "edge/internal/pods/shutdown", "edge/internal/pods/singleton", "edge/internal/pods/unsynced",
 		"edge/internal/setup/backup", "edge/internal/setup/bundle", "edge/internal/setup/check", "edge/internal/setup/join", "edge/internal/setup/sdnotify", "edge/internal/setup/tunnel",
-		"edge/internal/site/endpoints", "edge/internal/site/names", "edge/internal/site/protect", "edge/internal/site/services", "edge/internal/site/serviceview",
+		"edge/internal/site/endpoints", "edge/internal/site/names", "edge/internal/site/protect", "edge/internal/site/services", "edge/internal/site/serviceview", "edge/internal/site/sharing",
 	},
 	{"edge/internal/agents/upgrade", "edge/internal/site/contact"},
 	{"edge/internal/site/podnet"},

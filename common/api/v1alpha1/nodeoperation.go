@@ -384,13 +384,15 @@ type UpgradeStatus struct {
 	// +optional
 	Digest string `json:"digest,omitempty"`
 	// Fetched of Size bytes are on the device; Delta: they are the difference to the running
-	// program.
+	// program; FromSite: they came from devices of the site, and not over the link.
 	// +optional
 	Fetched int64 `json:"fetched,omitempty"`
 	// +optional
 	Size int64 `json:"size,omitempty"`
 	// +optional
 	Delta bool `json:"delta,omitempty"`
+	// +optional
+	FromSite bool `json:"fromSite,omitempty"`
 	// Starts is how many trial runs there were.
 	// +optional
 	Starts int32 `json:"starts,omitempty"`

@@ -166,6 +166,9 @@ func writeStatus(out io.Writer, s app.Status) error {
 			row(map[bool]string{true: "site", false: ""}[n == 0], "%s %s%s, with %d pods", p.Node, contactOf(p.Status), at, p.Pods)
 		}
 	}
+	if p := s.Programs; p != nil && p.Sent+p.Received > 0 {
+		row("programs", "%d KiB sent to devices of the site, %d KiB received from them", p.Sent>>10, p.Received>>10)
+	}
 	if s.Disk != nil && s.Disk.Problem != "" {
 		row("PROBLEM", "%s", s.Disk.Problem)
 	}

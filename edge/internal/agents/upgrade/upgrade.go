@@ -55,7 +55,14 @@ func (w *Works) upgrade(ctx context.Context, o drain.Operation, state launch.Sta
 		deltas = nil
 	}
 	file, base := choose(target, deltas, running)
-	path, err := w.obtain(ctx, from, file, base, &work, report)
+	if err := w.config.Artefacts.Clean(file); err != nil {
+		return w.later(work, err.Error())
+	}
+	path, err := w.copy(ctx, target, offline, &work, report)
+	if errors.Is(err, artefact.ErrNoNeighbour) {
+		klog.FromContext(ctx).V(2).Info("Fetching the program from its source", "version", target.Version, "reason", err.Error())
+		path, err = w.obtain(ctx, from, file, base, &work, report)
+	}
 	if file.From != "" && wrong(err) {
 		klog.FromContext(ctx).Error(err, "Failed to apply a delta, fetching the whole program", "path", base)
 		w.damaged = running.digest
@@ -82,11 +89,31 @@ func waits(work drain.Work, next time.Time) drain.Work {
 	return work
 }
 
+// copy brings the program from devices of the site: whole, also where there is a delta, since not
+// their network is thin but the link. An operator's bundle is on the device already.
+func (w *Works) copy(ctx context.Context, t artefact.Target, offline bool, work *drain.Work, report func(drain.Work)) (path string, err error) {
+	if offline || w.config.Neighbours == nil {
+		return "", artefact.ErrNoNeighbour
+	}
+	before := *work
+	copied := reporter(work, t.Size, "copied %d of %d KiB from devices of the site", report)
+	path, err = w.config.Artefacts.Copy(ctx, w.config.Neighbours, t, func(n int64) {
+		status := *work.Upgrade
+		status.Size, status.Delta, status.FromSite = t.Size, false, true
+		work.Upgrade = &status
+		copied(n)
+	})
+	if errors.Is(err, artefact.ErrNoNeighbour) { // its bytes are discarded
+		work.Upgrade, work.Message = before.Upgrade, before.Message
+	}
+	return path, err
+}
+
 // obtain brings a file to the device and makes the program of it. base is the program that a delta
 // is to.
 func (w *Works) obtain(ctx context.Context, from artefact.Source, t artefact.Target, base string, work *drain.Work, report func(drain.Work)) (path string, err error) {
 	status := *work.Upgrade
-	status.Size, status.Delta = t.Length, t.From != ""
+	status.Size, status.Delta, status.FromSite = t.Length, t.From != "", false
 	work.Upgrade = &status
 	if err := w.config.Artefacts.Clean(t); err != nil {
 		return "", err
@@ -137,21 +164,25 @@ func choose(whole artefact.Target, deltas []artefact.Target, running runningProg
 	return t, base
 }
 
-// fetch reports each tenth of the file: a report is a write to the disk. A transfer that is
-// interrupted continues with the next link, without the metadata of another try, as long as bytes
-// keep coming.
-func (w *Works) fetch(ctx context.Context, from artefact.Source, t artefact.Target, work *drain.Work, report func(drain.Work)) error {
+// reporter reports each tenth of the bytes: a report is a write to the disk.
+func reporter(work *drain.Work, size int64, message string, report func(drain.Work)) (progress func(n int64)) {
 	next := int64(0)
-	progress := func(n int64) {
-		if n < next && n < t.Length {
+	return func(n int64) {
+		if n < next && n < size {
 			return
 		}
-		next = n + t.Length/10 + 1
+		next = n + size/10 + 1
 		status := *work.Upgrade
 		status.Fetched = n
-		work.Upgrade, work.Message = &status, fmt.Sprintf("fetched %d of %d KiB", n>>10, t.Length>>10)
+		work.Upgrade, work.Message = &status, fmt.Sprintf(message, n>>10, size>>10)
 		report(*work)
 	}
+}
+
+// fetch brings the rest of a file. A transfer that is interrupted continues with the next link,
+// without the metadata of another try, as long as bytes keep coming.
+func (w *Works) fetch(ctx context.Context, from artefact.Source, t artefact.Target, work *drain.Work, report func(drain.Work)) error {
+	progress := reporter(work, t.Length, "fetched %d of %d KiB", report)
 	var until time.Time // until when it waits for more bytes: not before some have come
 	for {
 		before := w.config.Artefacts.Fetched(t)

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -53,6 +54,8 @@ type system struct {
 	ahead     time.Duration   // how far the cloud's time is ahead of the device's clock
 	fetched   func()          // called when a file is complete; may be nil
 	cloud     artefact.Source // default the repository
+	// neighbours are the devices of the site; nil: there is no site.
+	neighbours artefact.Neighbours
 }
 
 func newSystem(t *testing.T) *system {
@@ -97,7 +100,7 @@ func (s *system) process() (w *upgrade.Works, restarted func() bool) {
 	return upgrade.New(upgrade.Config{
 		Started: launch.Started{Dir: s.directory.Path, Program: program, Trial: state.Trial != nil}, Launched: true, Self: s.self, Directory: s.directory,
 		Artefacts: artefact.New(artefact.Config{Keys: []string{s.repo.Dir}, Dir: filepath.Join(s.dir, "artefacts"), Arch: "amd64", Now: time.Now}),
-		Cloud:     cmp.Or[artefact.Source](s.cloud, artefact.Files(s.repo.Dir)), Bundle: artefact.Files(s.repo.Dir), Device: device{s}, Images: &s.images,
+		Cloud:     cmp.Or[artefact.Source](s.cloud, artefact.Files(s.repo.Dir)), Bundle: artefact.Files(s.repo.Dir), Device: device{s}, Images: &s.images, Neighbours: s.neighbours,
 		Checks:   func(context.Context) ([]v1alpha1.HealthCheck, error) { return s.checks, nil },
 		Writable: func() error { return s.writable }, Restart: func() { ended = true }, Log: func() string { return "the end of the log" },
 		Version: s.version, Arch: "amd64", Now: time.Now, Clock: func() time.Time { return time.Now().Add(s.ahead) }, Zone: s.zone,
@@ -591,4 +594,76 @@ func TestImagesArePulledOnce(t *testing.T) {
 			t.Errorf("pulled %s, kept %v, as %v", got, s.images.kept, s.images.as)
 		}
 	})
+}
+
+// neighbours are the devices of a site, by name, with what each sends as the program.
+type neighbours struct {
+	all   map[string]string
+	asked []string
+}
+
+func (n *neighbours) Open(_ context.Context, _ artefact.Target, offset int64, skip map[string]bool) (io.ReadCloser, string, error) {
+	for _, node := range slices.Sorted(maps.Keys(n.all)) {
+		if !skip[node] {
+			n.asked = append(n.asked, node)
+			return io.NopCloser(strings.NewReader(n.all[node][offset:])), node, nil
+		}
+	}
+	return nil, "", artefact.ErrNoNeighbour
+}
+
+// A device takes a program from its site before it takes a delta over the link; from the link where
+// no device has it, or all that do send other bytes. An operator's bundle is not looked for
+// elsewhere.
+func TestFleet_26_NeighboursComeFirst(t *testing.T) {
+	const program = "the next program"
+	for name, c := range map[string]struct {
+		site     *neighbours
+		bundle   bool
+		asked    []string
+		fromSite bool
+	}{
+		"a device has it":            {&neighbours{all: map[string]string{"a": program}}, false, []string{"a"}, true},
+		"no device has it":           {&neighbours{}, false, nil, false},
+		"there is no site":           {nil, false, nil, false},
+		"wrong bytes, then right":    {&neighbours{all: map[string]string{"a": "another program!", "b": program}}, false, []string{"a", "b"}, true},
+		"wrong bytes alone":          {&neighbours{all: map[string]string{"a": "another program!"}}, false, []string{"a"}, false},
+		"an operator brought a file": {&neighbours{all: map[string]string{"a": program}}, true, nil, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newSystem(t)
+				s.self = filepath.Join(s.dir, "package")
+				s.check(os.WriteFile(s.self, []byte("the running program"), 0o755))
+				s.add("v1.4.0", program, nil)
+				if c.site != nil {
+					s.neighbours = c.site
+				}
+				o := operation(upgradeTo("v1.4.0"))
+				if c.bundle {
+					o.Request, o.RequestedBy = "1", v1alpha1.RequestedOnDevice
+				}
+				work, restarts := s.do(o)
+				if !restarts || work.Upgrade == nil || work.Upgrade.FromSite != c.fromSite || work.Upgrade.Fetched != work.Upgrade.Size {
+					t.Fatalf("restarts %v, %+v, %+v", restarts, work, work.Upgrade)
+				}
+				if c.site != nil && !slices.Equal(c.site.asked, c.asked) {
+					t.Errorf("asked %v", c.site.asked)
+				}
+				if work, _ = s.do(o); work.Reason != v1alpha1.OperationConfirmed || work.Upgrade.FromSite != c.fromSite {
+					t.Errorf("it ended with %+v, %+v", work, work.Upgrade)
+				}
+				state, err := s.directory.Load()
+				s.check(err)
+				if raw, err := os.ReadFile(s.directory.Program(state.Confirmed.Slot)); err != nil || string(raw) != program {
+					t.Errorf("the program is %q, %v", raw, err)
+				}
+				for _, pattern := range []string{"bin/*.copy", "artefacts/*.copy", "artefacts/*.part"} {
+					if left, _ := filepath.Glob(filepath.Join(s.dir, pattern)); len(left) > 0 {
+						t.Errorf("left on the disk: %v", left)
+					}
+				}
+			})
+		})
+	}
 }

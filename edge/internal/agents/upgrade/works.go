@@ -61,9 +61,12 @@ type Config struct {
 	Artefacts *artefact.Store
 	Cloud     artefact.Source
 	Bundle    artefact.Source // a bundle that an operator has brought to the device
-	Device    Device
-	Images    Images
-	Checks    func(ctx context.Context) ([]v1alpha1.HealthCheck, error)
+	// Neighbours are the devices of the site, which are asked for a program before the cloud is;
+	// nil: there are none.
+	Neighbours artefact.Neighbours
+	Device     Device
+	Images     Images
+	Checks     func(ctx context.Context) ([]v1alpha1.HealthCheck, error)
 	// Writable returns why programs can't be executed from Directory; nil if they can.
 	Writable func() error
 	// Restart ends this process and executes skerry-launch in its place.

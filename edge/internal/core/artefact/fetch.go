@@ -9,6 +9,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/klauspost/compress/zstd"
 )
@@ -36,6 +37,13 @@ const margin = 64 << 20
 func (s *Store) unpacked() string { return filepath.Join(s.config.Programs, "unpacked") }
 
 func (s *Store) part(t Target) string { return filepath.Join(s.config.Dir, t.SHA256+".part") }
+
+const copyExt = ".copy"
+
+// copied is the file of a program that comes from other devices.
+func (s *Store) copied(digest string) string {
+	return filepath.Join(s.config.Programs, strings.TrimPrefix(digest, "sha256:")+copyExt)
+}
 
 // Fetched returns how many bytes of a file are on the device.
 func (s *Store) Fetched(t Target) int64 {
@@ -250,8 +258,14 @@ func (s *Store) Clean(t Target) error {
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		errs = append(errs, fmt.Errorf("cleaning up: %w", err))
 	}
+	copies, _ := filepath.Glob(s.copied("*"))
+	for _, path := range copies {
+		if path != s.copied(t.Digest) {
+			errs = append(errs, os.Remove(path))
+		}
+	}
 	for _, e := range entries {
-		if !e.IsDir() && filepath.Join(s.config.Dir, e.Name()) != s.part(t) {
+		if !e.IsDir() && filepath.Ext(e.Name()) != copyExt && filepath.Join(s.config.Dir, e.Name()) != s.part(t) {
 			errs = append(errs, os.Remove(filepath.Join(s.config.Dir, e.Name())))
 		}
 	}

@@ -76,6 +76,20 @@ type Store struct {
 	config Config
 	// whole is the file that this process has fetched from its beginning.
 	whole string
+	// copying is of the last program that was copied from devices of the site.
+	copying *copying
+}
+
+// copying is how the copy of one program went in this process.
+type copying struct {
+	digest string
+	began  time.Time
+	took   time.Duration
+	waited time.Duration
+	wrong  int
+	ends   map[string]int  // streams that ended early, by device
+	skip   map[string]bool // devices that are not asked again
+	from   map[string]bool // devices whose bytes are in the file
 }
 
 // New makes a Store. It does not read the disk.

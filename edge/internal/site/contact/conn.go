@@ -18,7 +18,7 @@ import (
 // Bounds of connections. A device that exceeds them is disconnected, and is met again when it keeps
 // to them.
 const (
-	maxConns = 2 * peers.MaxMembers // with those in their handshake
+	maxConns = 2 * peers.MaxMembers // with those in their handshake and those for programs
 	// connectsEvery and connectBurst bound how often one device may connect.
 	connectsEvery = time.Second
 	connectBurst  = 8
@@ -43,6 +43,7 @@ type session struct {
 	node        string
 	conn        *quic.Conn
 	certificate *x509.Certificate
+	asks        bool // the peer has opened it to ask for programs
 }
 
 func (s *session) close(reason string) { _ = s.conn.CloseWithError(0, reason) }
@@ -53,7 +54,7 @@ type admission struct {
 
 	mu       sync.Mutex
 	open     int
-	connects map[string]*rate.Limiter // by device; bounded by the site's members
+	connects map[string]*rate.Limiter // by device, and by device for programs; bounded by the site's members
 }
 
 func newAdmission() *admission {

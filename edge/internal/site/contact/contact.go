@@ -8,8 +8,11 @@
 // wire.go: a peer may be a stolen device. It stores which devices were ever met, and their last
 // words in a directory that a reboot clears.
 //
-// The core (core.go) is pure and guarded by mu. Contact, Pod, SetPods, SetTunnel, Tunnel and Status
-// may be called from any goroutine; Changed is called by one of ours, without mu.
+// It also opens connections for programs (program.go), whose content is package sharing's.
+//
+// The core (core.go) is pure and guarded by mu. Contact, Pod, SetPods, SetTunnel, Tunnel, Status,
+// Connected and DialPrograms may be called from any goroutine; Changed is called by one of ours,
+// without mu.
 package contact
 
 import (
@@ -85,6 +88,9 @@ type Config struct {
 	RunFile string
 	// Changed is called with a device whose state has changed.
 	Changed func(node string)
+	// Programs answers a device of the site that asks for programs, until ctx ends, which it does
+	// with the connection. nil: this device has none for others.
+	Programs func(ctx context.Context, node string, s *Stream)
 }
 
 // Agent is the module.
@@ -101,6 +107,7 @@ type Agent struct {
 	own      []Pod
 	tunnel   Tunnel // of this device
 	lan      []netip.Prefix
+	networks []lan.Network // as look has read them last
 	sequence uint64
 	said     chan struct{} // closed and replaced when own changes
 	cut      map[string]bool

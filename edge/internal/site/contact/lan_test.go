@@ -111,6 +111,8 @@ type device struct {
 	disk   *memory
 	cert   tls.Certificate
 	linked bool
+	// programs answers other devices; nil as in an older release.
+	programs func(ctx context.Context, node string, s *contact.Stream)
 
 	holder *peers.Holder
 	feed   func(context.Context, message.Message) error
@@ -186,6 +188,7 @@ func (d *device) start() {
 			defer d.mu.Unlock()
 			d.calls[node]++
 		},
+		Programs: d.programs,
 	})
 	if err := d.agent.Load(ctx); err != nil {
 		t.Fatal(err)

@@ -44,11 +44,18 @@ func (a *Agent) Serve(ctx context.Context, ready func()) error {
 		_ = udp.Close()
 		return err
 	}
-	a.transport = &quic.Transport{
+	transport := &quic.Transport{
 		Conn: quiclink.Tolerant(udp, &a.lost), ConnContext: a.admission.admit,
 		VerifySourceAddress: func(net.Addr) bool { return a.admission.busy() },
 	}
-	listener, err := a.transport.Listen(a.config.Trust.config(a.config.Site.Current, a.mayDial, func(err error) { a.refuse(ctx, "a device that connects", err) }), quicConfig())
+	a.mu.Lock() // DialPrograms reads it
+	a.transport = transport
+	a.mu.Unlock()
+	protocols := []string{protocol}
+	if a.config.Programs != nil {
+		protocols = append(protocols, programProtocol)
+	}
+	listener, err := a.transport.Listen(a.config.Trust.config(a.config.Site.Current, a.mayDial, func(err error) { a.refuse(ctx, "a device that connects", err) }, protocols...), quicConfig())
 	if err != nil {
 		_ = udp.Close()
 		return fmt.Errorf("listening for the devices of the site: %w", err)
@@ -144,6 +151,7 @@ func (a *Agent) look(ctx context.Context, udp *net.UDPConn) bool {
 	}
 	s := a.config.Site.Current()
 	a.event(ctx, func(now time.Time, c *core) {
+		a.networks = all
 		carrier := slices.ContainsFunc(all, func(n lan.Network) bool { return n.Carrier })
 		for node, p := range c.peers {
 			at := p.at
@@ -334,6 +342,10 @@ func (a *Agent) accept(ctx context.Context, l *quic.Listener) error {
 				return nil
 			}
 			return fmt.Errorf("accepting a device of the site: %w", err)
+		}
+		if conn.ConnectionState().TLS.NegotiatedProtocol == programProtocol {
+			go a.servePrograms(ctx, conn)
+			continue
 		}
 		go a.serve(ctx, conn)
 	}

@@ -108,10 +108,14 @@ func (a *Agent) forget(ctx context.Context, node string) {
 }
 
 // mayDial judges a device of the site that connects to this one.
-func (a *Agent) mayDial(m *peers.Member) error {
+func (a *Agent) mayDial(m *peers.Member, with string) error {
 	switch {
 	case m.Node == a.config.Node:
 		return errors.New("this is my own certificate")
+	case with == programProtocol && !a.admission.allows(with+" "+m.Node):
+		return fmt.Errorf("%s asks for programs too often", m.Node)
+	case with == programProtocol: // each device may ask
+		return nil
 	case m.Node > a.config.Node:
 		return fmt.Errorf("%s is to wait for my connection", m.Node)
 	case !a.admission.allows(m.Node):
@@ -136,12 +140,7 @@ func (a *Agent) dial(ctx context.Context, node string) {
 		delete(a.dialing, node)
 		a.mu.Unlock()
 	}()
-	secure := a.config.Trust.config(a.config.Site.Current, func(m *peers.Member) error {
-		if m.Node != node {
-			return fmt.Errorf("this is %s, not %s", m.Node, node)
-		}
-		return nil
-	}, func(err error) { a.refuse(ctx, node, err) })
+	secure := a.config.Trust.config(a.config.Site.Current, named(node), func(err error) { a.refuse(ctx, node, err) }, protocol)
 	dialling, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
 	got := make(chan *quic.Conn, len(to))
@@ -167,6 +166,16 @@ func (a *Agent) dial(ctx context.Context, node string) {
 		}
 		first = false
 		go a.serve(ctx, conn)
+	}
+}
+
+// named admits one device alone.
+func named(node string) func(*peers.Member, string) error {
+	return func(m *peers.Member, _ string) error {
+		if m.Node != node {
+			return fmt.Errorf("this is %s, not %s", m.Node, node)
+		}
+		return nil
 	}
 }
 
@@ -198,22 +207,34 @@ func (a *Agent) refuse(ctx context.Context, peer string, why error) {
 	klog.FromContext(ctx).V(2).Info("Rejected a peer connection", "peer", peer, "err", why)
 }
 
-// serve speaks with a peer until the connection ends.
-func (a *Agent) serve(ctx context.Context, conn *quic.Conn) {
-	log := klog.FromContext(ctx)
+// session admits a peer's connection once more and registers it; nil for one that is refused.
+func (a *Agent) session(ctx context.Context, conn *quic.Conn) *session {
 	certs := conn.ConnectionState().TLS.PeerCertificates
 	m, err := a.config.Trust.admit(certs, a.config.Site.Current())
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if err == nil {
+		_, err = a.config.Site.Current().Admits(certs[0]) // takeSite may have closed those of before
+	}
 	if err != nil {
 		a.refuse(ctx, conn.RemoteAddr().String(), err)
 		_ = conn.CloseWithError(0, "refused")
-		return
+		return nil
 	}
-	remote, _ := conn.RemoteAddr().(*net.UDPAddr)
-	a.mu.Lock()
 	a.nextConn++
 	s := &session{id: a.nextConn, node: m.Node, conn: conn, certificate: certs[0]}
 	a.conns[s.id] = s
-	a.mu.Unlock()
+	return s
+}
+
+// serve speaks with a peer until the connection ends.
+func (a *Agent) serve(ctx context.Context, conn *quic.Conn) {
+	log := klog.FromContext(ctx)
+	s := a.session(ctx, conn)
+	if s == nil {
+		return
+	}
+	remote, _ := conn.RemoteAddr().(*net.UDPAddr)
 	a.event(ctx, func(now time.Time, c *core) { c.connected(now, s.node, s.id, remote.AddrPort().Addr().Unmap()) })
 	ended, stop := context.WithCancel(conn.Context())
 	var parts sync.WaitGroup

@@ -11,8 +11,11 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/site/peers"
 )
 
-// protocol is the ALPN protocol (RFC 7301).
-const protocol = "skerry-site/1"
+// The ALPN protocols (RFC 7301): of the statuses, and of programs (program.go).
+const (
+	protocol        = "skerry-site/1"
+	programProtocol = "skerry-program/1"
+)
 
 // Trust is this device's identity, and the CAs that it trusts.
 type Trust struct {
@@ -54,19 +57,19 @@ func (t Trust) admit(certs []*x509.Certificate, s *peers.Site) (*peers.Member, e
 }
 
 // config is for both ends, which both show the certificate of a node. Sessions are not resumed:
-// each connection is verified again. check gets the peer's member, refused the reason why a
-// certificate is not one of the site's.
-func (t Trust) config(current func() *peers.Site, check func(m *peers.Member) error, refused func(error)) *tls.Config {
+// each connection is verified again. check gets the peer's member and the protocol, refused the
+// reason why a certificate is not one of the site's.
+func (t Trust) config(current func() *peers.Site, check func(m *peers.Member, protocol string) error, refused func(error), protocols ...string) *tls.Config {
 	verify := func(cs tls.ConnectionState) error {
 		m, err := t.admit(cs.PeerCertificates, current())
 		if err != nil {
 			refused(err)
 			return err
 		}
-		return check(m)
+		return check(m, cs.NegotiatedProtocol)
 	}
 	return &tls.Config{
-		MinVersion: tls.VersionTLS13, NextProtos: []string{protocol}, SessionTicketsDisabled: true,
+		MinVersion: tls.VersionTLS13, NextProtos: protocols, SessionTicketsDisabled: true,
 		GetCertificate:       func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return t.Certificate() },
 		GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return t.Certificate() },
 		ClientAuth:           tls.RequireAnyClientCert,

@@ -40,6 +40,7 @@ type Network struct {
 	Prefix    netip.Prefix // with the device's own address
 	Carrier   bool
 	MTU       int
+	Tunnel    bool // it has no neighbours to ask for an address: a VPN's, or a modem's link
 }
 
 // LAN is the driver.
@@ -67,7 +68,7 @@ func (*LAN) Networks() ([]Network, error) {
 			if ip = ip.Unmap(); !ok || ones >= ip.BitLen() || ip.IsLinkLocalUnicast() {
 				continue
 			}
-			all = append(all, Network{a.Name, netip.PrefixFrom(ip, ones), a.RawFlags&unix.IFF_RUNNING != 0, a.MTU})
+			all = append(all, Network{a.Name, netip.PrefixFrom(ip, ones), a.RawFlags&unix.IFF_RUNNING != 0, a.MTU, a.RawFlags&(unix.IFF_POINTOPOINT|unix.IFF_NOARP) != 0})
 		}
 	}
 	return all, nil
