@@ -89,6 +89,8 @@ type Work struct {
 	// Next is when it continues; zero: at once. It is not stored: waiting for a link or a registry
 	// would wear out the disk.
 	Next time.Time `json:"-"`
+	// Waits: it waits for its window, and may be taken back; it is not stored.
+	Waits bool `json:"-"`
 	// Pauses is how often it was put off; it is not stored.
 	Pauses int `json:"-"`
 	// Tried: the device has switched, or is about to. It is no longer cancelled then.

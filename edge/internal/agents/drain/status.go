@@ -36,6 +36,9 @@ func statusOf(o Operation, drainMessage string) v1alpha1.NodeOperationStatus {
 	done := metav1.Condition{
 		Type: v1alpha1.OperationDone, Status: metav1.ConditionFalse, Reason: string(o.Stage), Message: o.Message, LastTransitionTime: metav1.NewTime(o.RequestedAt),
 	}
+	if o.Stage == Running && o.Work != nil && o.Work.Waits {
+		done.Reason = string(Waiting)
+	}
 	if o.ended() {
 		done.Reason, done.LastTransitionTime = o.Reason, metav1.NewTime(o.EndedAt)
 	} else if o.Message == "" {

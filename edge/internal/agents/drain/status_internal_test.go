@@ -29,6 +29,26 @@ func TestReportIsBounded(t *testing.T) {
 	}
 }
 
+// An operation that waits for its window has begun for the device, which may have fetched its
+// program, and waits for everybody else: a set that is paused takes it back.
+func TestOperationInFrontOfItsWindowWaits(t *testing.T) {
+	for name, c := range map[string]struct {
+		work Work
+		want string
+	}{
+		"before its window": {Work{Message: "fetched; waits for its window", Waits: true}, "Waiting"},
+		"fetches":           {Work{Message: "fetched 1 of 2 KiB"}, "Running"},
+		"put off":           {Work{Message: "waits for the link"}, "Running"},
+	} {
+		o := Operation{Stage: Running, Spec: v1alpha1.NodeOperationSpec{Operation: v1alpha1.OperationUpgrade}}
+		s := State{Operations: []Operation{o}}
+		s.worked("", c.work, Facts{})
+		if got := statusOf(s.Operations[0], "").Conditions[0].Reason; got != c.want {
+			t.Errorf("%s: the reason is %s, want %s", name, got, c.want)
+		}
+	}
+}
+
 // An ended operation is reported in full for a while, then by name while its object exists, then
 // not at all.
 func TestForget(t *testing.T) {

@@ -22,7 +22,7 @@ func (w *Works) configure(ctx context.Context, o drain.Operation, state launch.S
 		return failed(work, v1alpha1.OperationRefused, err.Error())
 	}
 	if wait, next := w.closed(o); wait {
-		work.Message, work.Next = "waits for its window", next
+		work.Message, work.Next, work.Waits = "waits for its window", next, true
 		return work
 	}
 	if !w.config.Device.Linked() { // a session for the rescue of the device is not enough to judge a configuration

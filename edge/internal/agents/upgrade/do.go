@@ -86,7 +86,7 @@ func (w *Works) Do(ctx context.Context, o drain.Operation, report func(drain.Wor
 	work := drain.Work{Upgrade: &v1alpha1.UpgradeStatus{From: w.config.Version}}
 	if o.Work != nil {
 		work = *o.Work
-		work.Next = time.Time{}
+		work.Next, work.Waits = time.Time{}, false
 		if u := work.Upgrade; u != nil { // the drain agent reads its own at any time
 			status := *u
 			work.Upgrade = &status

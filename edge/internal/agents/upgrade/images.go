@@ -20,7 +20,7 @@ func (w *Works) pull(ctx context.Context, o drain.Operation, report func(drain.W
 		work.Images, work.Pauses = slices.Clone(o.Work.Images), o.Work.Pauses
 	}
 	if wait, next := w.closed(o); wait {
-		work.Message, work.Next = "waits for its window", next
+		work.Message, work.Next, work.Waits = "waits for its window", next, true
 		return work
 	}
 	var as Credentials

@@ -85,7 +85,7 @@ func (w *Works) upgrade(ctx context.Context, o drain.Operation, state launch.Sta
 }
 
 func waits(work drain.Work, next time.Time) drain.Work {
-	work.Message, work.Next = "fetched; waits for its window", next
+	work.Message, work.Next, work.Waits = "fetched; waits for its window", next, true
 	return work
 }
 

@@ -84,7 +84,7 @@ func TestWaitingProgramIsUnpackedOnce(t *testing.T) {
 		fetched := filepath.Join(s.dir, "artefacts")
 		s.check(os.Rename(fetched, fetched+".away"))
 		time.Sleep(time.Until(work.Next))
-		if work = w.Do(t.Context(), o, func(drain.Work) {}); work.Message != "fetched; waits for its window" || !work.Next.After(time.Now()) {
+		if work = w.Do(t.Context(), o, func(drain.Work) {}); work.Message != "fetched; waits for its window" || !work.Waits || !work.Next.After(time.Now()) {
 			t.Errorf("the second time: %+v", work)
 		}
 		if files, _ := filepath.Glob(fetched + "/*.part"); len(files) > 0 {
