@@ -30,6 +30,11 @@ if [ "${1:-}" = machine ]; then
 mmdebstrap                   mmdebstrap                          makes the file tree of a real machine, a guest of user-mode Linux
 e2fsprogs                    mke2fs                              makes its disk
 '
+	if grep -qw amx_tile /proc/cpuinfo; then
+		list+='
+gcc                          gcc                                 compiles the ptrace of user-mode Linux for a processor with AMX
+'
+	fi
 fi
 if [ "${1:-}" = release ]; then
 	list+='

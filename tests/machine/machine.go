@@ -9,7 +9,6 @@ package machine
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"crypto/sha256"
 	"embed"
@@ -99,17 +98,9 @@ type Machine struct {
 	first process.Identity
 }
 
-// ErrTooWide is returned on a processor whose registers are too wide for user-mode Linux. Without a
-// way to them (package uml) every program of a guest must do without, and a container's has no such
-// setting.
-var ErrTooWide = errors.New("the registers of this processor are too wide for user-mode Linux")
-
 // Possible returns nil where this computer can run machines. It makes the disk, unless the cache
 // has it.
 func Possible(ctx context.Context) error {
-	if wide, err := uml.TooWide(); wide || err != nil {
-		return cmp.Or(err, ErrTooWide)
-	}
 	for _, tool := range []string{kernel, "nsenter", "dpkg-deb", "mke2fs"} {
 		if _, err := exec.LookPath(tool); err != nil {
 			return err
@@ -191,7 +182,7 @@ func (m *Machine) Start() error {
 	// The guest's memory is a file there: a disk would write its pages all the time.
 	cmd.Env = append(os.Environ(), "HOME="+m.spec.Dir, "TMPDIR=/dev/shm")
 	cmd.Stdout, cmd.Stderr = console, console
-	if err := uml.Start(cmd, false); err != nil {
+	if err := uml.Start(cmd, m.spec.Dir); err != nil {
 		return fmt.Errorf("starting the machine: %w", err)
 	}
 	m.first, err = process.Find(cmd.Process.Pid)
@@ -227,16 +218,6 @@ func (m *Machine) Cut(ctx context.Context) error {
 		case <-time.After(50 * time.Millisecond):
 		}
 	}
-}
-
-// Refused reports whether the machine has ended at its boot since the processor's registers are too
-// wide after all.
-func (m *Machine) Refused() bool {
-	if m.On() {
-		return false
-	}
-	console, err := os.ReadFile(m.Console())
-	return err == nil && bytes.Contains(console, []byte("set fp regs failed"))
 }
 
 // ErrSilent is returned where no command reaches the guest, or where it ends first.

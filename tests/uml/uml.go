@@ -59,13 +59,12 @@ func Run(t testing.TB, memory int, patience time.Duration, line string) (output 
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "linux.uml", fmt.Sprintf("mem=%dM", memory), "umid=guest", "uml_dir="+job+"/", "rootfstype=hostfs", "rootflags=/", "ro",
 		"init="+filepath.Join(root, "tests/uml/init.sh"), "umljob="+job, "con=null", "con0=null,fd:1", "quiet", "loglevel=4")
-	cmd.Args = append(cmd.Args, noWideRegisters()...)
 	// The guest's memory is a file there: not on a disk, which would write its pages all the while.
 	cmd.Env = append(os.Environ(), "HOME="+job, "TMPDIR=/dev/shm")
 	var console bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &console, &console
 	cmd.WaitDelay = 5 * time.Second
-	runErr := Start(cmd, true)
+	runErr := Start(cmd, job)
 	if runErr == nil {
 		runErr = cmd.Wait()
 	}

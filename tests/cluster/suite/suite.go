@@ -44,9 +44,6 @@ type Suite struct {
 	Name string
 	// Options are the trial's. Every test begins with such a trial.
 	Options trial.Options
-	// Impossible, where it is set, is the error by which the trial reports that this computer can't
-	// run it: then no test runs, and none has failed.
-	Impossible error
 }
 
 // patience is for the trial to come up. A real machine has one slow processor.
@@ -204,10 +201,6 @@ func (s Suite) outer() (code int, err error) {
 	upCtx, cancel := context.WithTimeout(ctx, patience(s.Options))
 	defer cancel()
 	if err := t.Up(upCtx, s.Options); err != nil {
-		if s.Impossible != nil && errors.Is(err, s.Impossible) {
-			fmt.Fprintf(os.Stderr, "%s: skipped: %v\n", s.Name, err)
-			return 0, nil
-		}
 		return 1, err
 	}
 	tests := exec.CommandContext(ctx, os.Args[0], args...)
