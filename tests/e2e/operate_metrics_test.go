@@ -22,6 +22,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/skerry-io/skerry/tests/cluster/lab"
+	"github.com/skerry-io/skerry/tests/cluster/poll"
 	"github.com/skerry-io/skerry/tests/cluster/trial"
 )
 
@@ -30,9 +32,25 @@ const metricsAddress = "127.0.0.1:4320"
 
 // metricsReceiver takes samples by OTLP/HTTP, as far as its JSON goes.
 type metricsReceiver struct {
+	s     *system
+	close func() // ends its servers; cloudcore's connections are refused then
+
 	mu     sync.Mutex
 	points map[string]map[int64]float64 // by series and Unix second
 	twice  map[int64][]string           // the series, by second
+	// beforeAnswer is called once, when samples of the series have come and before they are
+	// acknowledged.
+	beforeAnswer func()
+	series       string
+}
+
+// interrupt sets beforeAnswer. done is closed when it has returned.
+func (c *metricsReceiver) interrupt(series string, f func()) (done <-chan struct{}) {
+	ended := make(chan struct{})
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.series, c.beforeAnswer = series, func() { defer close(ended); f() }
+	return ended
 }
 
 func (c *metricsReceiver) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -58,6 +76,8 @@ func (c *metricsReceiver) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, err.Error(), http.StatusBadRequest)
 		return
 	}
+	interrupt := func() {}
+	defer func() { interrupt() }()
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, resource := range body.ResourceMetrics {
@@ -77,6 +97,9 @@ func (c *metricsReceiver) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 						c.twice[at] = append(c.twice[at], name)
 					}
 					c.points[name][at] = p.AsDouble
+					if name == c.series && c.beforeAnswer != nil {
+						interrupt, c.beforeAnswer = c.beforeAnswer, nil
+					}
 				}
 			}
 		}
@@ -101,20 +124,34 @@ func (c *metricsReceiver) of(series string, from, to time.Time) (values map[int6
 	return values, twice
 }
 
+// listen starts a server on the host of each replica.
+func (c *metricsReceiver) listen() {
+	c.s.T.Helper()
+	var servers []*http.Server
+	var all sync.WaitGroup
+	for _, replica := range options().Replicas() {
+		h, err := c.s.Trial.Host(replica)
+		c.s.Check(err)
+		var l net.Listener
+		c.s.Check(h.Do(func() (err error) { l, err = net.Listen("tcp", metricsAddress); return err }))
+		server := &http.Server{Handler: c, ReadHeaderTimeout: 10 * time.Second}
+		servers = append(servers, server)
+		all.Go(func() { _ = server.Serve(l) })
+	}
+	c.close = func() {
+		for _, server := range servers {
+			_ = server.Close()
+		}
+		all.Wait()
+	}
+}
+
 // receiveMetrics has all cloudcores send samples to a receiver until the test ends.
 func (s *system) receiveMetrics() *metricsReceiver {
 	s.T.Helper()
-	c := &metricsReceiver{points: map[string]map[int64]float64{}, twice: map[int64][]string{}}
-	for _, replica := range options().Replicas() {
-		h, err := s.Trial.Host(replica)
-		s.Check(err)
-		var l net.Listener
-		s.Check(h.Do(func() (err error) { l, err = net.Listen("tcp", metricsAddress); return err }))
-		server := &http.Server{Handler: c, ReadHeaderTimeout: 10 * time.Second}
-		ended := make(chan error, 1)
-		go func() { ended <- server.Serve(l) }()
-		s.T.Cleanup(func() { _ = server.Close(); <-ended })
-	}
+	c := &metricsReceiver{s: s, points: map[string]map[int64]float64{}, twice: map[int64][]string{}}
+	c.listen()
+	s.T.Cleanup(func() { c.close() })
 	s.cloudcoreSetting("metrics", map[string]any{"endpoint": "http://" + metricsAddress + "/v1/metrics"})
 	return c
 }
@@ -140,11 +177,14 @@ func (s *system) quickSamples(node string) (every time.Duration) {
 
 // A minute is a second here, and a cut 24 of them; with SKERRY_LONG=1 and SKERRY_MINUTE=1m it is a
 // real hour. The samples of a cut in which edgecore starts again reach the receiver with their own
-// times, each once; then cloudcore serves the newest.
+// times, each once, although the receiver is down at first and the cable is pulled before the
+// device has the first answer; then cloudcore serves the newest. A single cloudcore runs: after a
+// lost answer another replica passes the samples on again.
 func TestOperate_04_MetricsOfACutArriveWithTheirTimes(t *testing.T) {
 	s := newSystem(t)
 	to := s.receiveMetrics()
 	every := s.quickSamples("edge1")
+	replica := s.atOneReplica()
 	const up = "skerry_node_link_up edge1"
 	s.WaitFor("samples of edge1", func(context.Context) error {
 		if values, _ := to.of(up, time.Unix(0, 0), time.Now()); len(values) < max(1, int(5*time.Second/every)) {
@@ -189,8 +229,11 @@ func TestOperate_04_MetricsOfACutArriveWithTheirTimes(t *testing.T) {
 	s.Start("edge1", "edgecore")
 	await(most)
 	all, end := waits(), time.Now()
-	s.Heal("edge1")
-	s.waitLinked("edge1")
+	s.loseFirstAnswer(to, up, replica, func() {
+		if held := waits(); held < all {
+			t.Errorf("%d samples wait while the receiver is down, %d were taken", held, all)
+		}
+	})
 	s.WaitFor("the samples of the cut", func(ctx context.Context) error {
 		values, _ := to.of(up, start, end)
 		held, err := waiting(ctx)
@@ -222,17 +265,64 @@ func TestOperate_04_MetricsOfACutArriveWithTheirTimes(t *testing.T) {
 		t.Errorf("%d samples of one series and %d of another", len(values), len(memory))
 	}
 	s.WaitFor("cloudcore to serve the newest sample", func(ctx context.Context) error {
-		for _, replica := range options().Replicas() {
-			body, err := s.scrape(ctx, replica)
-			if err != nil {
-				return err
-			}
-			if strings.Contains(body, `skerry_node_pods{node="edge1",phase="Running"}`) && strings.Contains(body, `skerry_node_link_up{node="edge1"} 1`) {
-				return nil
-			}
+		body, err := s.scrape(ctx, replica)
+		if err == nil && !(strings.Contains(body, `skerry_node_pods{node="edge1",phase="Running"}`) && strings.Contains(body, `skerry_node_link_up{node="edge1"} 1`)) {
+			err = errors.New("it serves no sample of edge1")
 		}
-		return errors.New("no replica serves a sample of edge1")
+		return err
 	})
+	if n := s.counter(t.Context(), replica, "skerry_nodemetrics_repeated_total"); n == 0 {
+		t.Error("no sample came again although an answer was lost")
+	}
+}
+
+// loseFirstAnswer links edge1, whose samples wait, while the receiver is down; then once more, and
+// pulls its cable when the receiver has its first samples and before cloudcore knows; then it heals
+// the cable. down is called while the receiver is down.
+func (s *system) loseFirstAnswer(to *metricsReceiver, series, replica string, down func()) {
+	s.T.Helper()
+	to.close()
+	before := s.counter(s.T.Context(), replica, "skerry_nodemetrics_failures_total")
+	s.Heal("edge1")
+	s.waitLinked("edge1")
+	s.WaitFor("cloudcore to miss the receiver", func(ctx context.Context) error {
+		if s.counter(ctx, replica, "skerry_nodemetrics_failures_total") == before {
+			return errors.New("it delivered all")
+		}
+		return nil
+	})
+	down()
+	s.Cut("edge1")
+	s.waitUnlinked("edge1")
+	to.listen()
+	var err error
+	done := to.interrupt(series, func() { err = s.Trial.Cut(context.WithoutCancel(s.T.Context()), "edge1", lab.Carrier) })
+	s.Heal("edge1")
+	select {
+	case <-done:
+	case <-time.After(poll.Patience):
+		s.T.Fatal("the device sent no samples again")
+	}
+	s.Check(err)
+	s.waitUnlinked("edge1")
+	s.Heal("edge1")
+	s.waitLinked("edge1")
+}
+
+// counter reads a counter of a replica of cloudcore that has no labels.
+func (s *system) counter(ctx context.Context, replica, name string) float64 {
+	s.T.Helper()
+	body, err := s.scrape(ctx, replica)
+	s.Check(err)
+	for line := range strings.Lines(body) {
+		if value, ok := strings.CutPrefix(line, name+" "); ok {
+			n, err := strconv.ParseFloat(strings.TrimSpace(value), 64)
+			s.Check(err)
+			return n
+		}
+	}
+	s.T.Fatalf("%s has no %s", replica, name)
+	return 0
 }
 
 // wholePackets has the hosts send packets as they are on a cable: else one of 64 kB counts as one,
