@@ -14,10 +14,13 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
+	"time"
 
 	"github.com/go-logr/logr"
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"k8s.io/klog/v2"
 
 	"github.com/skerry-io/skerry/common/logging"
@@ -83,15 +86,55 @@ func Main(command *cobra.Command) {
 	os.Exit(Failed)
 }
 
-// Args turns a wrong number of arguments into exit code 2.
+// Args turns a wrong number of arguments into exit code 2, with an error that names the arguments.
 func Args(check cobra.PositionalArgs) cobra.PositionalArgs {
 	return func(c *cobra.Command, args []string) error {
-		if err := check(c, args); err != nil {
-			return Badf("%w\nSee '%s --help'.", err, c.CommandPath())
+		err := check(c, args)
+		if err == nil {
+			return nil
 		}
-		return nil
+		_, takes, _ := strings.Cut(c.Use, " ")
+		switch {
+		case c.HasAvailableSubCommands(): // cobra's error names the nearest command
+		case takes == "" && len(args) > 0:
+			err = fmt.Errorf("unexpected argument %q: %s takes none", args[0], c.CommandPath())
+		case len(args) == 0:
+			err = fmt.Errorf("an argument is missing: %s %s", c.CommandPath(), takes)
+		default:
+			err = fmt.Errorf("%w: %s %s", err, c.CommandPath(), takes)
+		}
+		return Badf("%w\nSee '%s --help'.", err, c.CommandPath())
 	}
 }
+
+// DurationVar adds a flag for a duration that is not negative; 0 is no default.
+func DurationVar(f *pflag.FlagSet, p *time.Duration, name string, value time.Duration, usage string) {
+	*p = value
+	f.Var((*durationFlag)(p), name, usage)
+}
+
+type durationFlag time.Duration
+
+// Set implements pflag.Value.
+func (d *durationFlag) Set(text string) error {
+	got, err := time.ParseDuration(text)
+	if err != nil || got < 0 {
+		return errors.New("must be a duration with a unit, like 90s or 24h")
+	}
+	*d = durationFlag(got)
+	return nil
+}
+
+// String implements pflag.Value.
+func (d *durationFlag) String() string {
+	if *d == 0 {
+		return ""
+	}
+	return time.Duration(*d).String()
+}
+
+// Type implements pflag.Value.
+func (*durationFlag) Type() string { return "duration" }
 
 // Logging sets klog up, on standard error and on further writers, and returns ctx with the logger.
 // klog is global by its nature; a process calls this once, before anything logs.

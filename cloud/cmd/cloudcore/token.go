@@ -84,7 +84,7 @@ func tokenCreateCommand(who *admin) *cobra.Command {
 			})
 		},
 	}
-	c.Flags().DurationVar(&options.TTL, "ttl", options.TTL, "how long it is valid")
+	cli.DurationVar(c.Flags(), &options.TTL, "ttl", options.TTL, "how long it is valid")
 	c.Flags().IntVar(&options.Uses, "uses", options.Uses, "how many devices may join with it")
 	c.Flags().StringVar((*string)(&options.Node), "node", "", "the only node name that may join with it, also where the Node exists already and is not live")
 	c.Flags().StringVar(&options.Description, "description", "", "free text, shown by list")

@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 
+	"github.com/skerry-io/skerry/common/cli"
 	"github.com/skerry-io/skerry/common/version"
 	"github.com/skerry-io/skerry/edge/artefactrepo"
 )
@@ -42,7 +43,7 @@ The keys never go to the cluster. Only 'rotate' needs two of the three root keys
 	}
 	c.PersistentFlags().StringVar(&f.dir, "dir", "repo", "Directory of the repository")
 	c.PersistentFlags().StringVar(&f.keys, "keys", "keys", "Directory of the private keys")
-	c.PersistentFlags().DurationVar(&f.valid, "valid", 90*24*time.Hour, "How long devices accept the metadata over the link")
+	cli.DurationVar(c.PersistentFlags(), &f.valid, "valid", 90*24*time.Hour, "How long devices accept the metadata over the link")
 	c.AddCommand(f.initCommand(streams), f.addCommand(streams), f.listCommand(streams), f.removeCommand(streams), f.refreshCommand(streams), f.rotateCommand(streams))
 	return c
 }
@@ -62,7 +63,7 @@ func (f *artefactFlags) open() (*artefactrepo.Repository, error) {
 
 func (f *artefactFlags) initCommand(streams genericiooptions.IOStreams) *cobra.Command {
 	return &cobra.Command{
-		Use: "init", Short: "Make the keys and an empty repository", Args: cobra.NoArgs, SilenceUsage: true,
+		Use: "init", Short: "Make the keys and an empty repository", Args: cli.Args(cobra.NoArgs), SilenceUsage: true,
 		Example: "  kubectl skerry artefact init --dir repo --keys keys",
 		RunE: func(*cobra.Command, []string) error {
 			r, err := artefactrepo.Create(f.dir, f.keys)
@@ -81,7 +82,7 @@ func (f *artefactFlags) addCommand(streams genericiooptions.IOStreams) *cobra.Co
 	var bases []string
 	var given artefactrepo.Target
 	c := &cobra.Command{
-		Use: "add VERSION PROGRAM[=ARCH]...", Short: "Add a version of edgecore, for one architecture or several", Args: cobra.MinimumNArgs(2), SilenceUsage: true,
+		Use: "add VERSION PROGRAM[=ARCH]...", Short: "Add a version of edgecore, for one architecture or several", Args: cli.Args(cobra.MinimumNArgs(2)), SilenceUsage: true,
 		Long: `Add a version of edgecore: the programs of a release (edgecore_VERSION_linux_ARCH), for amd64 unless =ARCH follows. Each is packed, and its metadata are signed.
 
 --delta-from names earlier programs of the same architecture: a device that runs one of them in a slot fetches the difference, where that is smaller. It takes
@@ -175,7 +176,7 @@ func said(out io.Writer, t artefactrepo.Target) error {
 
 func (f *artefactFlags) listCommand(streams genericiooptions.IOStreams) *cobra.Command {
 	return &cobra.Command{
-		Use: "list", Short: "List the programs, and until when devices accept the metadata", Args: cobra.NoArgs, SilenceUsage: true,
+		Use: "list", Short: "List the programs, and until when devices accept the metadata", Args: cli.Args(cobra.NoArgs), SilenceUsage: true,
 		Example: "  kubectl skerry artefact list --dir repo",
 		RunE: func(*cobra.Command, []string) error {
 			r, err := f.open()
@@ -208,7 +209,7 @@ func short(digest string) string {
 
 func (f *artefactFlags) removeCommand(streams genericiooptions.IOStreams) *cobra.Command {
 	return &cobra.Command{
-		Use: "remove VERSION", Short: "Remove a version, with its files", Args: cobra.ExactArgs(1), SilenceUsage: true,
+		Use: "remove VERSION", Short: "Remove a version, with its files", Args: cli.Args(cobra.ExactArgs(1)), SilenceUsage: true,
 		Example: "  kubectl skerry artefact remove v1.3.0 --dir repo --keys keys",
 		RunE: func(_ *cobra.Command, args []string) error {
 			r, err := f.open()
@@ -222,7 +223,7 @@ func (f *artefactFlags) removeCommand(streams genericiooptions.IOStreams) *cobra
 
 func (f *artefactFlags) refreshCommand(streams genericiooptions.IOStreams) *cobra.Command {
 	return &cobra.Command{
-		Use: "refresh", Short: "Sign the metadata again, before they expire", Args: cobra.NoArgs, SilenceUsage: true,
+		Use: "refresh", Short: "Sign the metadata again, before they expire", Args: cli.Args(cobra.NoArgs), SilenceUsage: true,
 		Example: "  kubectl skerry artefact refresh --valid 720h --dir repo --keys keys",
 		RunE: func(*cobra.Command, []string) error {
 			r, err := f.open()
@@ -240,7 +241,7 @@ func (f *artefactFlags) refreshCommand(streams genericiooptions.IOStreams) *cobr
 func (f *artefactFlags) rotateCommand(streams genericiooptions.IOStreams) *cobra.Command {
 	roles := []string{"root", "targets", "snapshot", "timestamp"}
 	return &cobra.Command{
-		Use: "rotate ROLE", Short: "Replace the keys of a role: root, targets, snapshot or timestamp", Args: cobra.ExactArgs(1), ValidArgs: roles, SilenceUsage: true,
+		Use: "rotate ROLE", Short: "Replace the keys of a role: root, targets, snapshot or timestamp", Args: cli.Args(cobra.ExactArgs(1)), ValidArgs: roles, SilenceUsage: true,
 		Long: `Replace the keys of a role: root, targets, snapshot or timestamp. Two of root's three keys have to be in --keys for it. Devices follow the
 new root.json by themselves; it is also what new devices begin with.`,
 		Example: "  kubectl skerry artefact rotate targets --dir repo --keys keys",

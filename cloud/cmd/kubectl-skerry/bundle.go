@@ -6,10 +6,13 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"time"
 
 	"github.com/spf13/cobra"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
+
+	"github.com/skerry-io/skerry/common/cli"
 )
 
 // reportPath is the path of a device's report.
@@ -25,7 +28,7 @@ A device without a link has to be asked on site.
 
 Exit code 0: the bundle is whole. 1: it could not be fetched.`,
 		Example: "  kubectl skerry bundle edge-17\n  kubectl skerry bundle edge-17 -o - | tar -tz",
-		Args:    cobra.ExactArgs(1), SilenceUsage: true,
+		Args:    cli.Args(cobra.ExactArgs(1)), SilenceUsage: true,
 		RunE: func(c *cobra.Command, args []string) error {
 			if out == "" {
 				out = "skerry-bundle-" + args[0] + "-" + time.Now().UTC().Format("20060102-150405") + ".tar.gz"
@@ -37,12 +40,7 @@ Exit code 0: the bundle is whole. 1: it could not be fetched.`,
 			if out == "-" {
 				return cluster.bundle(c.Context(), args[0], streams.Out)
 			}
-			file, err := os.OpenFile(out, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
-			if err != nil {
-				return err
-			}
-			if err := errors.Join(cluster.bundle(c.Context(), args[0], file), file.Close()); err != nil {
-				_ = os.Remove(out) // half of one is useless
+			if err := whole(out, func(w io.Writer) error { return cluster.bundle(c.Context(), args[0], w) }); err != nil {
 				return err
 			}
 			_, err = fmt.Fprintln(streams.Out, out)
@@ -53,11 +51,32 @@ Exit code 0: the bundle is whole. 1: it could not be fetched.`,
 	return c
 }
 
+// whole has write make a file. Half of a bundle is useless: what was there before stays until the
+// new one is whole. Files such as pipes are written at once.
+func whole(path string, write func(io.Writer) error) error {
+	if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() {
+		file, err := os.OpenFile(path, os.O_WRONLY, 0)
+		if err != nil {
+			return err
+		}
+		return errors.Join(write(file), file.Close())
+	}
+	file, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*")
+	if err != nil {
+		return err
+	}
+	defer os.Remove(file.Name())
+	if err := errors.Join(write(file), file.Close()); err != nil {
+		return err
+	}
+	return os.Rename(file.Name(), path)
+}
+
 // bundle writes a device's bundle.
 func (c *cluster) bundle(ctx context.Context, name string, w io.Writer) error {
 	body, err := c.client.Discovery().RESTClient().Get().AbsPath(reportPath, name, "log").Stream(ctx)
 	if err != nil {
-		return rights(err)
+		return c.unanswered(ctx, name, err)
 	}
 	defer body.Close()
 	if _, err := io.Copy(w, body); err != nil {

@@ -334,6 +334,14 @@ func rights(err error) error {
 	return fmt.Errorf("%w\nThe ClusterRole skerry:viewer has all that this command needs: kubectl create clusterrolebinding NAME --clusterrole=skerry:viewer --user=USER", err)
 }
 
+// noAPI adds a remedy where kube-apiserver reaches no cloudcore: its error then has no details.
+func noAPI(err error) error {
+	if status := apierrors.APIStatus(nil); !errors.As(err, &status) || !apierrors.IsServiceUnavailable(err) || status.Status().Message != "the server is currently unable to handle the request" {
+		return err
+	}
+	return fmt.Errorf("%w\nkube-apiserver reaches no cloudcore: `kubectl get apiservices v1alpha1.subresources.skerry.io -o yaml` has the reason, `kubectl get pods -n skerry-system` whether it runs", err)
+}
+
 // unreached adds a remedy where kube-apiserver did not answer.
 func unreached(err error) error {
 	op, failed := errors.AsType[*net.OpError](err)

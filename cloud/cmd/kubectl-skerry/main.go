@@ -4,6 +4,7 @@
 package main
 
 import (
+	"fmt"
 	"os"
 	"strings"
 
@@ -58,6 +59,10 @@ edges, for every program of this machine, web pages included: end it when the to
 		statusCommand(flags, streams), topCommand(flags, streams), nodeCommand(flags, streams), operationsCommand(flags, streams), bundleCommand(flags, streams), rehearseCommand(flags, streams), artefactCommand(streams),
 		recorderCommand(flags, streams), uiCommand(flags, streams),
 	)
+	c.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
+		return fmt.Errorf("%w\nSee '%s --help'.", err, c.CommandPath())
+	}) //nolint:staticcheck // as common/cli prints it
+	namesHelp(c)
 	for _, sub := range c.Commands() {
 		if _, arg, _ := strings.Cut(sub.Use, " "); arg == "NODE" {
 			sub.ValidArgsFunction = completion.ResourceNameCompletionFunc(f, "node")

@@ -12,6 +12,7 @@ import (
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 
 	"github.com/skerry-io/skerry/cloud/cmd/kubectl-skerry/webui"
+	"github.com/skerry-io/skerry/common/cli"
 )
 
 func recorderCommand(f getter, streams genericiooptions.IOStreams) *cobra.Command {
@@ -22,7 +23,7 @@ func recorderCommand(f getter, streams genericiooptions.IOStreams) *cobra.Comman
 
 Exit code 0: the device answered. 1: it did not.`,
 		Example: "  kubectl skerry recorder edge-17\n  kubectl skerry recorder edge-17 -o json | jq -r '.[] | select(.kind == \"Boot\") | .cause'",
-		Args:    cobra.ExactArgs(1), SilenceUsage: true,
+		Args:    cli.Args(cobra.ExactArgs(1)), SilenceUsage: true,
 		RunE: func(c *cobra.Command, args []string) error {
 			if output != "" && output != "json" {
 				return usage(fmt.Errorf("--output: %q is not json", output))
@@ -59,7 +60,7 @@ Exit code 0: the device answered. 1: it did not.`,
 func (c *cluster) recorder(ctx context.Context, name string) ([]byte, error) {
 	result := c.client.Discovery().RESTClient().Get().AbsPath(reportPath, name, "recorder").Do(ctx)
 	if err := result.Error(); err != nil { // that of Raw lacks the message
-		return nil, rights(err)
+		return nil, c.unanswered(ctx, name, err)
 	}
 	return result.Raw()
 }

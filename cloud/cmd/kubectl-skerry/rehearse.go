@@ -11,6 +11,7 @@ import (
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 
 	"github.com/skerry-io/skerry/cloud/internal/core/fleet"
+	"github.com/skerry-io/skerry/common/cli"
 )
 
 func rehearseCommand(f getter, streams genericiooptions.IOStreams) *cobra.Command {
@@ -22,7 +23,7 @@ before. It changes nothing.
 
 Exit code 0: all pods would run. 1: some would not, or the device can't be asked.`,
 		Example: "  kubectl skerry rehearse edge-17\n  kubectl skerry rehearse edge-17 -o json",
-		Args:    cobra.ExactArgs(1), SilenceUsage: true,
+		Args:    cli.Args(cobra.ExactArgs(1)), SilenceUsage: true,
 		RunE: func(c *cobra.Command, args []string) error {
 			if output != "" && output != "json" {
 				return usage(fmt.Errorf("--output: %q is not json", output))
@@ -56,7 +57,7 @@ func (c *cluster) rehearsal(ctx context.Context, name string, text bool) (string
 	}
 	result := r.Do(ctx)
 	if err := result.Error(); err != nil { // that of Raw lacks the message
-		return "", rights(err)
+		return "", c.unanswered(ctx, name, err)
 	}
 	body, err := result.Raw()
 	if err != nil || !text {

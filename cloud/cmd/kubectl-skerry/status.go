@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"slices"
@@ -9,6 +10,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -19,6 +21,7 @@ import (
 	cmdutil "k8s.io/kubectl/pkg/cmd/util"
 
 	"github.com/skerry-io/skerry/cloud/internal/core/fleet"
+	"github.com/skerry-io/skerry/common/cli"
 )
 
 // fleetStatus is the output of -o json.
@@ -69,8 +72,29 @@ func (o *output) printer() (printers.ResourcePrinter, error) {
 	return p, nil
 }
 
+// usageError is a wrong call.
+type usageError struct{ error }
+
+func (e usageError) Unwrap() error { return e.error }
+
 // usage marks a wrong call.
-func usage(err error) error { return fmt.Errorf("%w\nSee 'kubectl skerry status -h'", err) }
+func usage(err error) error { return usageError{err} }
+
+// namesHelp has the errors of wrong calls of a command, and of those below it, name its help.
+func namesHelp(c *cobra.Command) {
+	for _, sub := range c.Commands() {
+		namesHelp(sub)
+	}
+	if run := c.RunE; run != nil {
+		c.RunE = func(c *cobra.Command, args []string) error {
+			err := run(c, args)
+			if wrong, ok := errors.AsType[usageError](err); ok {
+				return fmt.Errorf("%w\nSee '%s --help'.", wrong.error, c.CommandPath()) //nolint:staticcheck // as common/cli prints it
+			}
+			return err
+		}
+	}
+}
 
 // statusOptions are the flags of status.
 type statusOptions struct {
@@ -95,16 +119,16 @@ Exit code 0: all is well. 1: something is wrong, or the cluster can't be asked.`
   kubectl skerry status -l skerry.io/node-pool=ferries --problems
   kubectl skerry status -w
   kubectl skerry status -o json | jq -r '.items[] | select(.link == "Down") | .name'`,
-		Args: cobra.NoArgs, SilenceUsage: true,
+		Args: cli.Args(cobra.NoArgs), SilenceUsage: true,
 		RunE: func(c *cobra.Command, _ []string) error { return o.run(c.Context(), f) },
 	}
 	o.addTo(c)
 	c.Flags().StringVarP(&o.labels, "selector", "l", "", "Selector (label query) of Nodes")
 	c.Flags().BoolVarP(&o.watch, "watch", "w", false, "Then print each device whose state changes")
 	c.Flags().BoolVar(&o.problems, "problems", false, "Show the devices with problems alone")
-	c.Flags().DurationVar(&o.limits.Backlog, "backlog-age", o.limits.Backlog, "From which age on a backlog is a problem")
-	c.Flags().DurationVar(&o.limits.Certificate, "certificate-left", o.limits.Certificate, "How long before its end a certificate is a problem")
-	c.Flags().DurationVar(&o.limits.Start, "pod-start", o.limits.Start, "For how long a pod may be starting")
+	cli.DurationVar(c.Flags(), &o.limits.Backlog, "backlog-age", o.limits.Backlog, "From which age on a backlog is a problem")
+	cli.DurationVar(c.Flags(), &o.limits.Certificate, "certificate-left", o.limits.Certificate, "How long before its end a certificate is a problem")
+	cli.DurationVar(c.Flags(), &o.limits.Start, "pod-start", o.limits.Start, "For how long a pod may be starting")
 	return c
 }
 
@@ -203,7 +227,7 @@ acknowledgements and the handshake; the classes are messages alone, the most urg
 writes (normal), events (bulk), metrics and streams such as kubectl logs (stream). -o wide counts messages too. It comes from the devices' Leases, asks no
 device, and is at most 23 s old where the link is up.`,
 		Example: "  kubectl skerry top\n  kubectl skerry top -o wide -l skerry.io/node-pool=ferries\n  kubectl skerry top -o json | jq '.items[] | {name, traffic}'",
-		Args:    cobra.NoArgs, SilenceUsage: true,
+		Args:    cli.Args(cobra.NoArgs), SilenceUsage: true,
 		RunE: func(c *cobra.Command, _ []string) error {
 			if err := selector(labels); err != nil {
 				return usage(err)
@@ -255,7 +279,7 @@ With -o json the answer is edgecore's own status, or an item of 'kubectl skerry 
 
 Exit code 0: the device answered. 1: it did not, or there is none.`,
 		Example: "  kubectl skerry node edge-17",
-		Args:    cobra.ExactArgs(1), SilenceUsage: true,
+		Args:    cli.Args(cobra.ExactArgs(1)), SilenceUsage: true,
 		RunE: func(c *cobra.Command, args []string) error { return o.run(c.Context(), f, args[0]) },
 	}
 	c.Flags().StringVarP(&o.json, "output", "o", "", "Output format: json, or none for people")
@@ -275,16 +299,10 @@ func (o *nodeOptions) run(ctx context.Context, f getter, name string) error {
 		_, err := fmt.Fprint(o.streams.Out, live)
 		return err
 	}
-	problem = rights(problem)
-	c.name = name
-	facts, err := c.read(ctx)
+	problem = noAPI(rights(problem))
+	nodes, now, err := c.device(ctx, name, o.limits)
 	if err != nil {
 		return err
-	}
-	now := c.now()
-	nodes := fleet.Of(facts, o.limits, now)
-	if len(nodes) == 0 {
-		return fmt.Errorf("there is no device %s: no Node with an edge's label and no Lease of it (kubectl skerry status lists all)", name)
 	}
 	n := nodes[0]
 	if o.json != "" {
@@ -299,6 +317,32 @@ func (o *nodeOptions) run(ctx context.Context, f getter, name string) error {
 		age = duration.HumanDuration(now.Sub(n.LastContact.Time)) + " old"
 	}
 	return fmt.Errorf("this is what was last known, %s; the device could not be asked: %w", age, problem)
+}
+
+// device is one device as the cluster knows it: one element, or an error if there is none.
+func (c *cluster) device(ctx context.Context, name string, limits fleet.Limits) ([]fleet.Node, time.Time, error) {
+	c.name = name
+	facts, err := c.read(ctx)
+	if err != nil {
+		return nil, time.Time{}, err
+	}
+	now := c.now()
+	nodes := fleet.Of(facts, limits, now)
+	if len(nodes) == 0 {
+		return nil, now, fmt.Errorf("there is no device %s: no Node with an edge's label and no Lease of it (kubectl skerry status lists all)", fleet.Printable(name, 253))
+	}
+	return nodes, now, nil
+}
+
+// unanswered is the error of a command that needs a device's answer, and did not get it: of a
+// device that there is not, it has no link.
+func (c *cluster) unanswered(ctx context.Context, name string, err error) error {
+	if apierrors.IsServiceUnavailable(err) {
+		if _, _, none := c.device(ctx, name, fleet.DefaultLimits()); none != nil {
+			return none
+		}
+	}
+	return noAPI(rights(err))
 }
 
 // live is the device's own current state.
@@ -331,7 +375,7 @@ func operationsCommand(f getter, streams genericiooptions.IOStreams) *cobra.Comm
 		Long: `Show NodeOperationSets that are not complete, with their progress, and then NodeOperations that have not ended, with what they wait for. Nothing is printed where
 there are none. With -o the NodeOperations alone are printed; the sets are kubectl get nodeopset -o yaml.`,
 		Example: "  kubectl skerry operations\n  kubectl skerry operations --all",
-		Args:    cobra.NoArgs, SilenceUsage: true,
+		Args:    cli.Args(cobra.NoArgs), SilenceUsage: true,
 		RunE: func(c *cobra.Command, _ []string) error {
 			printer, err := o.printer()
 			if err != nil {

@@ -10,6 +10,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -58,7 +59,7 @@ func (a *apiserver) serve(w http.ResponseWriter, r *http.Request) {
 		})
 		return
 	}
-	if resource == "status" { // of subresources.skerry.io
+	if slices.Contains([]string{"status", "rehearsal", "recorder", "log"}, resource) { // of subresources.skerry.io
 		switch {
 		case a.away != "":
 			w.WriteHeader(http.StatusServiceUnavailable)

@@ -27,6 +27,7 @@ import (
 	"github.com/skerry-io/skerry/cloud/cmd/kubectl-skerry/webui"
 	"github.com/skerry-io/skerry/cloud/internal/core/fleet"
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
+	"github.com/skerry-io/skerry/common/cli"
 )
 
 const (
@@ -56,7 +57,7 @@ contains a token of this run; who has it sees what you may see.`,
 		Example: `  kubectl skerry ui
   kubectl skerry ui --port 8042 -l skerry.io/node-pool=ferries
   ssh -L 8042:127.0.0.1:8042 admin@bastion kubectl skerry ui --port 8042`,
-		Args: cobra.NoArgs, SilenceUsage: true,
+		Args: cli.Args(cobra.NoArgs), SilenceUsage: true,
 		RunE: func(c *cobra.Command, _ []string) error { return o.run(c.Context(), f) },
 	}
 	c.Flags().IntVar(&o.port, "port", 0, "Port on 127.0.0.1; 0: any that is free")

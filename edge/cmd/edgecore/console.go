@@ -42,7 +42,7 @@ Exit code 0: it was interrupted, or has ended. 1: edgecore does not answer, or t
 		},
 	}
 	c.Flags().BoolVar(&q.Serial, "serial", false, "the first serial port, as a plain stream of bytes, instead of the screen")
-	c.Flags().DurationVar(&q.For, "for", 0, "how long it is open (default and most: modules.console.limit)")
+	cli.DurationVar(c.Flags(), &q.For, "for", 0, "how long it is open (default and most: modules.console.limit)")
 	return c
 }
 

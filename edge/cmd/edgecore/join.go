@@ -87,7 +87,7 @@ Exit code 0: joined (or joined before). 1: try again later. 2: refused, or somet
 	c.Flags().StringVar(&cni, "cni", cniAuto, "who makes the network of pods: auto, edgecore where no other CNI plugin does, or none")
 	c.Flags().StringVar(&node, "node-name", "", "the node's name (default: modules.edged.hostnameOverride, else the host's name)")
 	c.Flags().BoolVar(&force, "force", false, "give up an identity that is still good")
-	c.Flags().DurationVar(&timeout, "timeout", timeout, "how long to try")
+	cli.DurationVar(c.Flags(), &timeout, "timeout", timeout, "how long to try")
 	output.AddTo(c)
 	return c
 }

@@ -80,7 +80,7 @@ func requestCommand(file *string, use, short string, operation v1alpha1.Operatio
 	f := c.Flags()
 	f.StringVar(&q.Name, "name", "", "name of the operation (default NODE-OPERATION-RANDOM)")
 	f.StringVar(&policy, "drain", string(v1alpha1.DrainRequired), "Required: a drain that fails ends the operation; BestEffort: it goes ahead then; Skip: no drain")
-	f.DurationVar(&q.DrainTimeout, "drain-timeout", 0, "bound of one attempt to drain (default modules.drain.timeout)")
+	cli.DurationVar(f, &q.DrainTimeout, "drain-timeout", 0, "bound of one attempt to drain (default modules.drain.timeout)")
 	f.StringVar(&unreachable, "when-unreachable", string(v1alpha1.UnreachableDefer), "while the API can't be reached: Defer waits, Proceed goes ahead after modules.drain.proceedAfter")
 	output.AddTo(c)
 	return c
