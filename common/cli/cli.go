@@ -24,6 +24,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"github.com/skerry-io/skerry/common/logging"
+	"github.com/skerry-io/skerry/common/terminal"
 	"github.com/skerry-io/skerry/common/version"
 )
 
@@ -179,10 +180,10 @@ func (o *Output) Set(s string) error {
 // Type names the flag's type in --help.
 func (o *Output) Type() string { return "format" }
 
-// Print writes value as JSON, or calls text.
+// Print writes value as JSON, or calls text, whose output can't control a terminal.
 func (o *Output) Print(w io.Writer, value any, text func(io.Writer) error) error {
 	if *o != "json" {
-		return text(w)
+		return text(terminal.Writer(w))
 	}
 	e := json.NewEncoder(w)
 	e.SetIndent("", "  ")

@@ -1,7 +1,9 @@
 package cli_test
 
 import (
+	"fmt"
 	"io"
+	"strings"
 	"testing"
 	"time"
 
@@ -40,6 +42,18 @@ func TestWrongCalls(t *testing.T) {
 		}
 		if want := map[bool]time.Duration{true: 90 * time.Minute, false: time.Hour}[c.want == "" && c.use == "list"]; since != want {
 			t.Errorf("%s %q: %v, want %v", c.use, c.args, since, want)
+		}
+	}
+}
+
+// Text of others is printed without its commands for the terminal; JSON has them escaped.
+func TestPrintControlsNoTerminal(t *testing.T) {
+	const text = "Liveness probe failed: \x1b[2Jgone\u202e"
+	for format, want := range map[string]string{"text": "Liveness probe failed: [2Jgone\n", "json": "\"Liveness probe failed: \\u001b[2Jgone\u202e\"\n"} {
+		var out strings.Builder
+		o := cli.Output(format)
+		if err := o.Print(&out, text, func(w io.Writer) error { _, err := fmt.Fprintln(w, text); return err }); err != nil || out.String() != want {
+			t.Errorf("%s: %q, %v", format, out.String(), err)
 		}
 	}
 }

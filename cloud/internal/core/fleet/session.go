@@ -13,6 +13,8 @@ import (
 	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/skerry-io/skerry/common/terminal"
 )
 
 // SessionAnnotation of a node's Lease is a Session, as JSON.
@@ -62,7 +64,7 @@ func Printable(text string, most int) string {
 		switch {
 		case r == '\n' || r == '\r' || r == '\t':
 			return ' '
-		case r < ' ' || r >= 0x7f && r < 0xa0 || r == '\u2028' || r == '\u2029' || r >= '\u202a' && r <= '\u202e' || r >= '\u2066' && r <= '\u2069':
+		case terminal.Controls(r):
 			return -1
 		}
 		return r
