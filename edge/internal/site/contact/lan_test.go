@@ -113,6 +113,7 @@ type device struct {
 	linked bool
 	// programs answers other devices; nil as in an older release.
 	programs func(ctx context.Context, node string, s *contact.Stream)
+	changed  func() // called at each change; may be nil
 
 	holder *peers.Holder
 	feed   func(context.Context, message.Message) error
@@ -187,6 +188,9 @@ func (d *device) start() {
 			d.mu.Lock()
 			defer d.mu.Unlock()
 			d.calls[node]++
+			if d.changed != nil {
+				d.changed()
+			}
 		},
 		Programs: d.programs,
 	})

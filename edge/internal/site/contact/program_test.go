@@ -7,6 +7,8 @@ import (
 	"io"
 	"net"
 	"slices"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -172,4 +174,65 @@ func TestFleet_26_OnlyMembersGetPrograms(t *testing.T) {
 	if got := a.agent.Contact(b.name); got != contact.Met || a.changes(b.name) != before {
 		t.Errorf("a sees b as %v, after %d changes", got, a.changes(b.name)-before)
 	}
+}
+
+// A network of 2 Mbit/s with a long queue, which a sender without a bound fills for seconds: while
+// one device takes a program from another, neither loses sight of the other, and few of the
+// program's bytes are in front of a pod's new status.
+func TestFleet_26_ProgramDoesNotDelayStatuses(t *testing.T) {
+	w := newSystem(t, 2)
+	a, b := w.devices[0], w.devices[1]
+	var came, atChange atomic.Int64
+	a.changed = func() { atChange.Store(came.Load()) }
+	b.programs = func(ctx context.Context, _ string, s *contact.Stream) {
+		for ctx.Err() == nil {
+			if _, err := s.Write(make([]byte, 32<<10)); err != nil {
+				return
+			}
+		}
+	}
+	w.startAll()
+	w.allMet()
+	for _, d := range w.devices {
+		d.host.Shell("tc qdisc add dev lan0 root tbf rate 2mbit burst 16k limit 4m")
+	}
+	before := a.changes(b.name)
+	s, err := a.agent.DialPrograms(t.Context(), b.name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(s.SetReadDeadline(time.Now().Add(patience)), s.SetWriteDeadline(time.Now().Add(patience))); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Write([]byte("x")); err != nil {
+		t.Fatal(err)
+	}
+	var reading sync.WaitGroup
+	reading.Go(func() {
+		for buffer := make([]byte, 4<<10); ; {
+			n, err := s.Read(buffer)
+			came.Add(int64(n))
+			if err != nil {
+				return
+			}
+		}
+	})
+	const statuses = 4
+	most := int64(0)
+	for i := range statuses {
+		poll.True(t, "bytes of the program", func() bool { return came.Load() > int64(i+1)<<19 })
+		from := came.Load()
+		b.agent.SetPods([]contact.Pod{b.pod(1), b.pod(2 + i)})
+		poll.True(t, "the new status", func() bool { _, ok := a.agent.Pod(b.name, b.pod(2+i).UID); return ok })
+		most = max(most, atChange.Load()-from)
+	}
+	t.Logf("at most %d bytes of the program came before a new status", most)
+	if most > 96<<10 {
+		t.Errorf("%d bytes of the program came before a new status", most)
+	}
+	if n := a.changes(b.name) - before; n != statuses || b.agent.Contact(a.name) != contact.Met {
+		t.Errorf("%d changes for %d statuses; a sees b as %v, b sees a as %v", n, statuses, a.agent.Contact(b.name), b.agent.Contact(a.name))
+	}
+	s.Close()
+	reading.Wait()
 }
