@@ -17,9 +17,9 @@ import (
 
 // Bounds of waiting for another device.
 const (
-	// answerTime is how long a device may take to tell whether it has a program: it may compute a
-	// digest for it.
-	answerTime = 5 * time.Second
+	// answerTime is how long a device may take to tell whether it has a program: the first time it
+	// computes its package's digest, and a card may read 10 MB a second.
+	answerTime = 15 * time.Second
 	// chunkTime is how long a device may take for maxChunk: 52 KiB a second, which is more than a
 	// thin link has.
 	chunkTime = 20 * time.Second

@@ -163,8 +163,8 @@ func TestFleet_26_HostileAnswers(t *testing.T) {
 		most time.Duration
 		gets int // bytes of the program, at most
 	}{
-		"no answer":                       {answers(), 6 * time.Second, 0},
-		"half an answer":                  {answers([]byte{0, 0}), 6 * time.Second, 0},
+		"no answer":                       {answers(), 16 * time.Second, 0},
+		"half an answer":                  {answers([]byte{0, 0}), 16 * time.Second, 0},
 		"another size":                    {answers(head(size+1, 1<<20), want), 0, 0},
 		"a size of ever":                  {answers(head(1<<63, 1<<20), want), 0, 0},
 		"fewer bytes than it has":         {answers(head(size, 5), want), 0, 0},
