@@ -221,12 +221,12 @@ func (w *siteWing) peerChanged(node string) {
 }
 
 // ownPods sends this device's pods, as its kubelet reports them, to the other devices of the site.
-func (w *siteWing) ownPods(words map[types.UID]endpoints.Word) {
+func (w *siteWing) ownPods(statuses map[types.UID]endpoints.PodStatus) {
 	if w.contact == nil {
 		return
 	}
-	pods := make([]contact.Pod, 0, len(words))
-	for uid, w := range words {
+	pods := make([]contact.Pod, 0, len(statuses))
+	for uid, w := range statuses {
 		pods = append(pods, contact.Pod{UID: uid, Addresses: w.Addresses, Ready: w.Ready, Terminating: w.Terminating})
 	}
 	slices.SortFunc(pods, func(x, y contact.Pod) int { return cmp.Compare(x.UID, y.UID) })
@@ -248,7 +248,7 @@ func (k knowledge) Contact(device string) endpoints.Contact {
 	return endpoints.Dead
 }
 
-func (k knowledge) Word(device string, pod types.UID) (endpoints.Word, bool) {
+func (k knowledge) PodStatus(device string, pod types.UID) (endpoints.PodStatus, bool) {
 	p, ok := k.Pod(device, pod)
-	return endpoints.Word{Addresses: p.Addresses, Ready: p.Ready, Terminating: p.Terminating}, ok
+	return endpoints.PodStatus{Addresses: p.Addresses, Ready: p.Ready, Terminating: p.Terminating}, ok
 }

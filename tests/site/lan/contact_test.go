@@ -194,10 +194,10 @@ func TestSite_09_UnreadySeenByPeers(t *testing.T) {
 
 // One device has a link, by which the cloud reports that the others are NotReady: their own reports
 // on the LAN win. At heal there is no flip, and no connection fails.
-func TestSite_12_WordsWin(t *testing.T) { oneLinked(t, func(*system, string) {}) }
+func TestSite_12_DevicesOwnReportsWin(t *testing.T) { oneLinked(t, func(*system, string) {}) }
 
-// TestSite_13_HealWithoutFlips: see TestSite_12_WordsWin; here the cloud comes back for all while
-// clients continue.
+// TestSite_13_HealWithoutFlips: see TestSite_12_DevicesOwnReportsWin; here the cloud comes back for
+// all while clients continue.
 func TestSite_13_HealWithoutFlips(t *testing.T) {
 	oneLinked(t, func(s *system, address string) {
 		s.Heal("edge2")

@@ -22,10 +22,10 @@ const (
 	// connectsEvery and connectBurst bound how often one device may connect.
 	connectsEvery = time.Second
 	connectBurst  = 8
-	// signs and words of a device in a second.
-	signRate, signBurst = 20, 60
-	wordRate, wordBurst = 12, 40
-	dialTimeout         = 1500 * time.Millisecond
+	// heartbeats and reports of a device in a second.
+	heartbeatRate, heartbeatBurst = 20, 60
+	reportRate, reportBurst       = 12, 40
+	dialTimeout                   = 1500 * time.Millisecond
 )
 
 func quicConfig() *quic.Config {

@@ -2,11 +2,11 @@
 // status of its own pods. It needs no cloud.
 //
 // It owns one QUIC connection with each other device of the site, on which both show their node's
-// certificate; the decision which device is Met, Mute or Dead; and the words, which count from
+// certificate; the decision which device is Met, Mute or Dead; and the reports, which count from
 // their own device alone and are never passed on. It refuses peers outside of the Site, revoked
 // certificates, addresses that are not of the sender's own pods, and messages above the bounds of
 // wire.go: a peer may be a stolen device. It stores which devices were ever met, and their last
-// words in a directory that a reboot clears.
+// reports in a directory that a reboot clears.
 //
 // It also opens connections for programs (program.go), whose content is package sharing's.
 //
@@ -47,8 +47,8 @@ const (
 	beaconEvery = time.Second
 	beaconSlow  = 10 * time.Second
 	beaconEager = 5 * time.Minute
-	// wordEvery bounds how often this device sends a new word.
-	wordEvery = 100 * time.Millisecond
+	// reportInterval bounds how often this device sends a new report.
+	reportInterval = 100 * time.Millisecond
 	// found bounds the addresses that beacons have named for one device: the newest stay.
 	found = 4
 	// lookMin and lookMost bound the pause before unreadable networks are read again.
@@ -83,8 +83,8 @@ type Config struct {
 	// Forget makes the kernel forget TCP connections to addresses.
 	Forget func([]netip.Prefix) (int, error)
 	Memory Memory
-	// RunFile keeps the peers' words over restarts of edgecore, not over a reboot; "": they are not
-	// kept.
+	// RunFile keeps the peers' reports over restarts of edgecore, not over a reboot; "": they are
+	// not kept.
 	RunFile string
 	// Changed is called with a device whose state has changed.
 	Changed func(node string)
@@ -97,20 +97,20 @@ type Config struct {
 type Agent struct {
 	config Config
 
-	mu       sync.Mutex
-	core     *core
-	conns    map[uint64]*session
-	logged   map[string]Status // as the log has it
-	nextConn uint64
-	dialing  map[string]bool
-	found    map[string][]netip.AddrPort
-	own      []Pod
-	tunnel   Tunnel // of this device
-	lan      []netip.Prefix
-	networks []lan.Network // as look has read them last
-	sequence uint64
-	said     chan struct{} // closed and replaced when own changes
-	cut      map[string]bool
+	mu         sync.Mutex
+	core       *core
+	conns      map[uint64]*session
+	logged     map[string]Status // as the log has it
+	nextConn   uint64
+	dialing    map[string]bool
+	found      map[string][]netip.AddrPort
+	own        []Pod
+	tunnel     Tunnel // of this device
+	lan        []netip.Prefix
+	networks   []lan.Network // as look has read them last
+	sequence   uint64
+	changedOwn chan struct{} // closed and replaced when own changes
+	cut        map[string]bool
 
 	wake      chan struct{}
 	keep      chan struct{} // the set of met devices has changed
@@ -130,7 +130,7 @@ func New(c Config) *Agent {
 	}
 	return &Agent{
 		config: c, core: newCore(c.Node, map[string]bool{}), conns: map[uint64]*session{}, logged: map[string]Status{}, dialing: map[string]bool{}, found: map[string][]netip.AddrPort{},
-		said: make(chan struct{}), cut: map[string]bool{}, wake: make(chan struct{}, 1), keep: make(chan struct{}, 1), admission: newAdmission(),
+		changedOwn: make(chan struct{}), cut: map[string]bool{}, wake: make(chan struct{}, 1), keep: make(chan struct{}, 1), admission: newAdmission(),
 		// Later than that of an edgecore that ran before in this boot.
 		sequence: uint64(time.Now().UnixNano()),
 	}
@@ -196,7 +196,7 @@ func (a *Agent) Load(ctx context.Context) error {
 		return nil
 	}
 	for node, p := range s.Peers {
-		w := &Word{Boot: p.Boot, Sequence: p.Sequence, Pods: map[types.UID]Pod{}, Tunnel: p.Tunnel}
+		w := &Report{Boot: p.Boot, Sequence: p.Sequence, Pods: map[types.UID]Pod{}, Tunnel: p.Tunnel}
 		for _, pod := range p.Pods {
 			w.Pods[pod.UID] = pod
 		}
@@ -240,7 +240,7 @@ func (a *Agent) SetPods(pods []Pod) {
 		return
 	}
 	a.own = slices.Clone(pods)
-	a.saidAgain()
+	a.resend()
 }
 
 // SetTunnel is where this device takes encrypted packets now.
@@ -249,7 +249,7 @@ func (a *Agent) SetTunnel(t Tunnel) {
 	defer a.mu.Unlock()
 	if a.tunnel != t {
 		a.tunnel = t
-		a.saidAgain()
+		a.resend()
 	}
 }
 
@@ -261,7 +261,7 @@ func (a *Agent) SetLAN(lan []netip.Prefix) {
 		return
 	}
 	a.lan = slices.Clone(lan)
-	a.saidAgain()
+	a.resend()
 	peers := slices.Sorted(maps.Keys(a.core.peers))
 	a.mu.Unlock()
 	for _, node := range peers { // the peers that are reached from here have changed too
@@ -275,7 +275,7 @@ func (a *Agent) LAN(node string) []netip.Addr {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if p := a.core.peers[node]; p != nil && p.holds() {
-		return slices.Clone(p.word.LAN)
+		return slices.Clone(p.report.LAN)
 	}
 	return nil
 }
@@ -287,22 +287,22 @@ func (a *Agent) Reaches(node string, v4 bool) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	p := a.core.peers[node]
-	if p == nil || !p.holds() || len(p.word.LAN) == 0 || len(a.lan) == 0 || a.tunnel != (Tunnel{}) && a.core.tunnel(node) != (Tunnel{}) {
+	if p == nil || !p.holds() || len(p.report.LAN) == 0 || len(a.lan) == 0 || a.tunnel != (Tunnel{}) && a.core.tunnel(node) != (Tunnel{}) {
 		return true
 	}
-	return slices.ContainsFunc(p.word.LAN, func(at netip.Addr) bool {
+	return slices.ContainsFunc(p.report.LAN, func(at netip.Addr) bool {
 		return at.Is4() == v4 && slices.ContainsFunc(a.lan, func(n netip.Prefix) bool { return n.Contains(at) })
 	})
 }
 
-// saidAgain sends this device's word to all peers. mu is held.
-func (a *Agent) saidAgain() {
+// resend sends this device's report to all peers. mu is held.
+func (a *Agent) resend() {
 	a.sequence++
-	close(a.said)
-	a.said = make(chan struct{})
+	close(a.changedOwn)
+	a.changedOwn = make(chan struct{})
 }
 
-// Contact is the state of a device. A mute one whose last word holds no longer is Absent.
+// Contact is the state of a device. A mute one whose last report holds no longer is Absent.
 func (a *Agent) Contact(node string) Status {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -310,7 +310,7 @@ func (a *Agent) Contact(node string) Status {
 	switch {
 	case p == nil:
 		return Unmet
-	case p.status == Mute && !p.holds(), p.status == Met && p.word == nil:
+	case p.status == Mute && !p.holds(), p.status == Met && p.report == nil:
 		return Absent
 	}
 	return p.status
@@ -344,7 +344,7 @@ func (a *Agent) State() State {
 	for node, p := range a.core.peers {
 		one := Peer{Node: node, Status: p.status.String(), Address: p.at}
 		if p.holds() {
-			one.Pods = len(p.word.Pods)
+			one.Pods = len(p.report.Pods)
 		}
 		s.Peers = append(s.Peers, one)
 	}
@@ -363,7 +363,7 @@ func (a *Agent) Address(node string) netip.Addr {
 	return netip.Addr{}
 }
 
-// Tunnel is where a device takes encrypted packets, by its last word in this boot; the zero
+// Tunnel is where a device takes encrypted packets, by its last report in this boot; the zero
 // value without one. It stays when the device is dead: packets to it are
 // lost by any way.
 func (a *Agent) Tunnel(node string) Tunnel {
@@ -372,8 +372,8 @@ func (a *Agent) Tunnel(node string) Tunnel {
 	return a.core.tunnel(node)
 }
 
-// Pod is a device's status of a pod of its own; false where its word has no such pod, or where its
-// word does not hold.
+// Pod is a device's status of a pod of its own; false where its report has no such pod, or where
+// its report does not hold.
 func (a *Agent) Pod(node string, uid types.UID) (Pod, bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -381,11 +381,11 @@ func (a *Agent) Pod(node string, uid types.UID) (Pod, bool) {
 	if p == nil || !p.holds() {
 		return Pod{}, false
 	}
-	pod, ok := p.word.Pods[uid]
+	pod, ok := p.report.Pods[uid]
 	if !ok {
 		return pod, false
 	}
-	// The range of a device may have changed since its word arrived.
+	// The range of a device may have changed since its report arrived.
 	pod.Addresses = slices.DeleteFunc(slices.Clone(pod.Addresses), func(x netip.Addr) bool {
 		return !slices.ContainsFunc(p.ranges, func(r netip.Prefix) bool { return r.Contains(x) })
 	})
@@ -405,7 +405,7 @@ func (a *Agent) onLAN(p *peer, at netip.Addr) netip.Addr {
 	if here(at) || slices.ContainsFunc(p.ranges, func(r netip.Prefix) bool { return !r.IsSingleIP() && r.Contains(at) }) {
 		return at
 	}
-	for _, x := range p.word.LAN {
+	for _, x := range p.report.LAN {
 		if x.Is4() == at.Is4() && here(x) {
 			return x
 		}

@@ -18,7 +18,7 @@ const (
 	Unmet Status = iota
 	// Absent: it was met in an earlier boot of this device, and not yet in this one.
 	Absent
-	// Met: there is a connection with a word, or the last one has just ended and the device is
+	// Met: there is a connection with a report, or the last one has just ended and the device is
 	// being searched.
 	Met
 	// Mute: its kernel answers and its edgecore does not.
@@ -36,17 +36,17 @@ func (s Status) String() string {
 }
 
 const (
-	// Keepalive is the time between two signs of life, idle that after which a silent
+	// Keepalive is the time between two heartbeats, idle that after which a silent
 	// connection ends.
 	Keepalive = 500 * time.Millisecond
 	idle      = 2 * time.Second
 	// suspicion is the silence after which the peer's kernel is asked, until idle has passed.
 	suspicion = 1200 * time.Millisecond
 	window    = idle - suspicion
-	// muteHold is how long the last word of a mute device holds.
+	// muteHold is how long the last report of a mute device holds.
 	muteHold = time.Minute
 	// muteAsk is the pause between two questions to the kernel of a mute device. Two of them
-	// without an answer are its death: there is no other sign of life to set against the
+	// without an answer are its death: there is no other heartbeat to set against the
 	// loss of a packet.
 	muteAsk      = time.Second
 	muteFailures = 2
@@ -58,7 +58,7 @@ const (
 	// dialMin and dialMax bound the pause between two attempts to connect.
 	dialMin = 250 * time.Millisecond
 	dialMax = 2 * time.Second
-	// refusedMax bounds it where the peer ends each connection before a word: it does
+	// refusedMax bounds it where the peer ends each connection before a report: it does
 	// not admit this device. A connection that lasted for steady was a good one; so many in a row
 	// that ended earlier are refusals too, whatever the peer sent.
 	refusedMax = 30 * time.Second
@@ -85,8 +85,8 @@ type Tunnel struct {
 	Port uint16
 }
 
-// Word is a device's status of all its pods, and its tunnel.
-type Word struct {
+// Report is a device's status of all its pods, and its tunnel.
+type Report struct {
 	Boot     string
 	Sequence uint64
 	Pods     map[types.UID]Pod
@@ -96,24 +96,24 @@ type Word struct {
 
 // peer is another device of the site.
 type peer struct {
-	status   Status
-	ranges   []netip.Prefix // where addresses of its pods may be
-	conn     uint64         // 0 without one
-	at       netip.Addr     // where it was connected last in this process
-	began    time.Time      // of conn
-	spoke    bool           // conn has received a word
-	refusals int            // connections in a row that ended before a word
-	short    int            // connections in a row that ended before steady
-	heard    time.Time
-	asking   bool      // a question to its kernel is under way
-	failures int       // questions in a row without an answer
-	unasked  int       // tries in a row to put one
-	ask      time.Time // when the next question is due; zero: never
-	muteTill time.Time
-	dial     time.Time // when the next attempt to connect is due
-	pause    time.Duration
-	word     *Word
-	wordConn uint64 // the connection of the word
+	status     Status
+	ranges     []netip.Prefix // where addresses of its pods may be
+	conn       uint64         // 0 without one
+	at         netip.Addr     // where it was connected last in this process
+	began      time.Time      // of conn
+	reported   bool           // conn has received a report
+	refusals   int            // connections in a row that ended before a report
+	short      int            // connections in a row that ended before steady
+	lastSeen   time.Time
+	asking     bool      // a question to its kernel is under way
+	failures   int       // questions in a row without an answer
+	unasked    int       // tries in a row to put one
+	ask        time.Time // when the next question is due; zero: never
+	muteTill   time.Time
+	dial       time.Time // when the next attempt to connect is due
+	pause      time.Duration
+	report     *Report
+	reportConn uint64 // the connection of the report
 }
 
 // core decides the state of peers. It is pure: it takes events with their times, and returns
@@ -240,32 +240,33 @@ func (c *core) connected(now time.Time, node string, conn uint64, at netip.Addr)
 	if p.conn != 0 && p.conn != conn {
 		c.act(doClose, node, p.conn, netip.Addr{})
 	}
-	p.conn, p.at, p.heard, p.failures, p.unasked, p.ask = conn, at, now, 0, 0, now.Add(suspicion)
-	p.began, p.spoke = now, false
+	p.conn, p.at, p.lastSeen, p.failures, p.unasked, p.ask = conn, at, now, 0, 0, now.Add(suspicion)
+	p.began, p.reported = now, false
 }
 
-// heardOf notes a sign of life.
-func (c *core) heardOf(now time.Time, node string, conn uint64) {
+// heartbeat notes that a device has sent one.
+func (c *core) heartbeat(now time.Time, node string, conn uint64) {
 	if p := c.peers[node]; p != nil && p.conn == conn {
-		p.heard, p.failures, p.unasked, p.ask = now, 0, 0, now.Add(suspicion)
+		p.lastSeen, p.failures, p.unasked, p.ask = now, 0, 0, now.Add(suspicion)
 	}
 }
 
-// said records a word, unless it is older than the current one. The first word of a connection is
-// the newest, regardless of its number: the device may have been started again with another clock.
-func (c *core) said(node string, conn uint64, w *Word) {
+// receive records a report, unless it is older than the current one. The first report of a
+// connection is the newest, regardless of its number: the device may have been started again with
+// another clock.
+func (c *core) receive(node string, conn uint64, w *Report) {
 	p := c.peers[node]
-	if p == nil || p.conn != conn || p.word != nil && p.wordConn == conn && p.word.Boot == w.Boot && p.word.Sequence >= w.Sequence {
+	if p == nil || p.conn != conn || p.report != nil && p.reportConn == conn && p.report.Boot == w.Boot && p.report.Sequence >= w.Sequence {
 		return
 	}
 	c.own(node, w.Tunnel.Key)
-	p.spoke, p.refusals = true, 0
+	p.reported, p.refusals = true, 0
 	if !c.met[node] {
 		c.met[node] = true
 		c.act(doKeep, "", 0, netip.Addr{})
 	}
-	same := p.word != nil && p.status == Met && maps.EqualFunc(p.word.Pods, w.Pods, Pod.equal) && p.word.Tunnel == w.Tunnel && slices.Equal(p.word.LAN, w.LAN)
-	p.word, p.wordConn = w, conn
+	same := p.report != nil && p.status == Met && maps.EqualFunc(p.report.Pods, w.Pods, Pod.equal) && p.report.Tunnel == w.Tunnel && slices.Equal(p.report.LAN, w.LAN)
+	p.report, p.reportConn = w, conn
 	c.become(node, p, Met)
 	if !same {
 		c.changed[node] = true
@@ -276,13 +277,13 @@ func (c *core) said(node string, conn uint64, w *Word) {
 // one's: the second sender can't have it, and would have the other's packets go nowhere.
 func (c *core) tunnel(node string) Tunnel {
 	p := c.peers[node]
-	if p == nil || p.word == nil {
+	if p == nil || p.report == nil {
 		return Tunnel{}
 	}
-	if owner := c.owners[p.word.Tunnel.Key]; owner != "" && owner != node {
+	if owner := c.owners[p.report.Tunnel.Key]; owner != "" && owner != node {
 		return Tunnel{}
 	}
-	return p.word.Tunnel
+	return p.report.Tunnel
 }
 
 // own notes which device had a key first. A device has one: with another it gives the first one up.
@@ -313,9 +314,9 @@ func (c *core) closed(now time.Time, node string, conn uint64) {
 	}
 	p.conn = 0
 	switch {
-	case p.spoke && now.Sub(p.began) >= steady:
+	case p.reported && now.Sub(p.began) >= steady:
 		p.dial, p.pause, p.ask, p.short = now, dialMin, now, 0
-	case p.spoke:
+	case p.reported:
 		p.short++
 		p.dial, p.ask = now.Add(p.pause), now
 		most := dialMax
@@ -340,8 +341,8 @@ func (c *core) answered(now time.Time, node string, yes bool) {
 	if p.status != Met && p.status != Mute {
 		return
 	}
-	if p.conn != 0 && now.Sub(p.heard) < suspicion {
-		p.ask = p.heard.Add(suspicion) // a sign of life was faster
+	if p.conn != 0 && now.Sub(p.lastSeen) < suspicion {
+		p.ask = p.lastSeen.Add(suspicion) // a heartbeat was faster
 		return
 	}
 	if yes {
@@ -396,12 +397,12 @@ func (c *core) uncut(now time.Time, node string) {
 
 // restore takes the state from before edgecore was started again, in the same boot: it holds as
 // that of a mute device until there is a connection.
-func (c *core) restore(now time.Time, node string, w *Word, at netip.Addr) {
+func (c *core) restore(now time.Time, node string, w *Report, at netip.Addr) {
 	p := c.peers[node]
 	if p == nil || p.status == Met || !c.met[node] {
 		return
 	}
-	p.word, p.at, p.status, p.muteTill, p.ask = w, at, Mute, now.Add(muteHold), now.Add(idle)
+	p.report, p.at, p.status, p.muteTill, p.ask = w, at, Mute, now.Add(muteHold), now.Add(idle)
 	c.changed[node] = true
 }
 
@@ -425,7 +426,7 @@ func (c *core) tick(now time.Time) {
 			}
 		}
 		if p.status == Mute && !p.muteTill.IsZero() && !now.Before(p.muteTill) {
-			p.muteTill = time.Time{} // it stays mute, and its word holds no longer
+			p.muteTill = time.Time{} // it stays mute, and its report holds no longer
 			c.changed[node] = true
 		}
 		if p.conn == 0 && c.dials(node) && !now.Before(p.dial) {
@@ -463,9 +464,9 @@ func (c *core) next() (at time.Time) {
 // dial sooner.
 func (p *peer) refuses() bool { return p.refusals > 0 || p.short > shortMost }
 
-// holds reports whether a device's last word still counts.
+// holds reports whether a device's last report still counts.
 func (p *peer) holds() bool {
-	return p.word != nil && (p.status == Met || p.status == Mute && !p.muteTill.IsZero())
+	return p.report != nil && (p.status == Met || p.status == Mute && !p.muteTill.IsZero())
 }
 
 // missing reports whether a device of the site is not connected.

@@ -93,18 +93,18 @@ func (s *script) run(d time.Duration) {
 
 var home = netip.MustParseAddr("192.0.2.1")
 
-func word(uids ...string) *Word {
-	w := &Word{Boot: "x", Pods: map[types.UID]Pod{}}
+func report(uids ...string) *Report {
+	w := &Report{Boot: "x", Pods: map[types.UID]Pod{}}
 	for _, u := range uids {
 		w.Pods[types.UID(u)] = Pod{UID: types.UID(u), Ready: true}
 	}
 	return w
 }
 
-// meet adds a connection and its first word.
+// meet adds a connection and its first report.
 func (s *script) meet(node string, conn uint64) {
 	s.core.connected(time.Now(), node, conn, home)
-	s.core.said(node, conn, word())
+	s.core.receive(node, conn, report())
 }
 
 func (s *script) expect(t *testing.T, want ...string) {
@@ -120,18 +120,18 @@ func TestCore_silence(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newScript(t, "a")
 		s.meet("a", 1)
-		s.core.said("a", 1, word("p"))
+		s.core.receive("a", 1, report("p"))
 		s.settle()
 		s.expect(t, "0s keep ", "0s a Met")
 		s.run(3 * time.Second)
 		s.expect(t, "1.2s ask a", "2s close a", "2s reset a", "2s a Dead")
 		if s.core.peers["a"].holds() {
-			t.Error("the word of a dead device holds")
+			t.Error("the report of a dead device holds")
 		}
 	})
 }
 
-// One sign of life in the last moment changes no state.
+// One heartbeat in the last moment changes no state.
 func TestCore_lastMoment(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newScript(t, "a")
@@ -139,7 +139,7 @@ func TestCore_lastMoment(t *testing.T) {
 		s.settle()
 		s.log = nil
 		s.run(1950 * time.Millisecond)
-		s.core.heardOf(time.Now(), "a", 1)
+		s.core.heartbeat(time.Now(), "a", 1)
 		s.run(time.Second)
 		s.expect(t, "1.2s ask a")
 	})
@@ -170,28 +170,28 @@ func TestCore_cannotAsk(t *testing.T) {
 	}
 }
 
-// edgecore is killed on a device whose kernel lives: its word holds for a minute, and no
+// edgecore is killed on a device whose kernel lives: its report holds for a minute, and no
 // connection is cut.
 func TestCore_mute(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newScript(t, "a")
 		s.alive["a"] = true
 		s.meet("a", 1)
-		s.core.said("a", 1, word("p"))
+		s.core.receive("a", 1, report("p"))
 		s.settle()
 		s.run(2 * time.Second)
 		s.core.closed(time.Now(), "a", 1)
 		s.run(50 * time.Millisecond)
 		if got := s.core.peers["a"].status; got != Mute || !s.core.peers["a"].holds() {
-			t.Fatalf("%v, its word holds: %v", got, s.core.peers["a"].holds())
+			t.Fatalf("%v, its report holds: %v", got, s.core.peers["a"].holds())
 		}
 		s.run(58 * time.Second)
 		if !s.core.peers["a"].holds() {
-			t.Error("the word does not hold for a minute")
+			t.Error("the report does not hold for a minute")
 		}
 		s.run(4 * time.Second)
 		if got := s.core.peers["a"].status; got != Mute || s.core.peers["a"].holds() {
-			t.Errorf("after a minute: %v, its word holds: %v", got, s.core.peers["a"].holds())
+			t.Errorf("after a minute: %v, its report holds: %v", got, s.core.peers["a"].holds())
 		}
 		if i := slices.IndexFunc(s.log, func(l string) bool { return bytes.Contains([]byte(l), []byte("reset")) }); i >= 0 {
 			t.Errorf("connections were cut: %s", s.log[i])
@@ -255,19 +255,19 @@ func TestCore_members(t *testing.T) {
 	})
 }
 
-// A newer connection replaces the older, whose end and words are of no interest then.
+// A newer connection replaces the older, whose end and reports are of no interest then.
 func TestCore_replaced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newScript(t, "a")
 		s.meet("a", 1)
-		s.core.said("a", 1, word("old"))
+		s.core.receive("a", 1, report("old"))
 		s.core.connected(time.Now(), "a", 2, home)
-		s.core.said("a", 1, word("older"))
-		s.core.said("a", 2, word("new"))
+		s.core.receive("a", 1, report("older"))
+		s.core.receive("a", 2, report("new"))
 		s.core.closed(time.Now(), "a", 1)
 		s.settle()
-		if p := s.core.peers["a"]; p.conn != 2 || len(p.word.Pods) != 1 || !p.word.Pods["new"].Ready {
-			t.Errorf("%+v %+v", p, p.word)
+		if p := s.core.peers["a"]; p.conn != 2 || len(p.report.Pods) != 1 || !p.report.Pods["new"].Ready {
+			t.Errorf("%+v %+v", p, p.report)
 		}
 		s.expect(t, "0s keep ", "0s close a", "0s a Met")
 	})
@@ -279,9 +279,9 @@ func TestCore_tunnels(t *testing.T) {
 	c := newCore("x", map[string]bool{})
 	c.members(time.Now(), map[string][]netip.Prefix{"a": nil, "b": nil})
 	one, two := Tunnel{Key: [32]byte{1}, Port: 1}, Tunnel{Key: [32]byte{2}, Port: 2}
-	said := func(node string, conn uint64, tunnel Tunnel) {
+	receive := func(node string, conn uint64, tunnel Tunnel) {
 		c.connected(time.Now(), node, conn, netip.Addr{})
-		c.said(node, conn, &Word{Boot: "boot", Sequence: conn, Tunnel: tunnel})
+		c.receive(node, conn, &Report{Boot: "boot", Sequence: conn, Tunnel: tunnel})
 	}
 	check := func(when string, a, b Tunnel) {
 		t.Helper()
@@ -289,65 +289,65 @@ func TestCore_tunnels(t *testing.T) {
 			t.Errorf("%s: %v and %v", when, c.tunnel("a"), c.tunnel("b"))
 		}
 	}
-	check("before they have said one", Tunnel{}, Tunnel{})
-	said("a", 1, one)
+	check("before they have sent one", Tunnel{}, Tunnel{})
+	receive("a", 1, one)
 	check("one has", one, Tunnel{})
-	said("b", 2, one)
+	receive("b", 2, one)
 	check("the other says the same", one, Tunnel{})
-	said("a", 3, one)
+	receive("a", 3, one)
 	check("the first says it again", one, Tunnel{})
 	c.take()
-	said("b", 4, two)
+	receive("b", 4, two)
 	if _, changed := c.take(); !slices.Contains(changed, "b") {
 		t.Error("another key is no change")
 	}
 	check("each has its own", one, two)
-	said("a", 5, two)
+	receive("a", 5, two)
 	check("the first says the other's", Tunnel{}, two)
 	c.members(time.Now(), map[string][]netip.Prefix{"a": nil})
 	check("the other leaves the site", two, Tunnel{})
 }
 
-func TestReadWord(t *testing.T) {
+func TestReadReport(t *testing.T) {
 	ranges := []netip.Prefix{netip.MustParsePrefix("10.0.1.0/24"), netip.MustParsePrefix("192.0.2.7/32")}
-	many := &contactpb.Word{BootId: "b"}
+	many := &contactpb.Report{BootId: "b"}
 	for n := range MaxPods + 1 {
 		many.Pods = append(many.Pods, &contactpb.Pod{Uid: fmt.Sprint(n)})
 	}
 	for name, tc := range map[string]struct {
-		word    *contactpb.Word
+		report  *contactpb.Report
 		dropped int
 		bad     bool
 	}{
-		"good":               {word: &contactpb.Word{BootId: "b", Pods: []*contactpb.Pod{{Uid: "u", Ips: []string{"10.0.1.9", "192.0.2.7"}}}}},
-		"another's address":  {word: &contactpb.Word{BootId: "b", Pods: []*contactpb.Pod{{Uid: "u", Ips: []string{"10.0.2.9"}}}}, dropped: 1},
-		"nonsense":           {word: &contactpb.Word{BootId: "b", Pods: []*contactpb.Pod{{Uid: "u", Ips: []string{"x", "10.0.1.1", "10.0.1.2", "10.0.1.3"}}}}, dropped: 2},
-		"no boot":            {word: &contactpb.Word{}, bad: true},
-		"no uid":             {word: &contactpb.Word{BootId: "b", Pods: []*contactpb.Pod{{}}}, bad: true},
-		"long uid":           {word: &contactpb.Word{BootId: "b", Pods: []*contactpb.Pod{{Uid: string(make([]byte, 65))}}}, bad: true},
-		"more pods than 512": {word: many, bad: true},
-		"a tunnel":           {word: &contactpb.Word{BootId: "b", TunnelKey: bytes.Repeat([]byte{7}, 32), TunnelPort: 10553}},
-		"half a key":         {word: &contactpb.Word{BootId: "b", TunnelKey: bytes.Repeat([]byte{7}, 16), TunnelPort: 10553}, bad: true},
-		"a key without port": {word: &contactpb.Word{BootId: "b", TunnelKey: bytes.Repeat([]byte{7}, 32)}, bad: true},
-		"no such port":       {word: &contactpb.Word{BootId: "b", TunnelKey: bytes.Repeat([]byte{7}, 32), TunnelPort: 65536}, bad: true},
+		"good":               {report: &contactpb.Report{BootId: "b", Pods: []*contactpb.Pod{{Uid: "u", Ips: []string{"10.0.1.9", "192.0.2.7"}}}}},
+		"another's address":  {report: &contactpb.Report{BootId: "b", Pods: []*contactpb.Pod{{Uid: "u", Ips: []string{"10.0.2.9"}}}}, dropped: 1},
+		"nonsense":           {report: &contactpb.Report{BootId: "b", Pods: []*contactpb.Pod{{Uid: "u", Ips: []string{"x", "10.0.1.1", "10.0.1.2", "10.0.1.3"}}}}, dropped: 2},
+		"no boot":            {report: &contactpb.Report{}, bad: true},
+		"no uid":             {report: &contactpb.Report{BootId: "b", Pods: []*contactpb.Pod{{}}}, bad: true},
+		"long uid":           {report: &contactpb.Report{BootId: "b", Pods: []*contactpb.Pod{{Uid: string(make([]byte, 65))}}}, bad: true},
+		"more pods than 512": {report: many, bad: true},
+		"a tunnel":           {report: &contactpb.Report{BootId: "b", TunnelKey: bytes.Repeat([]byte{7}, 32), TunnelPort: 10553}},
+		"half a key":         {report: &contactpb.Report{BootId: "b", TunnelKey: bytes.Repeat([]byte{7}, 16), TunnelPort: 10553}, bad: true},
+		"a key without port": {report: &contactpb.Report{BootId: "b", TunnelKey: bytes.Repeat([]byte{7}, 32)}, bad: true},
+		"no such port":       {report: &contactpb.Report{BootId: "b", TunnelKey: bytes.Repeat([]byte{7}, 32), TunnelPort: 65536}, bad: true},
 	} {
-		_, dropped, err := readWord(tc.word, ranges)
+		_, dropped, err := readReport(tc.report, ranges)
 		if dropped != tc.dropped || (err != nil) != tc.bad {
 			t.Errorf("%s: %d dropped, %v", name, dropped, err)
 		}
 	}
-	// The largest word fits into a frame.
+	// The largest report fits into a frame.
 	pods := make([]Pod, MaxPods+9)
 	for i := range pods {
 		a := netip.MustParseAddr("2001:db8:aaaa:bbbb:cccc:dddd:eeee:ffff")
 		pods[i] = Pod{UID: types.UID(fmt.Sprintf("%064d", i)), Addresses: []netip.Addr{a, a}}
 	}
 	tunnel := Tunnel{Key: [32]byte{7}, Port: 10553}
-	m := encodeWord("boot", 1<<63, pods, tunnel, nil)
+	m := encodeReport("boot", 1<<63, pods, tunnel, nil)
 	if len(m.Pods) != MaxPods || !m.More {
 		t.Errorf("%d pods, more: %v", len(m.Pods), m.More)
 	}
-	if w, _, err := readWord(m, ranges); err != nil || w.Tunnel != tunnel {
+	if w, _, err := readReport(m, ranges); err != nil || w.Tunnel != tunnel {
 		t.Errorf("the tunnel is %+v, %v", w, err)
 	}
 	var b bytes.Buffer
@@ -358,14 +358,14 @@ func TestReadWord(t *testing.T) {
 
 // Whatever a peer sends, it is refused or within the bounds.
 func FuzzPeer(f *testing.F) {
-	good, err := proto.Marshal(&contactpb.Word{BootId: "b", Pods: []*contactpb.Pod{{Uid: "u", Ips: []string{"10.0.1.9"}}}})
+	good, err := proto.Marshal(&contactpb.Report{BootId: "b", Pods: []*contactpb.Pod{{Uid: "u", Ips: []string{"10.0.1.9"}}}})
 	if err != nil {
 		f.Fatal(err)
 	}
 	f.Add(append([]byte{0, 0, 0, byte(len(good))}, good...))
 	f.Add([]byte{0xff, 0xff, 0xff, 0xff})
 	// Small on the wire, large in memory; addresses of others; texts without an end.
-	framed := func(m *contactpb.Word, more []byte) []byte {
+	framed := func(m *contactpb.Report, more []byte) []byte {
 		body, err := proto.Marshal(m)
 		if err != nil {
 			f.Fatal(err)
@@ -373,17 +373,17 @@ func FuzzPeer(f *testing.F) {
 		body = append(body, more...)
 		return append(binary.BigEndian.AppendUint32(nil, uint32(len(body))), body...)
 	}
-	f.Add(framed(&contactpb.Word{BootId: "b"}, bytes.Repeat([]byte{0x1a, 0x00}, 30_000)))
-	f.Add(framed(&contactpb.Word{BootId: strings.Repeat("b", 64<<10)}, nil))
-	f.Add(framed(&contactpb.Word{Pods: []*contactpb.Pod{{Uid: "u\x00\n$(reboot)", Ips: []string{"10.96.0.1", "127.0.0.1", "::ffff:10.0.1.9", "0.0.0.0"}}}}, nil))
-	f.Add(framed(&contactpb.Word{Pods: []*contactpb.Pod{{Uid: "u", Ips: make([]string, 10_000)}}}, nil))
+	f.Add(framed(&contactpb.Report{BootId: "b"}, bytes.Repeat([]byte{0x1a, 0x00}, 30_000)))
+	f.Add(framed(&contactpb.Report{BootId: strings.Repeat("b", 64<<10)}, nil))
+	f.Add(framed(&contactpb.Report{Pods: []*contactpb.Pod{{Uid: "u\x00\n$(reboot)", Ips: []string{"10.96.0.1", "127.0.0.1", "::ffff:10.0.1.9", "0.0.0.0"}}}}, nil))
+	f.Add(framed(&contactpb.Report{Pods: []*contactpb.Pod{{Uid: "u", Ips: make([]string, 10_000)}}}, nil))
 	beacon, err := encodeBeacon("edge1", 10552)
 	if err != nil {
 		f.Fatal(err)
 	}
 	f.Add(beacon)
-	f.Add(framed(&contactpb.Word{BootId: "b", Sequence: 7, TunnelKey: bytes.Repeat([]byte{1}, 32), TunnelPort: 51820, Lan: []string{"192.0.2.3", "fe80::1%eth0"}}, nil))
-	f.Add(framed(&contactpb.Word{BootId: "another", Sequence: 1<<64 - 1, TunnelKey: bytes.Repeat([]byte{2}, 32), TunnelPort: 1}, nil))
+	f.Add(framed(&contactpb.Report{BootId: "b", Sequence: 7, TunnelKey: bytes.Repeat([]byte{1}, 32), TunnelPort: 51820, Lan: []string{"192.0.2.3", "fe80::1%eth0"}}, nil))
+	f.Add(framed(&contactpb.Report{BootId: "another", Sequence: 1<<64 - 1, TunnelKey: bytes.Repeat([]byte{2}, 32), TunnelPort: 1}, nil))
 	ranges := []netip.Prefix{netip.MustParsePrefix("10.0.1.0/24")}
 	f.Fuzz(func(t *testing.T, data []byte) {
 		if node, port, err := readBeacon(data); err == nil && (node == "" || port == 0) {
@@ -393,7 +393,7 @@ func FuzzPeer(f *testing.F) {
 		if err != nil {
 			return
 		}
-		w, _, err := readWord(m, ranges)
+		w, _, err := readReport(m, ranges)
 		if err != nil {
 			return
 		}
@@ -413,13 +413,13 @@ func FuzzPeer(f *testing.F) {
 		// Whatever it is, another device's key stays that device's.
 		at, c := time.Unix(1, 0), newCore("b", map[string]bool{})
 		c.members(at, map[string][]netip.Prefix{"a": nil, "c": ranges})
-		first := word()
+		first := report()
 		first.Tunnel = Tunnel{Key: [32]byte(bytes.Repeat([]byte{1}, 32)), Port: 51820}
 		c.connected(at, "a", 1, home)
-		c.said("a", 1, first)
+		c.receive("a", 1, first)
 		c.connected(at, "c", 2, home)
 		for range 2 {
-			c.said("c", 2, w)
+			c.receive("c", 2, w)
 			c.tick(at)
 			at = at.Add(idle)
 		}
@@ -428,16 +428,16 @@ func FuzzPeer(f *testing.F) {
 		}
 		c.closed(at, "c", 2)
 		c.connected(at, "c", 3, home)
-		c.said("c", 3, w)
-		if p := c.peers["c"]; p.status != Met || p.word != w {
-			t.Errorf("the first word of a connection does not count: %v", p.status)
+		c.receive("c", 3, w)
+		if p := c.peers["c"]; p.status != Met || p.report != w {
+			t.Errorf("the first report of a connection does not count: %v", p.status)
 		}
 	})
 }
 
 // A peer that refuses this device's certificate: the dialling end takes the handshake for done, and
-// each time the connection ends before a word. That is no contact, and the pause grows, whatever
-// beacons come. The cloud's word ends it.
+// each time the connection ends before a report. That is no contact, and the pause grows, whatever
+// beacons come. The cloud's report ends it.
 func TestClaims_38_RefusedDialIsNoConnection(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newScript(t, "c") // this is b, which dials c
@@ -474,8 +474,8 @@ func TestClaims_38_RefusedDialIsNoConnection(t *testing.T) {
 	})
 }
 
-// A connection that was good is dialled again at once; one that ends each time after its first word
-// is not, however many beacons arrive.
+// A connection that was good is dialled again at once; one that ends each time after its first
+// report is not, however many beacons arrive.
 func TestClaims_38_GoodConnectionIsDialledAgainAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newScript(t, "c")
@@ -484,7 +484,7 @@ func TestClaims_38_GoodConnectionIsDialledAgainAtOnce(t *testing.T) {
 		s.meet("c", 1)
 		for range 20 {
 			s.run(500 * time.Millisecond)
-			s.core.heardOf(time.Now(), "c", 1)
+			s.core.heartbeat(time.Now(), "c", 1)
 		}
 		s.core.closed(time.Now(), "c", 1)
 		s.settle()
@@ -512,30 +512,30 @@ func TestClaims_38_GoodConnectionIsDialledAgainAtOnce(t *testing.T) {
 	})
 }
 
-// The word of a device from before it died holds no longer when it is connected again: it may have
-// booted, and its pods' addresses may be others'. Its first word counts.
-func TestClaims_28_WordOfTheBootBeforeHoldsNoLonger(t *testing.T) {
+// The report of a device from before it died holds no longer when it is connected again: it may
+// have booted, and its pods' addresses may be others'. Its first report counts.
+func TestClaims_28_ReportOfTheBootBeforeHoldsNoLonger(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newScript(t, "a")
 		s.core.connected(time.Now(), "a", 1, home)
-		s.core.said("a", 1, word("old"))
+		s.core.receive("a", 1, report("old"))
 		s.run(10 * time.Second) // silence
 		if p := s.core.peers["a"]; p.status != Dead || p.holds() {
 			t.Fatalf("it is %s, holds %v", p.status, p.holds())
 		}
 		s.core.connected(time.Now(), "a", 2, home)
 		if p := s.core.peers["a"]; p.holds() || p.status == Met {
-			t.Errorf("its word of before counts: %s", p.status)
+			t.Errorf("its report of before counts: %s", p.status)
 		}
-		s.core.said("a", 2, word("new"))
-		if p := s.core.peers["a"]; !p.holds() || p.status != Met || !p.word.Pods["new"].Ready {
-			t.Errorf("its new word does not count: %s %+v", p.status, p.word)
+		s.core.receive("a", 2, report("new"))
+		if p := s.core.peers["a"]; !p.holds() || p.status != Met || !p.report.Pods["new"].Ready {
+			t.Errorf("its new report does not count: %s %+v", p.status, p.report)
 		}
 	})
 }
 
 // The first sender of a tunnel's key is remembered over restarts and boots of this device, whether
-// or not its word is the first then.
+// or not its report is the first then.
 func TestClaims_10_FirstOwnerOfAKeyIsKept(t *testing.T) {
 	c := newCore("x", map[string]bool{})
 	site := map[string][]netip.Prefix{"a": nil, "b": nil}
@@ -543,7 +543,7 @@ func TestClaims_10_FirstOwnerOfAKeyIsKept(t *testing.T) {
 	key := Tunnel{Key: [32]byte{1}, Port: 1}
 	say := func(c *core, node string, conn uint64, tunnel Tunnel) {
 		c.connected(time.Now(), node, conn, netip.Addr{})
-		c.said(node, conn, &Word{Boot: "boot", Sequence: conn, Tunnel: tunnel})
+		c.receive(node, conn, &Report{Boot: "boot", Sequence: conn, Tunnel: tunnel})
 	}
 	say(c, "a", 1, key)
 	say(c, "b", 2, key)
@@ -555,11 +555,11 @@ func TestClaims_10_FirstOwnerOfAKeyIsKept(t *testing.T) {
 	booted.members(time.Now(), site)
 	say(booted, "b", 1, key)
 	if got := booted.tunnel("b"); got != (Tunnel{}) {
-		t.Errorf("who said it second has it after a boot: %v", got)
+		t.Errorf("who sent it second has it after a boot: %v", got)
 	}
 	say(booted, "a", 2, key)
 	if got := booted.tunnel("a"); got != key {
-		t.Errorf("who said it first has %v", got)
+		t.Errorf("who sent it first has %v", got)
 	}
 	booted.members(time.Now(), map[string][]netip.Prefix{"b": nil})
 	if got := booted.tunnel("b"); got != key {
@@ -572,12 +572,12 @@ func TestClaims_27_ReachedByFamily(t *testing.T) {
 	a := New(Config{Node: "x", Site: peers.New("x", nil), Changed: func(string) {}})
 	a.core.members(time.Now(), map[string][]netip.Prefix{"a": nil})
 	say := func(sequence uint64, lan ...string) {
-		m := &contactpb.Word{BootId: "boot", Sequence: sequence, Lan: lan}
-		w, _, err := readWord(m, nil)
+		m := &contactpb.Report{BootId: "boot", Sequence: sequence, Lan: lan}
+		w, _, err := readReport(m, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
-		a.core.said("a", 1, w)
+		a.core.receive("a", 1, w)
 	}
 	check := func(when string, v4, v6 bool) {
 		t.Helper()
@@ -612,13 +612,13 @@ func TestClaims_31_HostNetworkPodIsReachedOnTheLAN(t *testing.T) {
 	ranges := []netip.Prefix{netip.MustParsePrefix("10.244.1.0/24"), netip.MustParsePrefix("198.51.100.5/32"), netip.MustParsePrefix("192.168.1.2/32")}
 	a.core.members(time.Now(), map[string][]netip.Prefix{"a": ranges})
 	a.core.connected(time.Now(), "a", 1, home)
-	w, _, err := readWord(&contactpb.Word{BootId: "boot", Sequence: 1, Lan: []string{"192.168.1.3", "192.168.1.2", "198.51.100.5"}, Pods: []*contactpb.Pod{
+	w, _, err := readReport(&contactpb.Report{BootId: "boot", Sequence: 1, Lan: []string{"192.168.1.3", "192.168.1.2", "198.51.100.5"}, Pods: []*contactpb.Pod{
 		{Uid: "pod", Ips: []string{"10.244.1.7"}, Ready: true}, {Uid: "host", Ips: []string{"198.51.100.5"}, Ready: true}, {Uid: "lan", Ips: []string{"192.168.1.2"}, Ready: true},
 	}}, ranges)
 	if err != nil {
 		t.Fatal(err)
 	}
-	a.core.said("a", 1, w)
+	a.core.receive("a", 1, w)
 	check := func(uid types.UID, want string) {
 		t.Helper()
 		if p, ok := a.Pod("a", uid); !ok || len(p.Addresses) != 1 || p.Addresses[0].String() != want {

@@ -241,7 +241,7 @@ func (w *system) allMet() {
 		for _, o := range w.devices {
 			if d != o {
 				d.sees(o, contact.Met)
-				poll.True(w.t, d.name+" has the word of "+o.name, func() bool { _, ok := d.agent.Pod(o.name, o.pod(1).UID); return ok })
+				poll.True(w.t, d.name+" has the report of "+o.name, func() bool { _, ok := d.agent.Pod(o.name, o.pod(1).UID); return ok })
 			}
 		}
 	}
@@ -264,7 +264,7 @@ func (w *system) startHostile(good ...*device) {
 		for _, o := range good {
 			if d != o {
 				d.sees(o, contact.Met)
-				poll.True(w.t, "the word of "+o.name, func() bool { _, ok := d.agent.Pod(o.name, o.pod(1).UID); return ok })
+				poll.True(w.t, "the report of "+o.name, func() bool { _, ok := d.agent.Pod(o.name, o.pod(1).UID); return ok })
 			}
 		}
 	}
@@ -339,18 +339,18 @@ func (p *peer) raw(t *testing.T, b []byte) {
 	}
 }
 
-func frame(w *contactpb.Word) []byte {
+func frame(w *contactpb.Report) []byte {
 	body, _ := proto.Marshal(w)
 	return append(binary.BigEndian.AppendUint32(nil, uint32(len(body))), body...)
 }
 
-func (p *peer) say(t *testing.T, w *contactpb.Word) {
+func (p *peer) say(t *testing.T, w *contactpb.Report) {
 	t.Helper()
 	p.raw(t, frame(w))
 }
 
-// try sends words until the other has had enough.
-func (p *peer) try(w *contactpb.Word) {
+// try sends reports until the other has had enough.
+func (p *peer) try(w *contactpb.Report) {
 	if p.stream == nil {
 		p.stream, _ = p.conn.OpenUniStream()
 	}

@@ -72,7 +72,7 @@ func newFlaky() (*Agent, *flaky) {
 	a := New(Config{Node: "b", Site: peers.New("b", nil), Network: n})
 	a.core.members(time.Now(), map[string][]netip.Prefix{"a": nil, "c": nil})
 	a.core.connected(time.Now(), "a", 1, home)
-	a.core.said("a", 1, word())
+	a.core.receive("a", 1, report())
 	a.core.take()
 	return a, n
 }

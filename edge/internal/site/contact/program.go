@@ -17,7 +17,7 @@ import (
 )
 
 // A program comes over a connection of its own: the windows and the order of a connection's data
-// are its own too, so that no byte of a program is in front of a sign of life. A device of an older
+// are its own too, so that no byte of a program is in front of a heartbeat. A device of an older
 // release does not offer the protocol, and its TLS ends the connection (RFC 7301, 3.2).
 
 const (
@@ -53,8 +53,8 @@ func (a *Agent) near(node string) netip.AddrPort {
 		return netip.AddrPort{}
 	}
 	all := a.candidates(node)
-	if p.word != nil {
-		for _, at := range p.word.LAN {
+	if p.report != nil {
+		for _, at := range p.report.LAN {
 			all = append(all, netip.AddrPortFrom(at, uint16(a.config.Port)))
 		}
 	}

@@ -63,7 +63,7 @@ func (a *Agent) Serve(ctx context.Context, ready func()) error {
 	g, ctx := errgroup.WithContext(ctx)
 	changed := make(chan struct{}, 1)
 	g.Go(func() error { return a.accept(ctx, listener) })
-	g.Go(func() error { return a.hearBeacons(ctx) })
+	g.Go(func() error { return a.receiveBeacons(ctx) })
 	g.Go(func() error { return changes.Run(ctx, func() { poke(changed) }) })
 	g.Go(func() error { return a.loop(ctx) })
 	g.Go(func() error { return a.beacons(ctx) })
@@ -229,8 +229,8 @@ func (a *Agent) kept() ([]string, map[string]string, runState) {
 		if !p.holds() {
 			continue
 		}
-		one := runPeer{At: p.at, Boot: p.word.Boot, Sequence: p.word.Sequence, Tunnel: p.word.Tunnel}
-		for _, pod := range p.word.Pods {
+		one := runPeer{At: p.at, Boot: p.report.Boot, Sequence: p.report.Sequence, Tunnel: p.report.Tunnel}
+		for _, pod := range p.report.Pods {
 			one.Pods = append(one.Pods, pod)
 		}
 		slices.SortFunc(one.Pods, func(x, y Pod) int { return cmp.Compare(x.UID, y.UID) })
@@ -283,8 +283,8 @@ func (a *Agent) beacons(ctx context.Context) error {
 	}
 }
 
-// hearBeacons notes where devices may be. A beacon is no proof: the certificate is.
-func (a *Agent) hearBeacons(ctx context.Context) error {
+// receiveBeacons notes where devices may be. A beacon is no proof: the certificate is.
+func (a *Agent) receiveBeacons(ctx context.Context) error {
 	limit := rate.NewLimiter(100, 200) // enough for a whole site that starts at once; further beacons are ignored
 	replies := map[string]time.Time{}  // bounded by the site's members
 	buffer := make([]byte, 2048)

@@ -28,7 +28,7 @@ func TestMeet(t *testing.T) {
 	a, b := w.devices[0], w.devices[1]
 	pod, ok := a.agent.Pod(b.name, b.pod(1).UID)
 	if !ok || len(pod.Addresses) != 1 || !pod.Ready {
-		t.Fatalf("the word of %s about its pod is %+v, %v", b.name, pod, ok)
+		t.Fatalf("the report of %s about its pod is %+v, %v", b.name, pod, ok)
 	}
 	b.agent.SetPods([]contact.Pod{b.pod(1), b.pod(2)})
 	poll.True(t, "the second pod is known", func() bool { _, ok := a.agent.Pod(b.name, b.pod(2).UID); return ok })
@@ -97,15 +97,15 @@ func TestSite_07_SilentCutIsDeathAndLossIsNot(t *testing.T) {
 	a.sees(b, contact.Dead)
 	b.sees(a, contact.Dead)
 	if _, ok := a.agent.Pod(b.name, b.pod(1).UID); ok {
-		t.Error("the word of a dead device holds")
+		t.Error("the report of a dead device holds")
 	}
 	poll.True(t, "the connection to the dead device's pod is forgotten", func() bool { return !known() })
 	b.host.Isolate(false)
 	w.allMet()
 }
 
-// edgecore is killed on a peer and started again: its word stays valid all the while, and no device
-// receives another.
+// edgecore is killed on a peer and started again: its report stays valid all the while, and no
+// device receives another.
 func TestEdgecoreRestart(t *testing.T) {
 	w := newSystem(t, 2)
 	w.startAll()
@@ -114,7 +114,7 @@ func TestEdgecoreRestart(t *testing.T) {
 	holds := func(when string) {
 		t.Helper()
 		if _, ok := a.agent.Pod(b.name, b.pod(1).UID); !ok {
-			t.Fatalf("%s: the word of %s does not hold; it is %v", when, b.name, a.agent.Contact(b.name))
+			t.Fatalf("%s: the report of %s does not hold; it is %v", when, b.name, a.agent.Contact(b.name))
 		}
 	}
 	b.stop()
@@ -125,9 +125,9 @@ func TestEdgecoreRestart(t *testing.T) {
 	if raw, err := os.ReadFile(b.run); err != nil || !strings.Contains(string(raw), string(a.pod(1).UID)) {
 		t.Fatalf("what was kept for the restart: %v %s", err, raw)
 	}
-	b.start() // in the same boot: it has its earlier received words
+	b.start() // in the same boot: it has its earlier received reports
 	if _, ok := b.agent.Pod(a.name, a.pod(1).UID); !ok {
-		t.Error("after a restart in the same boot the words of the others are gone")
+		t.Error("after a restart in the same boot the reports of the others are gone")
 	}
 	poll.True(t, "they meet again", func() bool { holds("meanwhile"); return a.agent.Contact(b.name) == contact.Met })
 
@@ -143,7 +143,7 @@ func TestEdgecoreRestart(t *testing.T) {
 		t.Errorf("after a reboot, before they meet: %v", got)
 	}
 	if _, ok := b.agent.Pod(a.name, a.pod(1).UID); ok {
-		t.Error("after a reboot, before they meet: words of before hold")
+		t.Error("after a reboot, before they meet: reports of before hold")
 	}
 	a.host.Isolate(false)
 	w.allMet()
@@ -169,15 +169,15 @@ func TestSite_10_OnesViewIsNotAnothers(t *testing.T) {
 			t.Errorf("%s sees %s as %v", c.name, d.name, got)
 		}
 		if _, ok := c.agent.Pod(d.name, d.pod(1).UID); !ok {
-			t.Errorf("%s has lost the word of %s", c.name, d.name)
+			t.Errorf("%s has lost the report of %s", c.name, d.name)
 		}
 		if got := d.agent.Contact(c.name); got != contact.Met {
 			t.Errorf("%s sees %s as %v", d.name, c.name, got)
 		}
 	}
-	// No word of c on a's pods reaches b: b's data of them does not hold.
+	// No report of c on a's pods reaches b: b's data of them does not hold.
 	if _, ok := b.agent.Pod(a.name, a.pod(1).UID); ok {
-		t.Error("a word was relayed")
+		t.Error("a report was relayed")
 	}
 	a.host.Shell("nft delete table netdev cut")
 	b.host.Shell("nft delete table netdev cut")
@@ -245,9 +245,9 @@ func TestSite_18_HostilePeerIsNotBelieved(t *testing.T) {
 	a, b := w.devices[0], w.devices[1]
 	thief := w.add("edge00", "10.90.0.66/24") // before a and b by name: it is the one to dial
 	w.startHostile(a, b)
-	t.Run("a forged word", func(t *testing.T) {
+	t.Run("a forged report", func(t *testing.T) {
 		p := thief.dial(t, a, thief.cert)
-		p.say(t, &contactpb.Word{BootId: "x", Sequence: 1, Pods: []*contactpb.Pod{
+		p.say(t, &contactpb.Report{BootId: "x", Sequence: 1, Pods: []*contactpb.Pod{
 			{Uid: string(b.pod(1).UID), Ips: []string{"10.90.0.66"}, Ready: true}, // a pod of b
 			{Uid: "own", Ips: []string{"10.91.2.2", "10.90.0.1"}, Ready: true},    // addresses of b's pods, and of a
 			{Uid: "good", Ips: []string{"10.91.3.7"}, Ready: true},
@@ -265,21 +265,21 @@ func TestSite_18_HostilePeerIsNotBelieved(t *testing.T) {
 		p.close()
 	})
 	for name, say := range map[string]func(t *testing.T, p *peer){
-		"a word above the bounds": func(t *testing.T, p *peer) { p.raw(t, []byte{0x7f, 0xff, 0xff, 0xff}) },
+		"a report above the bounds": func(t *testing.T, p *peer) { p.raw(t, []byte{0x7f, 0xff, 0xff, 0xff}) },
 		"more pods than 512": func(t *testing.T, p *peer) {
-			word := &contactpb.Word{BootId: "x", Sequence: 1}
+			report := &contactpb.Report{BootId: "x", Sequence: 1}
 			for n := range 513 {
-				word.Pods = append(word.Pods, &contactpb.Pod{Uid: fmt.Sprint(n)})
+				report.Pods = append(report.Pods, &contactpb.Pod{Uid: fmt.Sprint(n)})
 			}
-			p.say(t, word)
+			p.say(t, report)
 		},
 		"nonsense": func(t *testing.T, p *peer) { p.raw(t, []byte{0, 0, 0, 2, 0xff, 0xff}) },
-		"a flood of words": func(t *testing.T, p *peer) {
+		"a flood of reports": func(t *testing.T, p *peer) {
 			for n := range 200 {
-				p.try(&contactpb.Word{BootId: "x", Sequence: uint64(n)})
+				p.try(&contactpb.Report{BootId: "x", Sequence: uint64(n)})
 			}
 		},
-		"a flood of signs": func(t *testing.T, p *peer) {
+		"a flood of heartbeats": func(t *testing.T, p *peer) {
 			for end := time.Now().Add(patience); p.conn.Context().Err() == nil && time.Now().Before(end); time.Sleep(time.Millisecond) {
 				_ = p.conn.SendDatagram([]byte{0})
 			}
@@ -324,12 +324,12 @@ func TestSite_18_HostilePeerIsNotBelieved(t *testing.T) {
 		})
 	}
 	t.Run("revoked", func(t *testing.T) {
-		// A word makes the thief Met: on a busy machine it has been silent for too long to be Met
+		// A report makes the thief Met: on a busy machine it has been silent for too long to be Met
 		// from the cases before. A connection above the bound may be refused after dial returns.
 		var p *peer
 		poll.True(t, a.name+" sees "+thief.name+" as met", func() bool {
 			p = thief.dial(t, a, thief.cert)
-			p.try(&contactpb.Word{BootId: "x", Sequence: 1})
+			p.try(&contactpb.Report{BootId: "x", Sequence: 1})
 			for end := time.Now().Add(2 * time.Second); time.Now().Before(end) && p.conn.Context().Err() == nil; time.Sleep(20 * time.Millisecond) {
 				if a.agent.Contact(thief.name) == contact.Met {
 					return true
@@ -385,7 +385,7 @@ func TestExpiredCertificate(t *testing.T) {
 	}
 }
 
-// More devices than a site may have don't speak to each other: the cloud's word holds for all.
+// More devices than a site may have don't speak to each other: the cloud's report holds for all.
 func TestSite_28_TooManyDevicesEndTheirConnections(t *testing.T) {
 	w := newSystem(t, 2)
 	w.startAll()

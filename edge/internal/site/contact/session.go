@@ -227,7 +227,7 @@ func (a *Agent) session(ctx context.Context, conn *quic.Conn) *session {
 	return s
 }
 
-// serve speaks with a peer until the connection ends.
+// serve exchanges reports and heartbeats with a peer until the connection ends.
 func (a *Agent) serve(ctx context.Context, conn *quic.Conn) {
 	log := klog.FromContext(ctx)
 	s := a.session(ctx, conn)
@@ -238,7 +238,7 @@ func (a *Agent) serve(ctx context.Context, conn *quic.Conn) {
 	a.event(ctx, func(now time.Time, c *core) { c.connected(now, s.node, s.id, remote.AddrPort().Addr().Unmap()) })
 	ended, stop := context.WithCancel(conn.Context())
 	var parts sync.WaitGroup
-	for _, part := range []func(context.Context, *session) error{a.sendSigns, a.hearSigns, a.sendWords, a.hearWords} {
+	for _, part := range []func(context.Context, *session) error{a.sendHeartbeats, a.receiveHeartbeats, a.sendReports, a.receiveReports} {
 		parts.Go(func() {
 			if err := recovery.Do(ended, "contact", func() error { return part(ended, s) }); err != nil && ended.Err() == nil {
 				log.V(2).Info("Closing the connection with a device of the site", "device", s.node, "err", err)
@@ -268,8 +268,8 @@ func (a *Agent) closeAll() {
 	}
 }
 
-// sendSigns sends signs of life. A datagram is not sent again: a lost one is old.
-func (a *Agent) sendSigns(ctx context.Context, s *session) error {
+// sendHeartbeats sends heartbeats. A datagram is not sent again: a lost one is old.
+func (a *Agent) sendHeartbeats(ctx context.Context, s *session) error {
 	tick := time.NewTicker(Keepalive)
 	defer tick.Stop()
 	for {
@@ -284,43 +284,43 @@ func (a *Agent) sendSigns(ctx context.Context, s *session) error {
 	}
 }
 
-// hearSigns counts verified packets, not all that arrived at the socket.
-func (a *Agent) hearSigns(ctx context.Context, s *session) error {
-	limit := rate.NewLimiter(signRate, signBurst)
+// receiveHeartbeats counts verified packets, not all that arrived at the socket.
+func (a *Agent) receiveHeartbeats(ctx context.Context, s *session) error {
+	limit := rate.NewLimiter(heartbeatRate, heartbeatBurst)
 	for {
 		if _, err := s.conn.ReceiveDatagram(ctx); err != nil {
 			return err
 		}
 		if !limit.Allow() {
-			return fmt.Errorf("more than %d signs of life in a second: %w", signRate, errBounds)
+			return fmt.Errorf("more than %d heartbeats in a second: %w", heartbeatRate, errBounds)
 		}
 		a.mu.Lock() // its consequences can wait for the next tick
-		a.core.heardOf(time.Now(), s.node, s.id)
+		a.core.heartbeat(time.Now(), s.node, s.id)
 		a.mu.Unlock()
 	}
 }
 
-// sendWords sends the kubelet's status of this device's pods, now and at each change.
-func (a *Agent) sendWords(ctx context.Context, s *session) error {
+// sendReports sends the kubelet's status of this device's pods, now and at each change.
+func (a *Agent) sendReports(ctx context.Context, s *session) error {
 	stream, err := s.conn.OpenUniStreamSync(ctx)
 	if err != nil {
 		return err
 	}
 	for {
 		a.mu.Lock()
-		word, changed := encodeWord(a.config.Boot, a.sequence, a.own, a.tunnel, a.lan), a.said
+		report, changed := encodeReport(a.config.Boot, a.sequence, a.own, a.tunnel, a.lan), a.changedOwn
 		a.mu.Unlock()
 		// A peer that does not read counts as gone.
 		if err := stream.SetWriteDeadline(time.Now().Add(idle)); err != nil {
 			return err
 		}
-		if err := writeFrame(stream, word); err != nil {
+		if err := writeFrame(stream, report); err != nil {
 			return err
 		}
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-time.After(wordEvery):
+		case <-time.After(reportInterval):
 		}
 		select {
 		case <-ctx.Done():
@@ -330,32 +330,32 @@ func (a *Agent) sendWords(ctx context.Context, s *session) error {
 	}
 }
 
-func (a *Agent) hearWords(ctx context.Context, s *session) error {
+func (a *Agent) receiveReports(ctx context.Context, s *session) error {
 	stream, err := s.conn.AcceptUniStream(ctx)
 	if err != nil {
 		return err
 	}
-	limit := rate.NewLimiter(wordRate, wordBurst)
+	limit := rate.NewLimiter(reportRate, reportBurst)
 	for {
 		m, err := readFrame(stream)
 		if err != nil {
 			return err
 		}
 		if !limit.Allow() {
-			return fmt.Errorf("more than %d words in a second: %w", wordRate, errBounds)
+			return fmt.Errorf("more than %d reports in a second: %w", reportRate, errBounds)
 		}
 		var ranges []netip.Prefix
 		if member := a.config.Site.Current().Member(s.node); member != nil {
 			ranges = member.Ranges()
 		}
-		w, dropped, err := readWord(m, ranges)
+		w, dropped, err := readReport(m, ranges)
 		if err != nil {
 			return err
 		}
 		a.dropped.Add(uint64(dropped))
 		a.event(ctx, func(now time.Time, c *core) {
-			c.heardOf(now, s.node, s.id)
-			c.said(s.node, s.id, w)
+			c.heartbeat(now, s.node, s.id)
+			c.receive(s.node, s.id, w)
 		})
 	}
 }

@@ -17,9 +17,9 @@ import (
 
 // Bounds of a peer's messages. A peer may be a stolen device: above a bound its connection ends.
 const (
-	// MaxPods is how many pods a word has; of more, the newest stay out.
+	// MaxPods is how many pods a report has; of more, the newest stay out.
 	MaxPods = 512
-	// maxFrame is more than a word of MaxPods with two addresses each takes.
+	// maxFrame is more than a report of MaxPods with two addresses each takes.
 	maxFrame     = 128 << 10
 	maxText      = 64 // of a boot ID and of a uid
 	maxAddresses = 2  // of a pod: one a family
@@ -32,14 +32,14 @@ const (
 
 var errBounds = errors.New("above the bounds")
 
-// writeFrame writes a word with its length in front.
-func writeFrame(w io.Writer, m *contactpb.Word) error {
+// writeFrame writes a report with its length in front.
+func writeFrame(w io.Writer, m *contactpb.Report) error {
 	body, err := proto.Marshal(m)
 	if err != nil {
-		return fmt.Errorf("encoding a word: %w", err)
+		return fmt.Errorf("encoding a report: %w", err)
 	}
 	if len(body) > maxFrame {
-		return fmt.Errorf("a word of %d bytes: %w", len(body), errBounds)
+		return fmt.Errorf("a report of %d bytes: %w", len(body), errBounds)
 	}
 	_, err = w.Write(append(binary.BigEndian.AppendUint32(nil, uint32(len(body))), body...))
 	return err
@@ -47,37 +47,37 @@ func writeFrame(w io.Writer, m *contactpb.Word) error {
 
 // readFrame reads a frame of writeFrame. One above the bounds is refused before memory
 // is taken for it.
-func readFrame(r io.Reader) (*contactpb.Word, error) {
+func readFrame(r io.Reader) (*contactpb.Report, error) {
 	var head [4]byte
 	if _, err := io.ReadFull(r, head[:]); err != nil {
 		return nil, err
 	}
 	size := binary.BigEndian.Uint32(head[:])
 	if size > maxFrame {
-		return nil, fmt.Errorf("a word of %d bytes: %w", size, errBounds)
+		return nil, fmt.Errorf("a report of %d bytes: %w", size, errBounds)
 	}
 	body := make([]byte, size)
 	if _, err := io.ReadFull(r, body); err != nil {
 		return nil, err
 	}
-	m := &contactpb.Word{}
+	m := &contactpb.Report{}
 	if err := proto.Unmarshal(body, m); err != nil {
-		return nil, fmt.Errorf("decoding a word: %w", err)
+		return nil, fmt.Errorf("decoding a report: %w", err)
 	}
 	return m, nil
 }
 
-// readWord checks a word of a device whose pods have addresses in ranges. An address outside of
+// readReport checks a report of a device whose pods have addresses in ranges. An address outside of
 // these counts as dropped, and so does one more than a pod may have: a device has no authority over
 // others' addresses.
-func readWord(m *contactpb.Word, ranges []netip.Prefix) (w *Word, dropped int, err error) {
+func readReport(m *contactpb.Report, ranges []netip.Prefix) (w *Report, dropped int, err error) {
 	if len(m.GetPods()) > MaxPods {
-		return nil, 0, fmt.Errorf("a word of %d pods: %w", len(m.GetPods()), errBounds)
+		return nil, 0, fmt.Errorf("a report of %d pods: %w", len(m.GetPods()), errBounds)
 	}
 	if id := m.GetBootId(); id == "" || len(id) > maxText {
 		return nil, 0, fmt.Errorf("a boot ID of %d bytes: %w", len(id), errBounds)
 	}
-	w = &Word{Boot: m.GetBootId(), Sequence: m.GetSequence(), Pods: make(map[types.UID]Pod, len(m.GetPods()))}
+	w = &Report{Boot: m.GetBootId(), Sequence: m.GetSequence(), Pods: make(map[types.UID]Pod, len(m.GetPods()))}
 	if err := readTunnel(m, w); err != nil {
 		return nil, 0, err
 	}
@@ -109,7 +109,7 @@ func readWord(m *contactpb.Word, ranges []netip.Prefix) (w *Word, dropped int, e
 }
 
 // readTunnel reads the key of a device's tunnel, which an older device does not have.
-func readTunnel(m *contactpb.Word, w *Word) error {
+func readTunnel(m *contactpb.Report, w *Report) error {
 	key, port := m.GetTunnelKey(), m.GetTunnelPort()
 	if len(key) == 0 {
 		return nil
@@ -121,10 +121,10 @@ func readTunnel(m *contactpb.Word, w *Word) error {
 	return nil
 }
 
-// encodeWord is the word of this device. Pods are in their order of age: of more than MaxPods the
-// newest stay out.
-func encodeWord(boot string, sequence uint64, pods []Pod, tunnel Tunnel, lan []netip.Prefix) *contactpb.Word {
-	m := &contactpb.Word{BootId: boot, Sequence: sequence, More: len(pods) > MaxPods}
+// encodeReport is the report of this device. Pods are in their order of age: of more than MaxPods
+// the newest stay out.
+func encodeReport(boot string, sequence uint64, pods []Pod, tunnel Tunnel, lan []netip.Prefix) *contactpb.Report {
+	m := &contactpb.Report{BootId: boot, Sequence: sequence, More: len(pods) > MaxPods}
 	if tunnel != (Tunnel{}) {
 		m.TunnelKey, m.TunnelPort = tunnel.Key[:], uint32(tunnel.Port)
 	}

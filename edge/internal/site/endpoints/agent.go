@@ -56,7 +56,7 @@ type Config struct {
 	Corrected func()
 	// Own receives the kubelet's status of this device's pods, whenever that may have changed;
 	// nil: no callback.
-	Own func(map[types.UID]Word)
+	Own func(map[types.UID]PodStatus)
 }
 
 // New makes the agent that passes this device's own pods and Services to the Correction.
@@ -111,14 +111,14 @@ func (s *syncer) sync(ctx context.Context, pods []*corev1.Pod, services map[type
 	} else if s.unsaved != nil && s.save(ctx, *s.unsaved) == nil {
 		s.unsaved = nil
 	}
-	words := make(map[types.UID]Word, len(pods))
+	statuses := make(map[types.UID]PodStatus, len(pods))
 	for _, p := range pods {
-		words[p.UID] = WordOf(p, s.preBoot)
+		statuses[p.UID] = PodStatusOf(p, s.preBoot)
 	}
 	if s.Own != nil {
-		s.Own(maps.Clone(words))
+		s.Own(maps.Clone(statuses))
 	}
-	refs := s.Correction.learn(words, services)
+	refs := s.Correction.learn(statuses, services)
 	if s.forgot.IsZero() || now.Sub(s.forgot) >= forgetAfter {
 		s.forgot, refs = now, s.Correction.all()
 	}
@@ -217,10 +217,10 @@ func containers(p *corev1.Pod) (ids []string) {
 	return ids
 }
 
-// WordOf is the kubelet's word on a pod of this device. A status that still has containers of an
-// earlier boot (preBoot) is no status of this one: no address, not ready.
-func WordOf(p *corev1.Pod, preBoot map[string]bool) Word {
-	w := Word{Terminating: p.DeletionTimestamp != nil}
+// PodStatusOf is the kubelet's status on a pod of this device. A status that still has containers
+// of an earlier boot (preBoot) is no status of this one: no address, not ready.
+func PodStatusOf(p *corev1.Pod, preBoot map[string]bool) PodStatus {
+	w := PodStatus{Terminating: p.DeletionTimestamp != nil}
 	if slices.ContainsFunc(containers(p), func(id string) bool { return preBoot[id] }) {
 		return w
 	}

@@ -28,7 +28,7 @@ type Local struct {
 // state is the input of a correction.
 type state struct {
 	node    string
-	pods    map[types.UID]Word // of this device
+	pods    map[types.UID]PodStatus // of this device
 	service Service
 	local   *Local
 	peers   Knowledge
@@ -84,7 +84,7 @@ func (k state) correctEndpoint(e *discoveryv1.Endpoint, family discoveryv1.Addre
 	if device == k.node {
 		_, known = k.pods[e.TargetRef.UID]
 	} else {
-		w, known = k.peers.Word(device, e.TargetRef.UID)
+		w, known = k.peers.PodStatus(device, e.TargetRef.UID)
 	}
 	if !known {
 		if !k.service.PublishNotReady {

@@ -24,20 +24,20 @@ import (
 type peers struct {
 	no4      map[string]bool // devices that have no IPv4 address
 	contacts map[string]endpoints.Contact
-	words    map[types.UID]endpoints.Word
+	statuses map[types.UID]endpoints.PodStatus
 }
 
 func (p peers) Contact(device string) endpoints.Contact { return p.contacts[device] }
 
-func (p peers) Word(_ string, uid types.UID) (endpoints.Word, bool) {
-	w, ok := p.words[uid]
+func (p peers) PodStatus(_ string, uid types.UID) (endpoints.PodStatus, bool) {
+	w, ok := p.statuses[uid]
 	return w, ok
 }
 
 func (p peers) Reaches(device string, v4 bool) bool { return !v4 || !p.no4[device] }
 
-func word(ready, terminating bool, addresses ...string) endpoints.Word {
-	w := endpoints.Word{Ready: ready, Terminating: terminating}
+func status(ready, terminating bool, addresses ...string) endpoints.PodStatus {
+	w := endpoints.PodStatus{Ready: ready, Terminating: terminating}
 	for _, a := range addresses {
 		w.Addresses = append(w.Addresses, netip.MustParseAddr(a))
 	}
@@ -131,13 +131,13 @@ func TestCorrect(t *testing.T) {
 	known := peers{
 		contacts: map[string]endpoints.Contact{"met": endpoints.Met, "mute": endpoints.Mute, "dead": endpoints.Dead, "no4": endpoints.Met},
 		no4:      map[string]bool{"no4": true},
-		words: map[types.UID]endpoints.Word{
-			"p": word(true, false, "10.9.0.7"), "unready": word(false, false, "10.9.0.7"), "leaving": word(true, true, "10.9.0.7"),
-			"six": word(true, false, "fd00::7"), "none": word(false, false),
+		statuses: map[types.UID]endpoints.PodStatus{
+			"p": status(true, false, "10.9.0.7"), "unready": status(false, false, "10.9.0.7"), "leaving": status(true, true, "10.9.0.7"),
+			"six": status(true, false, "fd00::7"), "none": status(false, false),
 		},
 	}
-	local := endpoints.WordOf
-	own := map[types.UID]endpoints.Word{
+	local := endpoints.PodStatusOf
+	own := map[types.UID]endpoints.PodStatus{
 		"own": local(ownPod("own", "10.8.0.9", true, "new"), nil), "own-unready": local(ownPod("own-unready", "10.8.0.9", false, "new"), nil),
 		"own-preboot": local(ownPod("own-preboot", "10.8.0.3", true, "old"), map[string]bool{"old": true}),
 	}
@@ -145,14 +145,14 @@ func TestCorrect(t *testing.T) {
 		service, want string
 		e             discoveryv1.Endpoint
 	}{
-		"never met: the cloud's word":           {"s", "10.0.0.1 ready", endpoint("10.0.0.1", "stranger", "p")},
-		"met: its device's word":                {"s", "10.9.0.7 ready serving not-terminating", endpoint("10.0.0.1", "met", "p")},
+		"never met: the cloud's status":         {"s", "10.0.0.1 ready", endpoint("10.0.0.1", "stranger", "p")},
+		"met: its device's status":              {"s", "10.9.0.7 ready serving not-terminating", endpoint("10.0.0.1", "met", "p")},
 		"met: unready":                          {"s", "10.9.0.7 not-ready not-serving not-terminating", endpoint("10.0.0.1", "met", "unready")},
 		"met: leaving":                          {"s", "10.9.0.7 not-ready serving terminating", endpoint("10.0.0.1", "met", "leaving")},
 		"met: no address of the family":         {"s", "", endpoint("10.0.0.1", "met", "six")},
 		"met: no address yet":                   {"s", "", endpoint("10.0.0.1", "met", "none")},
 		"met: the pod is unknown to its device": {"s", "10.0.0.1 not-ready not-serving terminating", endpoint("10.0.0.1", "met", "gone")},
-		"mute: the word holds":                  {"s", "10.9.0.7 ready serving not-terminating", endpoint("10.0.0.1", "mute", "p")},
+		"mute: the status holds":                {"s", "10.9.0.7 ready serving not-terminating", endpoint("10.0.0.1", "mute", "p")},
 		"no way by this family":                 {"s", "10.0.0.1 not-ready not-serving not-terminating", endpoint("10.0.0.1", "no4", "p")},
 		"dead":                                  {"s", "10.0.0.1 not-ready not-serving not-terminating", endpoint("10.0.0.1", "dead", "p")},
 		"all published: unready counts":         {"all", "10.9.0.7 ready", endpoint("10.0.0.1", "met", "unready")},
@@ -219,11 +219,11 @@ func TestCorrection_WhatAChangeConcerns(t *testing.T) {
 		}
 		return out
 	}
-	own := map[types.UID]endpoints.Word{"a": word(true, false, "10.8.0.9")}
+	own := map[types.UID]endpoints.PodStatus{"a": status(true, false, "10.8.0.9")}
 	if diff := cmp.Diff([]string{"own-x"}, names(c.Learn(own, nil))); diff != "" {
 		t.Errorf("a pod of this device (-want +got):\n%s", diff)
 	}
-	own = map[types.UID]endpoints.Word{"a": word(true, false, "10.8.0.9")}
+	own = map[types.UID]endpoints.PodStatus{"a": status(true, false, "10.8.0.9")}
 	if got := c.Learn(own, nil); len(got) > 0 {
 		t.Errorf("nothing has changed, and %v are shown again", got)
 	}
@@ -313,7 +313,7 @@ func TestPreBoot_fullDisk(t *testing.T) {
 // A device that lost its IPv4 address while IPv6 stays is met, and its IPv4 pods are in no
 // rotation.
 func TestClaims_27_EndpointsOfAFamilyWithoutAWayAreNotReady(t *testing.T) {
-	known := peers{contacts: map[string]endpoints.Contact{"b": endpoints.Met}, words: map[types.UID]endpoints.Word{"p": word(true, false, "10.0.0.1", "fd00::1")}, no4: map[string]bool{"b": true}}
+	known := peers{contacts: map[string]endpoints.Contact{"b": endpoints.Met}, statuses: map[types.UID]endpoints.PodStatus{"p": status(true, false, "10.0.0.1", "fd00::1")}, no4: map[string]bool{"b": true}}
 	for address, want := range map[string]string{
 		"10.0.0.1": "10.0.0.1 not-ready not-serving not-terminating", "fd00::1": "fd00::1 ready serving not-terminating",
 	} {

@@ -43,7 +43,7 @@ type Correction struct {
 	locals map[types.NamespacedName]*Local
 
 	mu       sync.Mutex
-	pods     map[types.UID]Word
+	pods     map[types.UID]PodStatus
 	services map[types.NamespacedName]Service
 	known    map[types.NamespacedName]facts // the dependencies of corrected slices, by the slice
 	site     string                         // as the last slice had it
@@ -65,7 +65,7 @@ func NewCorrection(c CorrectionConfig) *Correction {
 		c.Peers = Strangers{}
 	}
 	out := &Correction{
-		config: c, locals: map[types.NamespacedName]*Local{}, pods: map[types.UID]Word{}, services: map[types.NamespacedName]Service{},
+		config: c, locals: map[types.NamespacedName]*Local{}, pods: map[types.UID]PodStatus{}, services: map[types.NamespacedName]Service{},
 		known: map[types.NamespacedName]facts{}, changed: map[string]struct{}{}, wake: func() {},
 	}
 	if c.API.IsValid() {
@@ -165,7 +165,7 @@ func (c *Correction) PeerChanged(device string) {
 
 // learn takes over the present state of this device's pods and of the Services, and returns the
 // slices that may look different then.
-func (c *Correction) learn(pods map[types.UID]Word, services map[types.NamespacedName]Service) []object.Ref {
+func (c *Correction) learn(pods map[types.UID]PodStatus, services map[types.NamespacedName]Service) []object.Ref {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	old, oldServices, devices := c.pods, c.services, c.changed
@@ -179,7 +179,7 @@ func (c *Correction) learn(pods map[types.UID]Word, services map[types.Namespace
 	return refs
 }
 
-func (f facts) concerned(old, now map[types.UID]Word, devices map[string]struct{}) bool {
+func (f facts) concerned(old, now map[types.UID]PodStatus, devices map[string]struct{}) bool {
 	for _, uid := range f.pods {
 		a, had := old[uid]
 		b, has := now[uid]

@@ -11,7 +11,7 @@ import (
 )
 
 // Learn is learn.
-func (c *Correction) Learn(pods map[types.UID]Word, services map[types.NamespacedName]Service) []object.Ref {
+func (c *Correction) Learn(pods map[types.UID]PodStatus, services map[types.NamespacedName]Service) []object.Ref {
 	return c.learn(pods, services)
 }
 
