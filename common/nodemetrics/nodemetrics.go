@@ -113,7 +113,7 @@ func All() []Series {
 		counter(LinkDropped, "link_dropped_messages_total", "Messages for the cloud that could not be sent, since edgecore started."),
 		heartbeat(gauge(Backlog, "backlog_writes", "Writes on the node that kube-apiserver has not accepted.")),
 		heartbeat(gauge(BacklogOldest, "backlog_oldest_timestamp_seconds", "Time of the oldest write in the node's backlog, in Unix time; 0 if the backlog is empty.")),
-		gauge(EventsDropped, "events_dropped", "Events dropped for newer ones and not yet reported to the cloud."),
+		gauge(EventsDropped, "events_dropped", "Events dropped for newer ones: not yet reported to the cloud, or reported in the last hour (60 samples)."),
 		counter(WritesRefused, "writes_refused_total", "Writes of the node that kube-apiserver rejected permanently, since edgecore started."),
 		size(DataSize, "filesystem_size_bytes", filesystemSize, "data"),
 		size(DataAvailable, "filesystem_available_bytes", filesystemAvailable, "data"),

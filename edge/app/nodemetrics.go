@@ -25,7 +25,7 @@ func samplesFile(cfg *edgeconfig.Config) string { return filepath.Join(cfg.DataD
 
 func newNodeMetrics(b *base, core *coreWing, operations *drain.Agent, k *kubelet, u *uplink) *edgesamples.Agent {
 	c := b.config.Modules.NodeMetrics
-	s := &samples{b, core.meta, operations, k, u}
+	s := &samples{base: b, meta: core.meta, operations: operations, kubelet: k, uplink: u}
 	return edgesamples.New(edgesamples.Config{
 		Read: s.read, Path: samplesFile(b.config), Interval: c.Interval.Duration, SendInterval: c.SendInterval.Duration, Keep: samplesKept,
 	})
@@ -38,6 +38,7 @@ type samples struct {
 	operations *drain.Agent // nil where modules.drain is switched off
 	kubelet    *kubelet
 	uplink     *uplink
+	reported   edgesamples.Increase // of dropped events; owned by the goroutine that samples
 }
 
 // read reads the metrics of the device as they are now.
@@ -76,7 +77,9 @@ func (s *samples) linkSample(values map[uint32]float64) {
 		values[nodemetrics.BacklogOldest] = float64(now.Add(-age).Unix())
 	}
 	out := s.meta.Status().Outbox
-	values[nodemetrics.EventsDropped], values[nodemetrics.WritesRefused] = float64(out.Dropped), float64(out.Refused)
+	// A link reports dropped events within seconds, before the next sample is sent.
+	values[nodemetrics.EventsDropped] = float64(out.Dropped) + s.reported.Sample(float64(out.Reported))
+	values[nodemetrics.WritesRefused] = float64(out.Refused)
 	link := s.uplink.hub.Status()
 	values[nodemetrics.LinkUp] = number(link.Linked)
 	if !link.Since.IsZero() {

@@ -113,6 +113,8 @@ type deviceStatus struct {
 		Instance  string `json:"instance"`
 		LastError string `json:"lastError"`
 		Epoch     uint64 `json:"epoch"`
+
+		Since, LastContact time.Time
 	} `json:"link"`
 	Data struct {
 		Outbox struct {

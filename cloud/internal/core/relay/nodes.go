@@ -24,15 +24,27 @@ type reporter interface{ report() report }
 
 // Nodes is a prometheus.Collector with series for each node that has its link at this replica. A
 // value of zero, such as an empty backlog, has its series too. A node without a link has no series,
-// so that old values don't look like present ones.
+// so that old values don't look like present ones; only the count of its sessions remains for
+// countsKept: a link that lasts for seconds has ended at most scrapes. Counts of nodes without a
+// link are bounded as nodes with series are; above that a count ends with its link.
 type Nodes struct {
 	most int // nodes with series of their own
 
-	mu   sync.Mutex
-	open map[types.NodeName]reporter
+	mu     sync.Mutex
+	open   map[types.NodeName]reporter
+	counts map[types.NodeName]count
 
-	link, start, heard, alive, backlog, oldest, certificate, omitted *prometheus.Desc
+	link, start, heard, alive, backlog, oldest, certificate, sessions, omitted *prometheus.Desc
 }
+
+// count is how many sessions a node opened here.
+type count struct {
+	sessions int
+	ended    time.Time // the last session; zero while one is open
+}
+
+// countsKept is how long a count outlasts the last session: longer than the range of an alert.
+const countsKept = time.Hour
 
 func newNodes() *Nodes {
 	desc := func(name, help string, labels ...string) *prometheus.Desc {
@@ -40,6 +52,7 @@ func newNodes() *Nodes {
 	}
 	return &Nodes{
 		open:        map[types.NodeName]reporter{},
+		counts:      map[types.NodeName]count{},
 		link:        desc("link_info", "Nodes whose link is at this replica, with its transport and the version of edgecore: 1.", "node", "transport", "version"),
 		start:       desc("link_start_timestamp_seconds", "When the node's link came up, in Unix time.", "node"),
 		heard:       desc("heartbeat_timestamp_seconds", "Time of the node's last heartbeat, in Unix time; 0 before the first.", "node"),
@@ -47,6 +60,7 @@ func newNodes() *Nodes {
 		backlog:     desc("backlog_writes", "Writes on the node that kube-apiserver has not accepted, as of its last heartbeat.", "node"),
 		oldest:      desc("backlog_oldest_timestamp_seconds", "Time of the oldest write in the node's backlog, in Unix time; 0 if the backlog is empty.", "node"),
 		certificate: desc("certificate_expiration_timestamp_seconds", "Expiry of the node's certificate, in Unix time.", "node"),
+		sessions:    desc("sessions_total", "Sessions that the node opened at this replica; kept for an hour after the last.", "node"),
 		omitted:     prometheus.NewDesc("skerry_nodes_without_series", "Nodes above metrics.nodes, which have no series of their own.", nil, nil),
 	}
 }
@@ -55,19 +69,26 @@ func (n *Nodes) enter(node types.NodeName, r reporter) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.open[node] = r
+	n.counts[node] = count{sessions: n.counts[node].sessions + 1}
 }
 
 func (n *Nodes) leave(node types.NodeName, r reporter) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if n.open[node] == r {
-		delete(n.open, node)
+	if n.open[node] != r {
+		return
+	}
+	delete(n.open, node)
+	n.counts[node] = count{n.counts[node].sessions, time.Now()}
+	maps.DeleteFunc(n.counts, func(_ types.NodeName, c count) bool { return !c.ended.IsZero() && time.Since(c.ended) > countsKept })
+	if len(n.counts)-len(n.open) > n.most {
+		delete(n.counts, node)
 	}
 }
 
 // Describe implements prometheus.Collector.
 func (n *Nodes) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{n.link, n.start, n.heard, n.alive, n.backlog, n.oldest, n.certificate, n.omitted} {
+	for _, d := range []*prometheus.Desc{n.link, n.start, n.heard, n.alive, n.backlog, n.oldest, n.certificate, n.sessions, n.omitted} {
 		ch <- d
 	}
 }
@@ -75,8 +96,12 @@ func (n *Nodes) Describe(ch chan<- *prometheus.Desc) {
 // Collect implements prometheus.Collector.
 func (n *Nodes) Collect(ch chan<- prometheus.Metric) {
 	n.mu.Lock()
-	open := maps.Clone(n.open)
+	open, counts := maps.Clone(n.open), maps.Clone(n.counts)
 	n.mu.Unlock()
+	counted := slices.Sorted(maps.Keys(counts))
+	for _, name := range counted[:min(len(counted), n.most)] {
+		ch <- prometheus.MustNewConstMetric(n.sessions, prometheus.CounterValue, float64(counts[name].sessions), string(name))
+	}
 	names := slices.Sorted(maps.Keys(open)) // the same ones each time
 	shown := min(len(names), n.most)
 	for _, name := range names[:shown] {

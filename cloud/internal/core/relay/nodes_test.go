@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/skerry-io/skerry/beehive/message"
 	"github.com/skerry-io/skerry/common/topic"
@@ -48,8 +49,36 @@ skerry_nodes_without_series 1
 			e.cancel()
 			<-e.ended
 		}
-		if n := testutil.CollectAndCount(nodes); n != 1 {
+		if n := testutil.CollectAndCount(nodes); n != 2 { // the sessions of one node, as there may be series of one
 			t.Errorf("%d series without a link", n)
 		}
+	})
+}
+
+// A node's sessions are counted while it has a link and for an hour after the last.
+func TestNodesCountSessions(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newSystem(t)
+		nodes := w.relay.Nodes(10)
+		count := func(want string) {
+			t.Helper()
+			if err := testutil.CollectAndCompare(nodes, strings.NewReader(want), "skerry_node_sessions_total"); err != nil {
+				t.Error(err)
+			}
+		}
+		const head = "# HELP skerry_node_sessions_total Sessions that the node opened at this replica; kept for an hour after the last.\n# TYPE skerry_node_sessions_total counter\n"
+		session := func(node types.NodeName, epoch uint64) {
+			e := w.connect(node, epoch)
+			time.Sleep(5 * time.Second)
+			e.cancel()
+			<-e.ended
+		}
+		for epoch := range uint64(6) {
+			session("edge1", epoch+1)
+		}
+		count(head + "skerry_node_sessions_total{node=\"edge1\"} 6\n")
+		time.Sleep(time.Hour + time.Second)
+		session("edge2", 1)
+		count(head + "skerry_node_sessions_total{node=\"edge2\"} 1\n")
 	})
 }

@@ -254,8 +254,8 @@ func TestEvents_08_AFullOutboxDropsTheOldestAndSaysSo(t *testing.T) {
 		if len(reported) != 1 || !strings.Contains(reported[0], " 15 oldest") {
 			t.Errorf("reported: %q", reported)
 		}
-		if n := e.Status().Outbox.Dropped; n != 0 {
-			t.Errorf("%d dropped events are not reported", n)
+		if s := e.Status().Outbox; s.Dropped != 0 || s.Reported != 15 {
+			t.Errorf("%d dropped events are not reported, %d are", s.Dropped, s.Reported)
 		}
 	})
 }

@@ -22,6 +22,7 @@ type Batch struct {
 	last    uint64 // the newest number of an entry that was given out
 	events  eventSums
 	dropped uint64
+	taken   uint64 // of the dropped ones, by TakeDropped
 }
 
 // Stage begins a batch.
@@ -55,6 +56,7 @@ func (o *Outbox) Show(b *Batch) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.last, o.events, o.dropped = b.last, b.events, b.dropped
+	o.reported += b.taken
 	for ref, q := range b.queues {
 		if old := o.queues[ref]; old != nil {
 			for _, e := range old.entries {
@@ -264,6 +266,7 @@ func (b *Batch) TakeDropped() uint64 {
 	}
 	n := b.dropped
 	b.dropped = 0
+	b.taken += n
 	return n
 }
 

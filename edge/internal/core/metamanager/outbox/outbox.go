@@ -55,6 +55,7 @@ type contents struct {
 	eventOrder []uint64 // events by age; may hold some that are gone
 	events     eventSums
 	dropped    uint64 // dropped events that no event reports yet
+	reported   uint64 // those that an event of this process reports
 }
 
 // queue has the writes of one object, oldest first: accepted ones, then at most one in flight, then
@@ -299,6 +300,8 @@ type Status struct {
 	InFlight   int            `json:"inFlight"`
 	Oldest     *time.Time     `json:"oldest,omitempty"` // by the clock of its time
 	Dropped    uint64         `json:"dropped"`          // dropped events not yet reported to the cloud
+	// Reported is how many dropped events were reported to the cloud since edgecore started.
+	Reported uint64 `json:"droppedReported,omitempty"`
 }
 
 // Backlog counts the writes that wait, and returns the age of the oldest by now's clock: 0 where
@@ -322,7 +325,7 @@ func (o *Outbox) Backlog(now time.Time) (count int, age time.Duration) {
 func (o *Outbox) Status() Status {
 	o.mu.RLock()
 	defer o.mu.RUnlock()
-	s := Status{Waiting: map[string]int{}, EventBytes: o.events.bytes, InFlight: len(o.inflight), Dropped: o.dropped}
+	s := Status{Waiting: map[string]int{}, EventBytes: o.events.bytes, InFlight: len(o.inflight), Dropped: o.dropped, Reported: o.reported}
 	oldest := int64(0)
 	waiting := map[storepb.Class]int{} // not by name: there may be thousands, and the goroutine that changes the outbox waits in the meantime
 	for _, q := range o.queues {

@@ -113,7 +113,11 @@ func TestBatch_oldestEventsGiveWay(t *testing.T) {
 	for _, name := range []string{"a", "c"} {
 		b.Remove(ref("events", name), func(*outbox.Entry) bool { return true })
 	}
-	if n := b.TakeDropped(); n != 1 {
-		t.Errorf("%d are reported, want 1", n)
+	if n := b.TakeDropped(); n != 1 || o.Status().Reported != 0 {
+		t.Errorf("%d are reported, want 1, and %d were", n, o.Status().Reported)
+	}
+	o.Show(b)
+	if s := o.Status(); s.Reported != 1 || s.Dropped != 0 {
+		t.Errorf("%d were reported, want 1; %d are not", s.Reported, s.Dropped)
 	}
 }
