@@ -72,6 +72,9 @@ func Load(dir string, seal Sealer, clock *pki.Clock) (*Identity, error) {
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("%w: run `edgecore join --token-file FILE HOST` first (%w)", ErrNotJoined, err)
 	}
+	if errors.Is(err, fs.ErrPermission) {
+		return nil, fmt.Errorf("only root may read this device's identity: %w", err)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("%w; join again", err)
 	}

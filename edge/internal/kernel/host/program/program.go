@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"os/exec"
+	"strings"
 	"syscall"
 	"time"
 )
@@ -14,8 +15,21 @@ import (
 // Find returns the path of a program in $PATH.
 func Find(name string) (string, error) { return exec.LookPath(name) }
 
-// Replace runs the program at path in place of this process. It returns only where that fails.
+// Replace runs the program at path in place of this process. It returns only where that fails. Of
+// two values of a variable the last counts, as for os/exec; many programs would take the first.
 func Replace(path string, args, env []string) error {
+	last := map[string]int{}
+	for i, variable := range env {
+		name, _, _ := strings.Cut(variable, "=")
+		last[name] = i
+	}
+	var once []string
+	for i, variable := range env {
+		if name, _, _ := strings.Cut(variable, "="); last[name] == i {
+			once = append(once, variable)
+		}
+	}
+	env = once
 	if err := syscall.Exec(path, append([]string{path}, args...), env); err != nil {
 		return fmt.Errorf("running %s: %w", path, err)
 	}
