@@ -3,6 +3,7 @@ package e2e_test
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"os"
 	"strings"
@@ -22,8 +23,8 @@ func zone(offset int) []byte {
 }
 
 // The window is that of the device's own time zone: one that is open by the cloud's clock alone has
-// the device fetch and wait. Of one that opens soon by the device's clock it learns late, when its
-// link is back; it switches as that opens, and not before.
+// the device fetch and wait, until the set is paused. Of one that opens soon by the device's clock
+// it learns late, when its link is back; it switches as that opens, and not before.
 func TestFleet_22_WindowIsTheDevicesOwn(t *testing.T) {
 	f := newSystem(t).fleet()
 	const offset = 5*60*60 + 45*60 // Nepal's
@@ -41,16 +42,43 @@ func TestFleet_22_WindowIsTheDevicesOwn(t *testing.T) {
 		return len(c) > 0 && strings.Contains(c[0].Message, "waits for its window") || ended(o)
 	}
 	target := f.add("v9.6.0", f.another("v9.6.0"), nil)
-	f.upgrade("cloud-time", "v9.6.0", window(time.UTC, time.Now().Add(-time.Hour)))
-	o := f.waitOperation("cloud-time", "fetched", waits)
+	f.Apply("default", `apiVersion: skerry.io/v1alpha1
+kind: NodeOperationSet
+metadata: {name: cloud-time}
+spec:
+  template: {operation: Upgrade, upgrade: {version: v9.6.0}`+window(time.UTC, time.Now().Add(-time.Hour))+`}
+  nodeSelector: {matchLabels: {kubernetes.io/hostname: edge1}}
+`)
+	ofSet := func(ctx context.Context) (string, error) {
+		return f.Run(ctx, "kubectl", "get", "nodeoperations", "-l", v1alpha1.OperationSetLabel+"=cloud-time", "-o", "jsonpath={.items[*].metadata.name}")
+	}
+	name := ""
+	f.WaitFor("the set's operation", func(ctx context.Context) (err error) {
+		if name, err = ofSet(ctx); err == nil && name == "" {
+			err = errors.New("there is none")
+		}
+		return err
+	})
+	o := f.waitOperation(name, "fetched", waits)
 	if ended(o) || o.Status.Upgrade.Fetched != target.Length {
 		t.Errorf("before its window: %+v", o.Status)
 	}
 	if s := f.slots(); s.Trial.Digest != "" || s.Confirmed.Digest != "" {
 		t.Errorf("a version is tried before its window: %+v", s)
 	}
-	f.Kubectl("patch", "nodeoperation", "cloud-time", "--type=merge", "-p", `{"spec":{"cancel":true}}`)
-	f.waitOperation("cloud-time", "cancelled", ended)
+	f.Kubectl("patch", "nodeopset", "cloud-time", "--type=merge", "-p", `{"spec":{"paused":true}}`)
+	f.WaitFor("the pause to withdraw the operation", func(ctx context.Context) error {
+		if left, err := ofSet(ctx); err != nil || left != "" {
+			return fmt.Errorf("%s %w", left, err)
+		}
+		return nil
+	})
+	f.WaitFor("the device to cancel it", func(context.Context) error {
+		if out, _, complaint := f.edgecore("edge1", "operation", "list"); !strings.Contains(out, "Cancelled") {
+			return fmt.Errorf("%s%s", out, complaint)
+		}
+		return nil
+	})
 
 	f.Cut("edge1")
 	f.waitUnlinked("edge1")

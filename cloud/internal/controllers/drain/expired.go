@@ -3,7 +3,10 @@ package drain
 import (
 	"context"
 	"errors"
+	"maps"
 	"time"
+
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/skerry-io/skerry/cloud/internal/controllers/controller"
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
@@ -15,19 +18,26 @@ func Expired() controller.Config {
 	return controller.Config{Name: "nodeoperations-ttl", Settle: settle, RetryMin: retry, RetryMax: time.Minute, Start: func(_ context.Context, r *controller.Run) (controller.Work, error) {
 		resource := v1alpha1.Resource(v1alpha1.NodeOperations)
 		operations, kind := controller.Watch[v1alpha1.NodeOperation](r, resource, r.Any), controller.Of[v1alpha1.NodeOperation](r, resource)
+		seen := ends{}
 		return controller.Level(func(ctx context.Context) (time.Duration, error) {
 			all, err := operations.List()
-			return expire(all, time.Now(), func(o *v1alpha1.NodeOperation) error { return kind.DeleteUnchanged(ctx, o) }, err) // not if a retry was asked for since
+			return seen.expire(all, time.Now(), func(o *v1alpha1.NodeOperation) error { return kind.DeleteUnchanged(ctx, o) }, err) // not if a retry was asked for since
 		}), nil
 	}}
 }
 
+// ends are the times at which this leader first saw the ends of operations that devices report by a
+// clock which is wrong by years.
+type ends map[types.UID]time.Time
+
 // expire deletes the operations whose time has come, and returns when the next one's will.
-func expire(all []*v1alpha1.NodeOperation, now time.Time, remove func(*v1alpha1.NodeOperation) error, err error) (time.Duration, error) {
+func (e ends) expire(all []*v1alpha1.NodeOperation, now time.Time, remove func(*v1alpha1.NodeOperation) error, err error) (time.Duration, error) {
 	errs := []error{err}
 	var next time.Duration
+	known := maps.Clone(e)
+	clear(e)
 	for _, o := range all {
-		end, ok := expiry(o)
+		end, ok := e.expiry(o, known, now)
 		switch left := end.Sub(now); {
 		case !ok:
 		case left <= 0:
@@ -40,17 +50,23 @@ func expire(all []*v1alpha1.NodeOperation, now time.Time, remove func(*v1alpha1.
 }
 
 // expiry is when an operation is to be deleted; false: not as it is. completedAt is by the device's
-// clock: where that is behind, as in 1970, the operation stays for its time from its creation on.
-func expiry(o *v1alpha1.NodeOperation) (time.Time, bool) {
+// clock: where it is before the operation was created, as in 1970, or in the future, the time is
+// counted from when the end was first seen.
+func (e ends) expiry(o *v1alpha1.NodeOperation, known ends, now time.Time) (time.Time, bool) {
 	ttl, ended := o.Spec.TTLSecondsAfterFinished, o.Status.CompletedAt
 	switch {
 	case ttl == nil || ended == nil || o.DeletionTimestamp != nil, o.Labels[v1alpha1.OperationSetLabel] != "", again(o), holds(o):
 		return time.Time{}, false
 	}
-	if ended.Before(&o.CreationTimestamp) {
-		ended = &o.CreationTimestamp
+	at := ended.Time
+	if ended.Before(&o.CreationTimestamp) || at.After(now) {
+		first, ok := known[o.UID]
+		if !ok {
+			first = now
+		}
+		at, e[o.UID] = first, first
 	}
-	return ended.Add(time.Duration(*ttl) * time.Second), true
+	return at.Add(time.Duration(*ttl) * time.Second), true
 }
 
 // again reports whether a device will try an operation again.

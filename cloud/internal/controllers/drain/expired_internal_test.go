@@ -3,10 +3,12 @@ package drain
 import (
 	"errors"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
@@ -17,7 +19,7 @@ func TestExpire(t *testing.T) {
 	now := time.Date(2026, 11, 28, 1, 0, 0, 0, time.UTC)
 	const minute int32 = 60
 	operation := func(name string, ttl *int32, ago time.Duration, change func(*v1alpha1.NodeOperation)) *v1alpha1.NodeOperation {
-		o := &v1alpha1.NodeOperation{ObjectMeta: metav1.ObjectMeta{Name: name}}
+		o := &v1alpha1.NodeOperation{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID(name)}}
 		o.Spec.Operation, o.Spec.TTLSecondsAfterFinished = v1alpha1.OperationUpgrade, ttl
 		if ago != 0 {
 			at := metav1.NewTime(now.Add(-ago))
@@ -39,6 +41,7 @@ func TestExpire(t *testing.T) {
 		operation("soon", new(minute), 40*time.Second, nil),
 		operation("later", new(minute), 10*time.Second, nil),
 		operation("by-a-clock-of-1970", new(minute), 50*365*24*time.Hour, func(o *v1alpha1.NodeOperation) { o.CreationTimestamp = metav1.NewTime(now.Add(-30 * time.Second)) }),
+		operation("by-a-clock-of-2060", new(minute), -34*365*24*time.Hour, nil),
 		operation("stays", nil, time.Hour, nil),
 		operation("running", new(minute), 0, nil),
 		operation("again", new(minute), time.Hour, func(o *v1alpha1.NodeOperation) { o.Spec.Retry = 1 }),
@@ -52,7 +55,8 @@ func TestExpire(t *testing.T) {
 	}
 	refused := errors.New("refused")
 	var gone []string
-	next, err := expire(all, now, func(o *v1alpha1.NodeOperation) error {
+	seen := ends{}
+	next, err := seen.expire(all, now, func(o *v1alpha1.NodeOperation) error {
 		gone = append(gone, o.Name)
 		if o.Name == "rebooted" {
 			return refused
@@ -64,5 +68,20 @@ func TestExpire(t *testing.T) {
 	}
 	if next != 20*time.Second || !errors.Is(err, refused) {
 		t.Errorf("next in %v, error %v", next, err)
+	}
+	gone = nil
+	remove := func(o *v1alpha1.NodeOperation) error {
+		gone = append(gone, o.Name)
+		return nil
+	}
+	wrong := slices.DeleteFunc(all, func(o *v1alpha1.NodeOperation) bool { return !strings.HasPrefix(o.Name, "by-a-clock-of-") })
+	if next, err := seen.expire(wrong, now.Add(59*time.Second), remove, nil); len(gone) > 0 || next != time.Second || err != nil {
+		t.Errorf("of devices with wrong clocks, after 59 s: deleted %v, next in %v, error %v", gone, next, err)
+	}
+	if _, err := seen.expire(wrong, now.Add(60*time.Second), remove, nil); len(gone) != 2 || err != nil {
+		t.Errorf("of devices with wrong clocks, after 60 s: deleted %v, error %v", gone, err)
+	}
+	if _, _ = seen.expire(nil, now, remove, nil); len(seen) > 0 {
+		t.Errorf("it remembers deleted operations: %v", seen)
 	}
 }
