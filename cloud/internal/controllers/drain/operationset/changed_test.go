@@ -111,3 +111,23 @@ func TestPlan_SetWithoutNodes(t *testing.T) {
 		}
 	}
 }
+
+// A hostile device reports an end whose message has terminal escapes, a change of direction and
+// bytes that are no text: people read it in the set's status and in events.
+func TestPlan_MessageOfAHostileDevice(t *testing.T) {
+	w := newWorld(t, 1)
+	s := w.set("a", nil)
+	w.steps()
+	w.report("n1", "HookFailed")
+	for _, o := range w.operations {
+		o.Status.Conditions[0].Message = "\x1b]0;owned\a\x1b[2J line\none\u202eevil\xff" + strings.Repeat("\u0085x", 1000)
+	}
+	w.steps()
+	f := s.Status.Failures[0].Message
+	if len(f) > 128 || !strings.HasPrefix(f, "]0;owned[2J line oneevilxxx") {
+		t.Errorf("the message has %d bytes: %q", len(f), f)
+	}
+	if text := w.message("a"); strings.ContainsAny(text, "\x1b\n\u202e\u0085") {
+		t.Errorf("the set's message is %q", text)
+	}
+}

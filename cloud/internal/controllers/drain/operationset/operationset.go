@@ -26,6 +26,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/skerry-io/skerry/cloud/internal/core/fleet"
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 )
 
@@ -330,13 +331,8 @@ func older(a, b *Set) int {
 	return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), strings.Compare(string(a.UID), string(b.UID)))
 }
 
-// cut shortens a device's text.
-func cut(text string, most int) string {
-	if len(text) <= most {
-		return text
-	}
-	return strings.ToValidUTF8(text[:most-3], "") + "..."
-}
+// cut shortens a device's text, and makes it one line without terminal escapes.
+func cut(text string, most int) string { return fleet.Printable(text, most) }
 
 // subject is the object of a template's operation.
 func subject(t *v1alpha1.NodeOperationTemplate) string {
