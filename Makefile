@@ -144,7 +144,7 @@ test-short: build-testrun ## vet and the unit tests; no root, no programs beside
 
 .PHONY: env
 env: ## eval "$$(make env)": the flags of this file for `go test` and `go build` in your shell; without them Kubernetes is compiled once more
-	@printf 'export %s=%q\n' CGO_ENABLED "$$CGO_ENABLED" GOFLAGS "$$GOFLAGS" TEST_LDFLAGS "$$TEST_LDFLAGS"
+	@printf 'export %s=%q\n' CGO_ENABLED "$$CGO_ENABLED" GOFLAGS "$$GOFLAGS" TEST_LDFLAGS "$$TEST_LDFLAGS" OLDER_LDFLAGS "$$OLDER_LDFLAGS"
 
 .PHONY: race
 race: ## the unit tests under the race detector, of the packages that don't bring Kubernetes' clients along; needs a C compiler
