@@ -208,9 +208,10 @@ func (s *system) seedCauses(ns string, pods []corev1.Pod) {
 }
 
 // Causes are put into pods; the rehearsal names each of them and no other pod; then the device
-// boots without a link, and exactly those pods don't run. Then the image of sandboxes is gone, and
-// no pod runs after a boot. The other causes are facts of the unit test: a Node without an address,
-// sets that have not arrived whole, pods that are withheld, and data that can't be read.
+// boots without a link, and exactly those pods don't run; two of them are withheld from the
+// kubelet. Then the image of sandboxes is gone, and no pod runs after a boot; containerd is down,
+// which is no cause of a single pod; and the store is lost, so that the device does not know its
+// pods.
 func TestOperate_10_RehearsalPredictsAnOfflineReboot(t *testing.T) {
 	s := newSystem(t)
 	s.plugin()
@@ -255,9 +256,48 @@ func TestOperate_10_RehearsalPredictsAnOfflineReboot(t *testing.T) {
 			t.Errorf("%s runs although the rehearsal has a cause: %s", name, reason)
 		}
 	}
+	got, _, err = s.rehearsed(t.Context())
+	s.Check(err)
+	for _, name := range []string{"plugin", "singleton"} {
+		if !slices.Contains(got[ns+"/"+name], "PodWithheld") {
+			t.Errorf("%s waits after the boot, and its causes are %v", name, got[ns+"/"+name])
+		}
+	}
 	s.withoutSandboxes(ns, pods[slices.IndexFunc(pods, func(p corev1.Pod) bool { return p.Name == "well-0" })])
+
+	s.Check(s.Trial.Stop(t.Context(), "edge1", "containerd"))
+	t.Cleanup(func() { _ = s.Trial.Start(context.Background(), "edge1", "containerd") }) // it runs, unless the test failed
+	s.waitDeviceCause("NotKnown the container runtime's images can't be read")
+	s.Start("edge1", "containerd")
+	s.Kill("edge1", "edgecore")
+	store := s.path("edge1", storeFile)
+	s.Check(os.Rename(store, store+".away"))
+	t.Cleanup(func() { _ = os.Remove(store + ".away") })
+	s.Start("edge1", "edgecore")
+	s.waitDeviceCause("NotKnown the pods of this device can't be read: ")
+
 	s.Check(s.Trial.Lease(t.Context(), "edge1", lab.Lease{}))
 	s.Heal("edge1")
+	s.waitLinked("edge1")
+	s.WaitFor("the rehearsal to know all again", func(ctx context.Context) error {
+		got, _, err := s.rehearsed(ctx)
+		if err == nil && len(got["device"]) > 0 {
+			err = fmt.Errorf("%q", got["device"])
+		}
+		return err
+	})
+}
+
+// waitDeviceCause waits until the rehearsal has a cause for all pods of edge1 that begins so.
+func (s *system) waitDeviceCause(want string) {
+	s.T.Helper()
+	s.WaitFor("the rehearsal to report "+want, func(ctx context.Context) error {
+		got, _, err := s.rehearsed(ctx)
+		if err == nil && !slices.ContainsFunc(got["device"], func(c string) bool { return strings.HasPrefix(c, want) }) {
+			err = fmt.Errorf("%q", got["device"])
+		}
+		return err
+	})
 }
 
 // withoutSandboxes boots edge1 without the image of sandboxes, and then with it.

@@ -88,6 +88,7 @@ func Read(ctx context.Context, c Config) Report {
 	}
 	nodes, err := list(corev1.SchemeGroupVersion.WithResource("nodes"), "", "metadata.name", c.Node)
 	unknown("the Node", err)
+	f.Addressed = err != nil
 	for _, o := range nodes {
 		if n, ok := o.(*corev1.Node); ok {
 			f.Allocatable = n.Status.Allocatable
@@ -104,12 +105,13 @@ func Read(ctx context.Context, c Config) Report {
 		delete(f.Withheld, again.UID)
 	}
 	for _, set := range status.Interests {
-		if resource, _, _ := strings.Cut(set.Set, " "); !set.Synced && set.Refused == "" && set.Watchers > 0 && slices.Contains([]string{"pods", "nodes", "services", "what"}, resource) {
+		if resource, _, _ := strings.Cut(set.Set, " "); !set.Synced && set.Refused == "" && set.Watchers > 0 && slices.Contains([]string{"pods", "nodes", "services"}, resource) {
 			f.Unsynced = append(f.Unsynced, set.Set)
 		}
 	}
 	f.Images, err = imagesOf(ctx, c.Images)
 	unknown("the container runtime's images", err)
+	f.NoImages = err != nil
 	if f.Sandbox, err = c.Sandbox(ctx); err != nil {
 		f.Sandbox = "" // some runtimes don't report it
 	}

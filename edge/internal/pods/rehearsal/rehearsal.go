@@ -99,6 +99,8 @@ type Facts struct {
 	HeldAtBoot map[types.UID]bool
 
 	Images []Image
+	// NoImages: the container runtime does not list its images, which Unknown names.
+	NoImages bool
 	// Sandbox is the image of sandboxes; "": the runtime does not report it. Restored: it can be
 	// restored from a file.
 	Sandbox  string
@@ -162,7 +164,7 @@ func terminal(p *corev1.Pod) bool {
 
 // device are the causes that keep every pod from running.
 func (f Facts) device() (causes []Cause) {
-	if f.Sandbox != "" && !f.Restored && f.image(f.Sandbox) == nil {
+	if f.Sandbox != "" && !f.Restored && !f.NoImages && f.image(f.Sandbox) == nil {
 		causes = append(causes, Cause{SandboxImage, "the image of sandboxes " + f.Sandbox + " is not on the device", "crictl pull " + f.Sandbox + " while there is a way to the registry, or set modules.edged.sandboxImageArchive"})
 	}
 	for _, set := range f.Unsynced {
@@ -246,6 +248,7 @@ func (f Facts) images(p *corev1.Pod) (causes []Cause) {
 		switch {
 		case u.policy == corev1.PullAlways && !ran[u.image]:
 			causes = append(causes, Cause{PullAlways, fmt.Sprintf("%s pulls %s at each start, and no registry is in reach", u.by, u.image), "imagePullPolicy: IfNotPresent"})
+		case f.NoImages:
 		case have == nil:
 			causes = append(causes, Cause{ImageMissing, fmt.Sprintf("the image %s of %s is not on the device", u.image, u.by), "crictl pull " + u.image + " while there is a way to the registry"})
 		case u.policy == corev1.PullAlways:

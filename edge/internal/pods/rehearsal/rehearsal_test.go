@@ -210,6 +210,10 @@ func TestOperate_10_EachCause(t *testing.T) {
 		"sandbox restored": {func(f *Facts, _ *corev1.Pod) { f.Images, f.Restored = f.Images[1:], true }, nil, nil},
 		"unsynced":         {func(f *Facts, _ *corev1.Pod) { f.Unsynced = []string{"pods spec.nodeName=edge1"} }, nil, []Reason{InterestUnsynced}},
 		"unknown":          {func(f *Facts, _ *corev1.Pod) { f.Unknown = []string{"the images can't be read"} }, nil, []Reason{Unknown}},
+		"no list of images": {func(f *Facts, p *corev1.Pod) {
+			f.Images, f.NoImages, f.Unknown = nil, true, []string{"the images can't be read"}
+			p.Spec.InitContainers = []corev1.Container{{Name: "init", Image: "registry.example/new:1", ImagePullPolicy: corev1.PullAlways}}
+		}, []Reason{PullAlways}, []Reason{Unknown}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f, p := device()
