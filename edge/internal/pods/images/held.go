@@ -12,10 +12,13 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// heldBy answers a pull that failed, for a pod that pulls at each start (imagePullPolicy Always,
-// the default for the tag latest): without a link and without an answer of the registry, the image
-// is the one on the device, if this pod has run with it before. So the registry once gave it to
-// this pod; others get its refusal or no answer. nil: the failure stands.
+// heldBy answers a pull that failed of an image that is on the device: without a link and without
+// an answer of the registry, the image is that one, if this pod has run with it before. So the
+// registry once gave it to this pod; others get its refusal or no answer. nil: the failure stands.
+// The kubelet pulls an image that is on the device for a pod with imagePullPolicy Always (the
+// default for the tag latest), and for one whose credentials are not those of an earlier pull
+// (KEP-2535): its Secret was replaced, or the kubelet's record of the pull was lost. It then takes
+// the new ones for those of the registry, as it does with a Secret that was changed in place.
 func (s service) heldBy(ctx context.Context, r *runtimev1.PullImageRequest, failure error) *runtimev1.PullImageResponse {
 	uid := r.GetSandboxConfig().GetMetadata().GetUid()
 	if uid == "" || s.config.Linked == nil || s.config.Linked() || !unanswered(failure) {
@@ -40,9 +43,8 @@ func (s service) heldBy(ctx context.Context, r *runtimev1.PullImageRequest, fail
 	return &runtimev1.PullImageResponse{ImageRef: held.Image.Id}
 }
 
-// Used are the images that each pod pulls at each start and has run with, by the pod's UID in the
-// container runtime. For other policies the kubelet itself decides whether a pod may use an image
-// that is on the device (KEP-2535).
+// Used are the images that each pod has run with, by the pod's UID in the container runtime. A pod
+// with imagePullPolicy Never has none: the kubelet does not pull for it.
 func Used(pods []corev1.Pod) map[string][]string {
 	all := map[string][]string{}
 	for i := range pods {
@@ -58,12 +60,12 @@ func Used(pods []corev1.Pod) map[string][]string {
 			}
 		}
 		for _, c := range slices.Concat(p.Spec.InitContainers, p.Spec.Containers) {
-			if ran[c.Name] && c.ImagePullPolicy == corev1.PullAlways {
+			if ran[c.Name] && c.ImagePullPolicy != corev1.PullNever {
 				all[uid] = append(all[uid], normal(c.Image))
 			}
 		}
 		for _, v := range p.Spec.Volumes {
-			if v.Image != nil && v.Image.PullPolicy == corev1.PullAlways && len(ran) > 0 { // no container is created before its volumes
+			if v.Image != nil && v.Image.PullPolicy != corev1.PullNever && len(ran) > 0 { // no container is created before its volumes
 				all[uid] = append(all[uid], normal(v.Image.Reference))
 			}
 		}

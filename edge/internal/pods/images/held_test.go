@@ -20,9 +20,11 @@ import (
 )
 
 // alwaysPod pulls the image at each start; it has run with it, or has not.
-func alwaysPod(ran bool) corev1.Pod {
+func alwaysPod(ran bool) corev1.Pod { return podOf(corev1.PullAlways, ran) }
+
+func podOf(policy corev1.PullPolicy, ran bool) corev1.Pod {
 	p := corev1.Pod{ObjectMeta: metav1.ObjectMeta{UID: "p"}}
-	p.Spec.Containers = []corev1.Container{{Name: "c", Image: "images.example/till", ImagePullPolicy: corev1.PullAlways}}
+	p.Spec.Containers = []corev1.Container{{Name: "c", Image: "images.example/till", ImagePullPolicy: policy}}
 	p.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "c"}}
 	if ran {
 		p.Status.ContainerStatuses[0].ImageID = "images.example/till@sha256:1"
@@ -30,8 +32,9 @@ func alwaysPod(ran bool) corev1.Pod {
 	return p
 }
 
-// A pod that pulls at each start gets, without a link and while the registry does not answer, the
-// image with which it has run before, and no other pod does.
+// A pod that pulls at each start, or whose credentials are not known, gets, without a link and
+// while the registry does not answer, the image with which it has run before, and no other pod
+// does.
 func TestPullWithoutALink(t *testing.T) {
 	const image = "images.example/till:latest"
 	unreachable := errors.New(`failed to resolve reference "images.example/till:latest": failed to do request: Head "https://images.example/v2/till/manifests/latest": dial tcp: lookup images.example: no such host`)
@@ -44,23 +47,27 @@ func TestPullWithoutALink(t *testing.T) {
 		now     bool
 		images  []string
 		want    string // reference; "": the failure
+		policy  corev1.PullPolicy
 	}{
-		"ran before":                   {false, unreachable, "p", true, true, []string{image}, "images.example"},
-		"no answer":                    {false, status.Error(codes.DeadlineExceeded, "x"), "p", true, true, []string{image}, "images.example"},
-		"its status has been replaced": {false, unreachable, "p", true, false, []string{image}, "images.example"},
-		"ran since":                    {false, unreachable, "p", false, true, []string{image}, "images.example"},
-		"never ran":                    {false, unreachable, "p", false, false, []string{image}, ""},
-		"another pod":                  {false, unreachable, "other", true, true, []string{image}, ""},
-		"no pod":                       {false, unreachable, "", true, true, []string{image}, ""},
-		"refused":                      {false, refused, "p", true, true, []string{image}, ""},
-		"linked":                       {true, unreachable, "p", true, true, []string{image}, ""},
-		"not on the device":            {false, unreachable, "p", true, true, nil, ""},
+		"ran before":                   {false, unreachable, "p", true, true, []string{image}, "images.example", corev1.PullAlways},
+		"no answer":                    {false, status.Error(codes.DeadlineExceeded, "x"), "p", true, true, []string{image}, "images.example", corev1.PullAlways},
+		"its status has been replaced": {false, unreachable, "p", true, false, []string{image}, "images.example", corev1.PullAlways},
+		"ran since":                    {false, unreachable, "p", false, true, []string{image}, "images.example", corev1.PullAlways},
+		"never ran":                    {false, unreachable, "p", false, false, []string{image}, "", corev1.PullAlways},
+		"another pod":                  {false, unreachable, "other", true, true, []string{image}, "", corev1.PullAlways},
+		"no pod":                       {false, unreachable, "", true, true, []string{image}, "", corev1.PullAlways},
+		"refused":                      {false, refused, "p", true, true, []string{image}, "", corev1.PullAlways},
+		"linked":                       {true, unreachable, "p", true, true, []string{image}, "", corev1.PullAlways},
+		"other credentials":            {false, unreachable, "p", true, true, []string{image}, "images.example", corev1.PullIfNotPresent},
+		"others, and never ran":        {false, unreachable, "p", false, false, []string{image}, "", corev1.PullIfNotPresent},
+		"others, and linked":           {true, unreachable, "p", true, true, []string{image}, "", corev1.PullIfNotPresent},
+		"not on the device":            {false, unreachable, "p", true, true, nil, "", corev1.PullAlways},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			ran := test.before
 			api := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-				list := corev1.PodList{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "PodList"}, Items: []corev1.Pod{alwaysPod(ran)}}
+				list := corev1.PodList{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "PodList"}, Items: []corev1.Pod{podOf(test.policy, ran)}}
 				w.Header().Set("Content-Type", "application/json")
 				if err := json.NewEncoder(w).Encode(list); err != nil {
 					t.Error(err)
@@ -99,11 +106,11 @@ func TestUsed(t *testing.T) {
 	const always = corev1.PullAlways
 	init.Spec.InitContainers = []corev1.Container{
 		{Name: "first", Image: "images.example/a", ImagePullPolicy: always}, {Name: "second", Image: "images.example/b", ImagePullPolicy: always},
-		{Name: "third", Image: "images.example/c", ImagePullPolicy: corev1.PullIfNotPresent},
+		{Name: "third", Image: "images.example/c", ImagePullPolicy: corev1.PullIfNotPresent}, {Name: "fourth", Image: "images.example/d", ImagePullPolicy: corev1.PullNever},
 	}
-	init.Status.InitContainerStatuses = []corev1.ContainerStatus{{Name: "first", ImageID: "x"}, {Name: "second"}, {Name: "third", ImageID: "x"}}
+	init.Status.InitContainerStatuses = []corev1.ContainerStatus{{Name: "first", ImageID: "x"}, {Name: "second"}, {Name: "third", ImageID: "x"}, {Name: "fourth", ImageID: "x"}}
 	init.Spec.Volumes = []corev1.Volume{{VolumeSource: corev1.VolumeSource{Image: &corev1.ImageVolumeSource{Reference: "images.example/v", PullPolicy: always}}}}
-	want := map[string][]string{"hash": {"images.example/till:latest"}, "i": {"images.example/a:latest", "images.example/till:latest", "images.example/v:latest"}}
+	want := map[string][]string{"hash": {"images.example/till:latest"}, "i": {"images.example/a:latest", "images.example/c:latest", "images.example/till:latest", "images.example/v:latest"}}
 	if diff := cmp.Diff(want, images.Used([]corev1.Pod{static, init, alwaysPod(false)})); diff != "" {
 		t.Error(diff)
 	}

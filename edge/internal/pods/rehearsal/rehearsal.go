@@ -251,8 +251,8 @@ func (f Facts) images(p *corev1.Pod) (causes []Cause) {
 		case f.NoImages:
 		case have == nil:
 			causes = append(causes, Cause{ImageMissing, fmt.Sprintf("the image %s of %s is not on the device", u.image, u.by), "crictl pull " + u.image + " while there is a way to the registry"})
-		case u.policy == corev1.PullAlways:
-		case u.policy != corev1.PullNever && !f.mayUse(p, u.image, have):
+		case u.policy != corev1.PullNever && ran[u.image]: // edgecore gives it without a link, whatever its credentials
+		case !f.mayUse(p, u.image, have):
 			causes = append(causes, Cause{Credentials, fmt.Sprintf("the kubelet verifies the credentials for %s again, for which it asks the registry", u.image),
 				"use one of the imagePullSecrets that it was pulled with, or let the pod start once with a link"})
 		}
@@ -260,7 +260,7 @@ func (f Facts) images(p *corev1.Pod) (causes []Cause) {
 	return causes
 }
 
-// ranWith are the images with which the pod has run. If it pulls them at each start, it gets them
+// ranWith are the images with which the pod has run. If the kubelet pulls them again, it gets them
 // without a link too (edge/internal/pods/images, Used).
 func ranWith(p *corev1.Pod) map[string]bool {
 	ran := map[string]bool{}

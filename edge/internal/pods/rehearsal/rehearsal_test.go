@@ -122,7 +122,15 @@ func TestOperate_10_EachCause(t *testing.T) {
 			p.Status.ContainerStatuses = append(p.Status.ContainerStatuses, corev1.ContainerStatus{Name: p.Spec.Containers[0].Name, ImageID: "sha256:2"})
 		}, nil, nil},
 		"other credentials": {func(_ *Facts, p *corev1.Pod) { p.Spec.ImagePullSecrets = nil }, []Reason{Credentials}, nil},
-		"preloaded":         {func(f *Facts, _ *corev1.Pod) { f.Pulled, f.VerifyPreloaded = nil, true }, []Reason{Credentials, Credentials}, nil},
+		"other credentials, it has run": {func(_ *Facts, p *corev1.Pod) {
+			p.Spec.ImagePullSecrets = nil
+			p.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "till", ImageID: "sha256:2"}}
+		}, nil, nil},
+		"other credentials, never pulled": {func(_ *Facts, p *corev1.Pod) {
+			p.Spec.ImagePullSecrets, p.Spec.Containers[0].ImagePullPolicy = nil, corev1.PullNever
+			p.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "till", ImageID: "sha256:2"}}
+		}, []Reason{Credentials}, nil},
+		"preloaded": {func(f *Facts, _ *corev1.Pod) { f.Pulled, f.VerifyPreloaded = nil, true }, []Reason{Credentials, Credentials}, nil},
 		"pulled by all": {func(f *Facts, p *corev1.Pod) {
 			f.Pulled["sha256:2"].Images["registry.example/till"] = Access{Everybody: true}
 			p.Spec.ImagePullSecrets = nil
