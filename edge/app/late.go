@@ -64,6 +64,21 @@ func imagesSocket(c *edgeconfig.Config) string {
 	return strings.TrimSuffix(c.Modules.EdgeAPI.Socket, ".sock") + "-images.sock"
 }
 
+// runtimeSocket is the kubelet's endpoint of the container runtime, next to the socket of the edge
+// API.
+func runtimeSocket(c *edgeconfig.Config) string {
+	return strings.TrimSuffix(c.Modules.EdgeAPI.Socket, ".sock") + "-runtime.sock"
+}
+
+// runtimeService is the endpoint at which the kubelet finds the container runtime: where the device
+// has no socket of its own, the runtime's.
+func runtimeService(c *edgeconfig.Config) string {
+	if c.Modules.EdgeAPI.Socket == "" {
+		return ""
+	}
+	return "unix://" + runtimeSocket(c)
+}
+
 // imageService is the endpoint at which the kubelet finds images: where the device has no socket of
 // its own, the container runtime's.
 func imageService(c *edgeconfig.Config) string {

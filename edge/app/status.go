@@ -60,6 +60,8 @@ type Status struct {
 	Kubelet    string          `json:"kubelet"`              // "running", or the reason why it waits
 	// Runtime is the problem of the container runtime, "" for a healthy one.
 	Runtime string `json:"runtime,omitempty"`
+	// KubeletNotes are what edgecore had to do for the kubelet to run, with the time.
+	KubeletNotes []string `json:"kubeletNotes,omitempty"`
 	// NodeProblems are the problems in the Node's conditions.
 	NodeProblems []string          `json:"nodeProblems,omitempty"`
 	Pods         *podhealth.Status `json:"pods,omitempty"`
@@ -102,6 +104,7 @@ func (a *App) Status() Status {
 	if a.link.consoles != nil {
 		s.Consoles = a.link.consoles.List()
 	}
+	s.KubeletNotes = a.kubelet.module.Notes()
 	s.Modules = a.runner.Health()
 	for _, m := range a.reporters.agents {
 		s.Agents = append(s.Agents, m.State())

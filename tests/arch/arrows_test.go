@@ -110,7 +110,7 @@ func TestPackagesStaySmall(t *testing.T) {
 // The product's hand-written lines and packages (docs/dev/structure.md). The limits have some room
 // for work that is under way; a feature that needs more raises them in its commit.
 const (
-	mostLines    = 125_000
+	mostLines    = 128_000
 	mostPackages = 183
 )
 

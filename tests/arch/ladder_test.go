@@ -53,6 +53,7 @@ var ladder = [][]string{
 		"cloud/internal/trust/check",
 		"edge/internal/core/edgeapi",
 		"edge/internal/agents/probation",
+		"edge/internal/pods/pluginwatch",
 	},
 	{
 		"edge/internal/agents/apiredirect", "edge/internal/agents/drain", "edge/internal/agents/flightrecorder", "edge/internal/agents/history", "edge/internal/agents/node", "edge/internal/agents/route", "edge/internal/agents/vip",

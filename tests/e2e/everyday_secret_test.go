@@ -12,23 +12,25 @@ import (
 )
 
 // TestEveryday_26: the pull Secret of a running pod is replaced by another one with other
-// credentials, of which the device never pulled with: after a reboot without a link and without the
-// registry the pod runs again. A pod that has never run with the image waits for the registry.
+// credentials, with which the device has never pulled: after a reboot without a link and without
+// the registry the pod runs again. A pod with a Secret of its own that has never run with the image
+// waits for the registry.
 func TestEveryday_26_PullSecretIsReplacedBeforeACut(t *testing.T) {
 	s := newSystem(t)
 	ns := s.Namespace()
 	r := s.newRegistry("./tests/images/devices")
 	r.Password = "open sesame"
 	s.serve("edge1", r)
-	secret := func(password string) string {
+	secret := func(name, password string) string {
 		return `apiVersion: v1
 kind: Secret
-metadata: {name: registry}
+metadata: {name: ` + name + `}
 type: kubernetes.io/dockerconfigjson
 stringData: {.dockerconfigjson: '{"auths": {"` + registry.Address + `": {"username": "pod", "password": "` + password + `"}}}'}
 `
 	}
-	pod := func(name string) string {
+	// A name of its own: the kubelet's records of pulls are by name.
+	pod := func(name, secret string) string {
 		return `apiVersion: v1
 kind: Pod
 metadata: {name: ` + name + `, labels: {app: ` + name + `}}
@@ -36,16 +38,17 @@ spec:
   nodeName: edge1
   tolerations: [{operator: Exists}]
   terminationGracePeriodSeconds: 1
-  imagePullSecrets: [{name: registry}]
-  containers: [{name: c, image: "` + registry.Address + `/private/devices:1", imagePullPolicy: IfNotPresent, args: [wait]}]
+  imagePullSecrets: [{name: ` + secret + `}]
+  containers: [{name: c, image: "` + registry.Address + `/everyday/till:1", imagePullPolicy: IfNotPresent, args: [wait]}]
 `
 	}
-	s.Apply(ns, secret("open sesame"))
-	s.Apply(ns, pod("till"))
+	s.Apply(ns, secret("registry", "open sesame"))
+	s.Apply(ns, pod("till", "registry"))
 	till := s.WaitPods(ns, "app=till", "edge1", 1)[0]
 
 	s.Check(s.Client.CoreV1().Secrets(ns).Delete(t.Context(), "registry", metav1.DeleteOptions{}))
-	s.Apply(ns, secret("close sesame"))
+	s.Apply(ns, secret("registry", "close sesame"))
+	s.Apply(ns, secret("foreign", "no sesame"))
 	replaced, err := s.Client.CoreV1().Secrets(ns).Get(t.Context(), "registry", metav1.GetOptions{})
 	s.Check(err)
 	s.WaitFor("the device to have the new Secret", func(ctx context.Context) error {
@@ -55,7 +58,7 @@ spec:
 		}
 		return err
 	})
-	s.Apply(ns, pod("other")) // the registry refuses it
+	s.Apply(ns, pod("other", "foreign")) // the registry refuses it
 	s.waitDevice("edge1", ns, "other", pulls)
 	s.Reboot("edge1", true) // the registry goes with it
 	s.waitRunsAgain("edge1", till)

@@ -125,6 +125,9 @@ func writeStatus(out io.Writer, s app.Status) error {
 	row("edgecore", "%s%s (Kubernetes %s)", running, s.Version, s.Kubernetes)
 	if s.Running {
 		row("kubelet", "%s", strings.Join(append([]string{s.Kubelet}, s.NodeProblems...), "; "))
+		for _, note := range s.KubeletNotes {
+			row("kubelet", "%s", note)
+		}
 	}
 	if s.Runtime != "" {
 		row("PROBLEM", "%s", s.Runtime)

@@ -25,6 +25,7 @@ func TestStatus(t *testing.T) {
 	s := app.Status{
 		Node: "edge-17", Running: true, Version: "v1.2.3", Kubernetes: "v1.37.1", At: now, Kubelet: "running",
 		NodeProblems: []string{"node NotReady: container runtime is down"},
+		KubeletNotes: []string{"deleted the kubelet's file cpu_manager_state, with which it would not start: other CPUs"},
 		Pods: &podhealth.Status{Total: 3, Running: 2, Finished: 1, NotRunning: []podhealth.Pod{{
 			Namespace: "default", Name: "web-0", State: podhealth.Ended, Reason: "Evicted", Message: "The node was low on resource: ephemeral-storage.",
 			Action: "runs again on this device once there is enough disk (DiskPressure): free space on it",

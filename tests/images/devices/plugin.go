@@ -18,7 +18,9 @@ const (
 	pluginSocket = "devices.example.sock"
 	// absent is a file: while it is there the plugin does not register.
 	absent = "/var/lib/kubelet/devices.example.absent"
-	pause  = 300 * time.Millisecond
+	// hangs is a file: while it is there Allocate does not return.
+	hangs = "/var/lib/kubelet/devices.example.hangs"
+	pause = 300 * time.Millisecond
 )
 
 // things are two devices without requirements.
@@ -39,7 +41,13 @@ func (things) ListAndWatch(_ *deviceplugin.Empty, s deviceplugin.DevicePlugin_Li
 	return nil
 }
 
-func (things) Allocate(_ context.Context, r *deviceplugin.AllocateRequest) (*deviceplugin.AllocateResponse, error) {
+func (things) Allocate(ctx context.Context, r *deviceplugin.AllocateRequest) (*deviceplugin.AllocateResponse, error) {
+	for ctx.Err() == nil {
+		if _, err := os.Stat(hangs); err != nil {
+			break
+		}
+		wait(ctx)
+	}
 	out := &deviceplugin.AllocateResponse{}
 	for range r.ContainerRequests {
 		out.ContainerResponses = append(out.ContainerResponses, &deviceplugin.ContainerAllocateResponse{Envs: map[string]string{"THING": "yes"}})

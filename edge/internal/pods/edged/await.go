@@ -12,10 +12,12 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/component-helpers/node/util/sysctl"
 	"k8s.io/klog/v2"
 	"k8s.io/kubernetes/pkg/kubelet"
 
@@ -27,7 +29,6 @@ const (
 	// logs of an unchanged reason.
 	retryInterval = time.Second
 	sayInterval   = 30 * time.Second
-	dialTimeout   = 2 * time.Second
 )
 
 // A need is a precondition of the kubelet's start. Upstream ends the process when one is missing,
@@ -46,10 +47,16 @@ func (m *Module) await(ctx context.Context) error {
 		m.hold,
 		func(context.Context) error { return cgroups(cgroupRoot, m.server.FailCgroupV1) },
 		func(context.Context) error { return swapOff(swapsFile, m.server.FailSwapOn) },
+		func(context.Context) error {
+			return kernelDefaults(m.server.ProtectKernelDefaults, sysctl.New().GetSysctl)
+		},
 		func(context.Context) error { return writable(m.RootDir()) },
+		func(context.Context) error {
+			return room(m.server, m.machine, func() (uint64, error) { return diskSize(m.RootDir()) })
+		},
 		func(context.Context) error { return logDirectories(m.server.PodLogsDir, kubelet.ContainerLogsDir) },
-		func(ctx context.Context) error { return runtimeReachable(ctx, m.server.ContainerRuntimeEndpoint) },
-		func(ctx context.Context) error { return cri.Serves(ctx, m.server.ContainerRuntimeEndpoint) },
+		func(ctx context.Context) error { return runtimeReachable(ctx, m.runtime) },
+		func(ctx context.Context) error { return cri.Serves(ctx, m.runtime) },
 		func(context.Context) error { return m.portsFree() },
 		func(ctx context.Context) error { return m.synced(ctx, client.kube) },
 	}
@@ -176,6 +183,15 @@ func writable(dir string) error {
 		return fmt.Errorf("the kubelet's directory %s can't be written; mend that, or set modules.edged.rootDir: %w", dir, err)
 	}
 	return nil
+}
+
+// diskSize is the size of a directory's file system in bytes.
+func diskSize(dir string) (uint64, error) {
+	var s unix.Statfs_t
+	if err := unix.Statfs(dir, &s); err != nil {
+		return 0, err
+	}
+	return s.Blocks * uint64(s.Frsize), nil
 }
 
 // kubeletRan reports whether a kubelet has made its files in a directory. Such a kubelet needs no

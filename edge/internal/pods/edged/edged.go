@@ -5,7 +5,7 @@
 // state (feature gates, metrics, logging): these are set here and nowhere else. So there is one
 // kubelet a process, run once: after a failure the process has to be restarted (Restart Never). It
 // refuses a configuration that the kubelet would refuse, before anything is started. Containers
-// keep running when it stops. A Module is used by one goroutine, except Waiting and Stop.
+// keep running when it stops. A Module is used by one goroutine, except Waiting, Notes and Stop.
 package edged
 
 import (
@@ -35,6 +35,8 @@ import (
 
 	"github.com/skerry-io/skerry/beehive"
 	"github.com/skerry-io/skerry/beehive/message"
+	"github.com/skerry-io/skerry/edge/internal/core/agent"
+	"github.com/skerry-io/skerry/edge/internal/pods/pluginwatch"
 )
 
 // Name is the module's address on the bus. It receives no messages.
@@ -70,6 +72,15 @@ type Config struct {
 	// ImageService is the endpoint at which the kubelet finds the images of the container runtime
 	// (edge/internal/pods/images); "": the kubelet asks the runtime itself.
 	ImageService string
+	// RuntimeService is the endpoint at which the kubelet finds the container runtime, and Listen
+	// opens its socket: this module forwards its connections until Stop. "": the kubelet asks the
+	// runtime itself, and may start containers after Stop.
+	RuntimeService string
+	Listen         func() (net.Listener, error)
+	// Linked reports whether there is a link to the cloud; nil: always.
+	Linked func() bool
+	// Events opens a recorder of events, for Notes; nil: they are only logged.
+	Events func(ctx context.Context) (agent.Recorder, error)
 	// Needs are further preconditions of the kubelet's start. Each is called until its error is
 	// nil; its error names the action needed.
 	Needs []func(ctx context.Context) error
@@ -86,7 +97,11 @@ type Module struct {
 	local    *localClient
 	gate     *gate
 	periods  []Period
-	images   string    // the container runtime's own image service
+	runtime  string       // the container runtime's own endpoint
+	forward  *runtimeGate // to it; nil: the kubelet asks it itself
+	images   string       // the container runtime's own image service
+	machine  func() (*machineInfo, error)
+	notes    *notes
 	resolver *resolver // nil: pods get no name servers of the device
 
 	mu      sync.Mutex
@@ -104,11 +119,16 @@ func New(config Config) (*Module, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := &Module{config: config, server: server, local: local, gate: newGate(config.Transport), periods: takePeriods(&server.KubeletConfiguration)}
+	m := &Module{config: config, server: server, local: local, gate: newGate(config.Transport), machine: readMachine, notes: &notes{node: config.NodeName, events: config.Events}, periods: takePeriods(&server.KubeletConfiguration)}
 	m.config.Transport = m.gate
 	m.images = server.ImageServiceEndpoint
+	m.runtime = server.ContainerRuntimeEndpoint
 	if m.images == "" {
-		m.images = server.ContainerRuntimeEndpoint
+		m.images = m.runtime
+	}
+	if config.RuntimeService != "" {
+		m.forward = newRuntimeGate(m.runtime)
+		server.ContainerRuntimeEndpoint = config.RuntimeService
 	}
 	if config.ImageService != "" {
 		server.ImageServiceEndpoint = config.ImageService
@@ -143,10 +163,16 @@ func (m *Module) run(parent context.Context, ready func()) error {
 }
 
 // Stop ends the kubelet for the rest of this process; containers keep running. From then on it is
-// cut off from its API. Upstream's loops don't all end with their context, but without it they
-// can't list the runtime's containers (pleg), and a pod is not synced before that: this kubelet
-// does not see how a container ends after Stop. To the next one the pod is as after a power cut.
-func (m *Module) Stop() { m.gate.stop() }
+// cut off from its API and from the container runtime, before Stop returns: upstream's loops don't
+// all end with their context, and one that acts on a failed probe would start the container again.
+// This kubelet does not see how a container ends after Stop. To the next one the pod is as after a
+// power cut.
+func (m *Module) Stop() {
+	m.gate.stop()
+	if m.forward != nil {
+		m.forward.stop()
+	}
+}
 
 // Stopped reports whether Stop was called; nil has no kubelet, and was not.
 func (m *Module) Stopped() bool { return m != nil && m.gate.stopped.Err() != nil }
@@ -163,6 +189,11 @@ func (m *Module) serve(ctx context.Context, ready func()) error {
 	if ran {
 		return errRanBefore
 	}
+	s := m.server
+	gates := utilfeature.DefaultMutableFeatureGate
+	if err := gates.SetFromMap(s.FeatureGates); err != nil { // before await: dropState judges by them
+		return fmt.Errorf("setting the kubelet's feature gates: %w", err)
+	}
 	m.advise(ctx, net.DefaultResolver.LookupHost)
 	if err := m.await(ctx); err != nil {
 		if ctx.Err() != nil {
@@ -171,15 +202,14 @@ func (m *Module) serve(ctx context.Context, ready func()) error {
 		return err
 	}
 
-	s := m.server
-	gates := utilfeature.DefaultMutableFeatureGate
-	if err := gates.SetFromMap(s.FeatureGates); err != nil {
-		return fmt.Errorf("setting the kubelet's feature gates: %w", err)
-	}
 	if err := logsapi.ValidateAndApply(&s.Logging, utilfeature.DefaultFeatureGate); err != nil {
 		return fmt.Errorf("setting the kubelet's logging: %w", err)
 	}
 	gates.AddMetrics()
+	for reason, text := range leaveOut(s) {
+		klog.FromContext(ctx).Info("Left out files of the kubelet's configuration", "reason", reason, "message", text)
+		m.notes.add(ctx, reason, text)
+	}
 	deps, err := app.UnsecuredDependencies(ctx, s, utilfeature.DefaultFeatureGate)
 	if err != nil {
 		return fmt.Errorf("preparing the kubelet: %w", err)
@@ -195,7 +225,22 @@ func (m *Module) serve(ctx context.Context, ready func()) error {
 	}
 	reload(ctx.Done()) // returns at once
 	deps.Auth = &localAuth{AuthInterface: auth, local: m.local}
-	klog.FromContext(ctx).Info("Starting the kubelet", "node", m.config.NodeName, "runtime", s.ContainerRuntimeEndpoint)
+	klog.FromContext(ctx).Info("Starting the kubelet", "node", m.config.NodeName, "runtime", m.runtime)
+	if m.forward != nil {
+		l, err := m.config.Listen()
+		if err != nil {
+			return fmt.Errorf("opening the kubelet's socket of the container runtime: %w", err)
+		}
+		var forwarding sync.WaitGroup
+		defer forwarding.Wait()
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel()
+		forwarding.Go(func() {
+			if err := m.forward.serve(ctx, l); err != nil {
+				klog.FromContext(ctx).Error(err, "Failed to forward the kubelet to the container runtime: no pod starts until edgecore is restarted")
+			}
+		})
+	}
 	if m.resolver != nil {
 		if _, err := m.resolver.point(); err != nil {
 			klog.FromContext(ctx).Error(err, "Failed to link the kubelet's resolv.conf, retrying: no pod starts")
@@ -206,6 +251,15 @@ func (m *Module) serve(ctx context.Context, ready func()) error {
 		defer cancel()
 		link.Go(func() { m.resolver.run(ctx) })
 	}
+	var watching sync.WaitGroup
+	defer watching.Wait()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	hangs := pluginwatch.New(func(ctx context.Context, text string) {
+		klog.FromContext(ctx).Info("Ended a call of a device plugin that hung", "message", text)
+		m.notes.add(ctx, "DevicePluginHangs", text)
+	})
+	watching.Go(func() { hangs.Run(ctx) })
 	ready()
 	if err := app.Run(ctx, s, deps, utilfeature.DefaultFeatureGate); err != nil && ctx.Err() == nil {
 		return fmt.Errorf("running the kubelet: %w", err)
@@ -254,6 +308,9 @@ func (m *Module) clients() (clients, error) {
 		return c, fmt.Errorf("making the kubelet's client: %w", err)
 	}
 	c.kube = &keeping{newSharing(c.kube, m.config.Share), func(ctx context.Context) []string { return runningDrivers(ctx, m.RootDir()) }}
+	if m.config.Linked != nil {
+		c.kube = &waiting{c.kube, m.config.Linked}
+	}
 	events := rest.CopyConfig(config)
 	events.QPS, events.Burst = float32(s.EventRecordQPS), int(s.EventBurst)
 	if s.EventRecordQPS == 0 {
@@ -270,6 +327,15 @@ func (m *Module) clients() (clients, error) {
 	return c, nil
 }
 
+// Notes are what this module had to do since its start for the kubelet to run, with the time: files
+// that it deleted, calls that it ended.
+func (m *Module) Notes() []string {
+	if m == nil {
+		return nil
+	}
+	return m.notes.list()
+}
+
 // RootDir is where the kubelet has its files.
 func (m *Module) RootDir() string { return filepath.Clean(m.server.RootDirectory) }
 
@@ -278,7 +344,7 @@ func (m *Module) Runtime() string {
 	if m == nil {
 		return ""
 	}
-	return m.server.ContainerRuntimeEndpoint
+	return m.runtime
 }
 
 // Images is the endpoint of the container runtime's images; "" where there is no kubelet.

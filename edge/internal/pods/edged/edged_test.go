@@ -255,7 +255,7 @@ func TestNeeds(t *testing.T) {
 		t.Errorf("left behind: %v, %v", entries, err)
 	}
 
-	reach := func() error { return runtimeReachable(t.Context(), m.server.ContainerRuntimeEndpoint) }
+	reach := func() error { return runtimeReachable(t.Context(), m.runtime) }
 	check("no containerd", reach(), "containerd is not running at unix://"+socket, "containerRuntimeEndpoint")
 	l, err := net.Listen("unix", socket)
 	if err != nil {

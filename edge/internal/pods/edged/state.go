@@ -19,22 +19,32 @@ import (
 	memorystate "k8s.io/kubernetes/pkg/kubelet/cm/memorymanager/state"
 )
 
-// cpuState is written by each kubelet at its first start.
-const cpuState = "cpu_manager_state"
+// Files of the kubelet's CPU and memory managers. cpuState is written by each kubelet at its first
+// start.
+const (
+	cpuState    = "cpu_manager_state"
+	memoryState = "memory_manager_state"
+)
 
-// dropState deletes the files that would end each start of the kubelet: damaged ones, and those of
-// another policy. Each is judged by the kubelet's own code. The kubelet makes them again: what it
-// loses are the CPUs and memory that containers have, sizes of pods that were resized in place, and
-// prepared ResourceClaims, which it prepares again. Upstream's remedy is the same deletion by hand.
+// dropState deletes the files that would end each start of the kubelet: damaged ones, those of
+// another policy, and those of a machine with other CPUs or memory. Each is judged by the kubelet's
+// own code. The kubelet makes them again: what it loses are the CPUs and memory that containers
+// have, which it assigns again when it admits their pods, sizes of pods that were resized in place,
+// and prepared ResourceClaims, which it prepares again. Upstream's remedy is the same deletion by
+// hand.
 func (m *Module) dropState(ctx context.Context) error {
 	s, logger := m.server, klog.FromContext(ctx)
 	root := m.RootDir()
-	files := map[string]func(dir, name string) error{
+	managers, err := newStatic(ctx, s, m.machine)
+	if err != nil {
+		return err
+	}
+	files := map[string]judge{
 		filepath.Join(root, cpuState): func(dir, name string) error {
 			_, err := cpustate.NewCheckpointState(logger, dir, name, s.CPUManagerPolicy, containermap.NewContainerMap())
 			return err
 		},
-		filepath.Join(root, "memory_manager_state"): func(dir, name string) error {
+		filepath.Join(root, memoryState): func(dir, name string) error {
 			_, err := memorystate.NewCheckpointState(logger, dir, name, s.MemoryManagerPolicy)
 			return err
 		},
@@ -53,6 +63,19 @@ func (m *Module) dropState(ctx context.Context) error {
 			_, err := tls.LoadX509KeyPair(pair, pair)
 			return err
 		},
+	}
+	if !s.ServerTLSBootstrap && s.TLSCertFile == "" { // then it has made a pair of its own, by two writes
+		pair := func(dir, _ string) error {
+			_, err := tls.LoadX509KeyPair(filepath.Join(dir, "kubelet.crt"), filepath.Join(dir, "kubelet.key"))
+			return err
+		}
+		files[filepath.Join(s.CertDirectory, "kubelet.crt")], files[filepath.Join(s.CertDirectory, "kubelet.key")] = pair, pair
+	}
+	if managers.cpu != nil {
+		files[filepath.Join(root, cpuState)] = managers.cpu
+	}
+	if managers.memory != nil {
+		files[filepath.Join(root, memoryState)] = managers.memory
 	}
 	mappings, err := filepath.Glob(filepath.Join(root, "pods", "*", "userns"))
 	if err != nil {
@@ -75,6 +98,7 @@ func (m *Module) dropState(ctx context.Context) error {
 			continue
 		}
 		logger.Error(unusable, "Deleted a file with which the kubelet would not start: it makes a new one", "file", file)
+		m.notes.add(ctx, "KubeletStateReset", fmt.Sprintf("deleted the kubelet's file %s, with which it would not start: %v", filepath.Base(file), unusable))
 	}
 	return errors.Join(errs...)
 }

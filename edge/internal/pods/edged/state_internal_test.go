@@ -69,6 +69,8 @@ func TestDropState(t *testing.T) {
 		"wrong checksum":    {"", spoil(`{"data":"{}","checksum":1}`, states[:2]...), without(states[:2]...)},
 		"of another format": {"", spoil(`{"data":{"policyName":"none","x":1},"dataChecksum":7}`, "cpu_manager_state"), without("cpu_manager_state")},
 		"another policy":    {"cpuManagerPolicy: static\nreservedSystemCPUs: \"0\"", good, without("cpu_manager_state")},
+		"half a pair":       {"serverTLSBootstrap: false", spoil("-----BEGIN CERTIFICATE-----", "pki/kubelet.crt"), all},
+		"a pair not in use": {"", spoil("-----BEGIN CERTIFICATE-----", "pki/kubelet.crt"), slices.Sorted(slices.Values(append(slices.Clone(all), "pki/kubelet.crt")))},
 		"half a server key": {"", spoil("-----BEGIN CERTIFICATE-----", "pki/kubelet-server-current.pem"), all},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -1,0 +1,38 @@
+package e2e_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+)
+
+// TestEveryday_27: a device plugin does not answer Allocate. The kubelet, which waits for it in its
+// only loop, is freed after a minute: other pods start, the device names the plugin, and once it
+// answers again its pod runs.
+func TestEveryday_27_DevicePluginHangs(t *testing.T) {
+	s := newSystem(t)
+	ns := s.Namespace()
+	s.driver(ns, "plugin")
+	hangs := s.path("edge1", "/var/lib/kubelet/devices.example.hangs")
+	s.Check(os.WriteFile(hangs, nil, 0o600))
+	t.Cleanup(func() { _ = os.Remove(hangs) })
+	s.Apply(ns, deviceUser("resources: {limits: {devices.example/thing: 1}}", ""))
+	s.Apply(ns, samplePod("other", "edge1"))
+	s.WaitPods(ns, "app=other", "edge1", 1)
+	s.WaitFor("the status to name the plugin", func(ctx context.Context) error {
+		var d struct{ KubeletNotes []string }
+		if err := s.EdgeStatus(ctx, "edge1", &d); err != nil {
+			return err
+		}
+		if notes := strings.Join(d.KubeletNotes, "\n"); !strings.Contains(notes, "devices.example.sock") {
+			return fmt.Errorf("the notes: %q", notes)
+		}
+		return nil
+	})
+	s.Check(os.Remove(hangs))
+	s.Kubectl("delete", "pod", "-n", ns, "user") // the kubelet rejected it
+	s.Apply(ns, deviceUser("resources: {limits: {devices.example/thing: 1}}", ""))
+	s.WaitPods(ns, "app=user", "edge1", 1)
+}
