@@ -129,6 +129,9 @@ func objects(t *testing.T, docs string) map[string]any {
 		u := unstructured.Unstructured{Object: o}
 		annotations := u.GetAnnotations()
 		delete(annotations, "helm.sh/resource-policy")
+		if len(annotations) == 0 {
+			annotations = nil // an empty map would stay
+		}
 		u.SetAnnotations(annotations)
 		all[u.GetKind()+" "+u.GetName()] = o
 	}
