@@ -42,7 +42,8 @@ var isDigest = regexp.MustCompile(`\Asha256:[0-9a-f]{64}\z`)
 // executable file, complete and synced, whose digest is the one that was signed. It continues after
 // the bytes that are there, whichever devices they are from. Bytes that turn out to be others judge
 // no program: they are removed, the devices that sent them are not asked again, and others are.
-// After ErrNoNeighbour the program has to be fetched, and nothing of the copy is left on the disk.
+// After ErrNoNeighbour the program has to be fetched. After an error nothing of the copy is left on
+// the disk, which may be full, except where ctx has ended: the next Copy continues then.
 func (s *Store) Copy(ctx context.Context, from Neighbours, t Target, progress func(copied int64)) (_ string, err error) {
 	if !isDigest.MatchString(t.Digest) { // it becomes the name of a file
 		return "", fmt.Errorf("%w: %.80q is no digest", ErrNoNeighbour, t.Digest)
@@ -54,11 +55,12 @@ func (s *Store) Copy(ctx context.Context, from Neighbours, t Target, progress fu
 	defer cancel()
 	defer func() {
 		c.took += time.Since(began)
-		if errors.Is(err, ErrNoNeighbour) {
-			c.from = map[string]bool{}
-			if gone := os.Remove(path); gone != nil && !errors.Is(gone, os.ErrNotExist) {
-				err = fmt.Errorf("removing a copy: %w", gone)
-			}
+		if err == nil || ctx.Err() != nil {
+			return
+		}
+		c.from = map[string]bool{}
+		if gone := os.Remove(path); gone != nil && !errors.Is(gone, os.ErrNotExist) {
+			err = fmt.Errorf("removing a copy: %w", gone)
 		}
 	}()
 	if err := s.copyRoom(t); err != nil {

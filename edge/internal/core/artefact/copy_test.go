@@ -199,8 +199,8 @@ func TestCopyRemembers(t *testing.T) {
 	})
 }
 
-// A canceled copy stays for the next process; a disk without room and a digest that is none begin
-// no copy; Clean removes the copies of other programs.
+// A canceled copy stays for the next process; a full disk keeps none, and a digest that is none
+// begins none; Clean removes the copies of other programs.
 func TestCopyFiles(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSystem(t)
@@ -215,11 +215,6 @@ func TestCopyFiles(t *testing.T) {
 		if got := s.read(file); !bytes.Equal(got, good[:300]) {
 			t.Errorf("%d bytes stay", len(got))
 		}
-		s.free = 1 << 20
-		if _, err := s.store.Copy(t.Context(), nil, target, func(int64) {}); !errors.Is(err, artefact.ErrNoRoom) {
-			t.Errorf("a full disk: %v", err)
-		}
-		s.free = 1 << 40
 		for _, digest := range []string{"", "sha256:../../x", "sha256:" + target.Digest, target.Digest + "\n"} {
 			if _, err := s.store.Copy(t.Context(), neighbours{{name: "a", program: good}}, artefact.Target{Digest: digest, Size: 1}, func(int64) {}); !errors.Is(err, artefact.ErrNoNeighbour) {
 				t.Errorf("%q: %v", digest, err)
@@ -232,6 +227,14 @@ func TestCopyFiles(t *testing.T) {
 		s.check(s.store.Clean(artefact.Target{Digest: "sha256:other"}))
 		if _, err := os.Stat(file); !errors.Is(err, os.ErrNotExist) {
 			t.Errorf("the copy of another program: %v", err)
+		}
+		s.check(os.WriteFile(file, good[:300], 0o600))
+		s.free = 1 << 20
+		if _, err := s.store.Copy(t.Context(), nil, target, func(int64) {}); !errors.Is(err, artefact.ErrNoRoom) {
+			t.Errorf("a full disk: %v", err)
+		}
+		if _, err := os.Stat(file); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("the copy on a full disk: %v", err)
 		}
 	})
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"syscall"
@@ -67,6 +68,14 @@ func fullDisk(dir string) error {
 			return err
 		}
 	}
+	large := program(4 << 20)
+	copied := artefact.Target{Digest: artefactrepo.Digest(large), Size: int64(len(large))}
+	if _, err := store.Copy(ctx, giving(large), copied, func(int64) {}); !errors.Is(err, syscall.ENOSPC) {
+		return fmt.Errorf("a copy from a neighbour: want ENOSPC, got %w", err)
+	}
+	if left, _ := filepath.Glob(filepath.Join(bin, "*")); len(left) > 0 {
+		return fmt.Errorf("a copy from a neighbour left %v", left)
+	}
 	t, _, err := c.Find("v1.6.0", "amd64", "")
 	if err != nil {
 		return err
@@ -76,4 +85,11 @@ func fullDisk(dir string) error {
 	}
 	_, err = store.Unpack(t, "")
 	return err
+}
+
+// giving is a device of the site that has a program.
+type giving []byte
+
+func (g giving) Open(_ context.Context, _ artefact.Target, offset int64, _ map[string]bool) (io.ReadCloser, string, error) {
+	return io.NopCloser(bytes.NewReader(g[offset:])), "edge2", nil
 }

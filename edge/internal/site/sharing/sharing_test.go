@@ -359,7 +359,7 @@ func TestFleet_26_HostileRequests(t *testing.T) {
 				}
 				a.Close()
 			}
-			if took := time.Since(began).Seconds(); float64(got)/took > 4<<20+1<<20/took || got > 3<<30 {
+			if took := time.Since(began).Seconds(); float64(got)/took > 8<<20+1<<20/took || got > 3<<30 {
 				t.Errorf("%d bytes in %v s", got, took)
 			}
 		},
