@@ -19,7 +19,7 @@ const (
 	// maxTransfers is how many devices get bytes at once.
 	maxTransfers = 4
 	// sendRate is how many bytes a second all devices together get: a third remains of a network of
-	// 100 Mbit/s, and of the processor of a small device. A piece goes at once.
+	// 100 Mbit/s. A piece goes at once.
 	sendRate = 8 << 20
 	piece    = 32 << 10
 	// allowance is how many bytes one device gets in a day: some versions, each of them tried
