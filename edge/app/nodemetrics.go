@@ -57,7 +57,7 @@ func (s *samples) read(ctx context.Context) map[uint32]float64 {
 	if s.kubelet.module != nil {
 		values[nodemetrics.RuntimeReady] = number(s.kubelet.runtimeProblem(ctx) == nil)
 	}
-	pods, problems := podhealth.Read(ctx, s.meta, s.node)
+	pods, problems := podhealth.Read(ctx, s.meta, s.node, time.Now())
 	if pods == nil {
 		return values
 	}

@@ -16,7 +16,7 @@ const podsTimeout = 2 * time.Second
 func podsProblem(node string, meta *metamanager.Manager, k *kubelet) func(ctx context.Context) (reason, message string) {
 	var history podhealth.History
 	return func(ctx context.Context) (reason, message string) {
-		pods, _ := podhealth.Read(ctx, meta, node)
+		pods, _ := podhealth.Read(ctx, meta, node, time.Now())
 		return history.Problem(time.Now(), pods, k.runtimeProblem(ctx), meta.Linked())
 	}
 }

@@ -111,7 +111,7 @@ func (a *App) Status() Status {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), podsTimeout)
 	defer cancel()
-	s.Pods, s.NodeProblems = podhealth.Read(ctx, a.core.meta, a.node)
+	s.Pods, s.NodeProblems = podhealth.Read(ctx, a.core.meta, a.node, s.At)
 	if err := a.kubelet.runtimeProblem(ctx); err != nil {
 		s.Runtime = err.Error()
 	}

@@ -254,6 +254,33 @@ func bad() map[corev1.NodeConditionType]string {
 	}
 }
 
+// podNetwork is the Node's condition of the pod network, which edgecore's package podnet writes.
+const podNetwork corev1.NodeConditionType = "SkerryPodNetwork"
+
+// podNetworkActions returns the reasons of the condition podNetwork with which pods are
+// unreachable, and the command that shows more or fixes them. The other reasons are configuration
+// (Off, Foreign), or Ready.
+func podNetworkActions() map[string]string {
+	return map[string]string{
+		"PodCIDRConflict": "`kubectl describe node %s` names the range and who else has it: give one of the two another range, or correct podSubnets of the NodePool",
+		"NotOnLink":       "`kubectl skerry node %s` shows which devices it has reached: allow UDP port 10553 between them, and load the kernel module wireguard on both",
+		"NoWireGuard":     "load the kernel module wireguard on the devices that `kubectl describe node %s` names, and allow UDP port 10553 between them",
+		"PodsInOldRange":  "delete the pods that `kubectl describe node %s` names, so that their controllers recreate them",
+		"NoPodCIDR":       "set podSubnets in its NodePool; `kubectl describe node %s` names the reason",
+	}
+}
+
+// podNetworkProblem returns the problem that a Node's condition of the pod network reports. A
+// device that has just joined has no podCIDR yet.
+func podNetworkProblem(c corev1.NodeCondition, node string, limits Limits, now time.Time) (p Problem, found bool) {
+	action := podNetworkActions()[c.Reason]
+	young := c.Reason == "NoPodCIDR" && now.Sub(c.LastTransitionTime.Time) <= limits.Start
+	if c.Type != podNetwork || c.Status != corev1.ConditionFalse || action == "" || young {
+		return p, false
+	}
+	return Problem{c.Reason, Printable("pod network: "+cmp.Or(c.Message, c.Reason), 500), fmt.Sprintf(action, node)}, true
+}
+
 // judge finds the problems. node may be nil.
 func (n *Node) judge(node *corev1.Node, limits Limits, now time.Time) {
 	wrong := func(reason, action, format string, args ...any) {
@@ -283,6 +310,9 @@ func (n *Node) judge(node *corev1.Node, limits Limits, now time.Time) {
 				}
 			case action != "" && c.Status == corev1.ConditionTrue:
 				wrong(string(c.Type), fmt.Sprintf(action, n.Name), "%s", c.Type)
+			}
+			if p, found := podNetworkProblem(c, n.Name, limits, now); found {
+				n.Problems = append(n.Problems, p)
 			}
 		}
 	}

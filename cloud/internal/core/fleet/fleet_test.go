@@ -43,6 +43,13 @@ func node(name string, ready corev1.ConditionStatus, more ...corev1.NodeConditio
 	return n
 }
 
+// podNetwork is a Node whose pod network has had a state for some time.
+func podNetwork(status corev1.ConditionStatus, reason string, since time.Duration) *corev1.Node {
+	n := node("e", "True")
+	n.Status.Conditions = append(n.Status.Conditions, corev1.NodeCondition{Type: "SkerryPodNetwork", Status: status, Reason: reason, LastTransitionTime: *before(since)})
+	return n
+}
+
 func pod(node, name, waiting string, age time.Duration) *corev1.Pod {
 	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name, CreationTimestamp: *before(age)}, Spec: corev1.PodSpec{NodeName: node}}
 	p.Status.Phase = corev1.PodRunning
@@ -88,6 +95,34 @@ func TestOf(t *testing.T) {
 		"disks": {
 			fleet.Facts{Nodes: []*corev1.Node{node("e", "True", "DiskPressure", "SkerryDataDiskFull", "SkerryPodNetwork")}, Leases: []*coordinationv1.Lease{lease("e", 5*time.Second, hour, nil)}},
 			"Up 1h0m0s 5s DiskPressure SkerryDataDiskFull",
+		},
+		"its range is another's too": {
+			fleet.Facts{Nodes: []*corev1.Node{podNetwork("False", "PodCIDRConflict", time.Minute)}, Leases: []*coordinationv1.Lease{lease("e", 5*time.Second, hour, nil)}},
+			"Up 1h0m0s 5s PodCIDRConflict",
+		},
+		"a device of its site is on another network": {
+			fleet.Facts{Nodes: []*corev1.Node{podNetwork("False", "NotOnLink", time.Minute)}, Leases: []*coordinationv1.Lease{lease("e", 5*time.Second, hour, nil)}},
+			"Up 1h0m0s 5s NotOnLink",
+		},
+		"no WireGuard where the pool requires it": {
+			fleet.Facts{Nodes: []*corev1.Node{podNetwork("False", "NoWireGuard", time.Minute)}, Leases: []*coordinationv1.Lease{lease("e", 5*time.Second, hour, nil)}},
+			"Up 1h0m0s 5s NoWireGuard",
+		},
+		"pods of before the range": {
+			fleet.Facts{Nodes: []*corev1.Node{podNetwork("False", "PodsInOldRange", time.Minute)}, Leases: []*coordinationv1.Lease{lease("e", 5*time.Second, hour, nil)}},
+			"Up 1h0m0s 5s PodsInOldRange",
+		},
+		"no range for long": {
+			fleet.Facts{Nodes: []*corev1.Node{podNetwork("False", "NoPodCIDR", 6*time.Minute)}, Leases: []*coordinationv1.Lease{lease("e", 5*time.Second, hour, nil)}},
+			"Up 1h0m0s 5s NoPodCIDR",
+		},
+		"no range yet": {
+			fleet.Facts{Nodes: []*corev1.Node{podNetwork("False", "NoPodCIDR", 4*time.Minute)}, Leases: []*coordinationv1.Lease{lease("e", 5*time.Second, hour, nil)}},
+			"Up 1h0m0s 5s",
+		},
+		"the pod network of another": {
+			fleet.Facts{Nodes: []*corev1.Node{podNetwork("False", "Foreign", hour)}, Leases: []*coordinationv1.Lease{lease("e", 5*time.Second, hour, nil)}},
+			"Up 1h0m0s 5s",
 		},
 		"certificates": {
 			fleet.Facts{Nodes: []*corev1.Node{node("e", "True")}, Leases: []*coordinationv1.Lease{lease("e", 5*time.Second, hour, func(s *fleet.Session) { s.CertificateEnd = before(-6 * 24 * hour) })}},

@@ -226,10 +226,26 @@ var conditionRemedies = map[corev1.NodeConditionType]string{
 	corev1.NodeNetworkUnavailable: "no pod is scheduled here: see the network plugin's log, and /etc/cni/net.d",
 }
 
-// NodeProblems returns the problems in a Node's conditions, the most important first: its readiness
-// in the kubelet's own words, pressure, and a missing address, which leaves the node Ready. Empty:
-// no problem.
-func NodeProblems(node *corev1.Node) (problems []string) {
+// podNetwork is the condition that package podnet writes to the Node.
+const podNetwork corev1.NodeConditionType = "SkerryPodNetwork"
+
+// podNetworkRemedies are by the reason of the condition podNetwork: those with which pods are
+// unreachable.
+var podNetworkRemedies = map[string]string{
+	"PodCIDRConflict": "pods there are unreachable: give one of the two another range, or correct podSubnets of the NodePool",
+	"NotOnLink":       "its pods are unreachable: modprobe wireguard on both devices, and allow UDP port 10553 between them",
+	"NoWireGuard":     "its pods are unreachable: modprobe wireguard on both devices, and allow UDP port 10553 between them",
+	"PodsInOldRange":  "until then only this device reaches them",
+	"NoPodCIDR":       "until then no pod starts",
+}
+
+// rangeTimeout is the time in which a device that joins gets a podCIDR.
+const rangeTimeout = 5 * time.Minute
+
+// NodeProblems returns the problems in a Node's conditions at a time, the most important first: its
+// readiness in the kubelet's own words, pressure, a pod network that does not reach other devices,
+// and a missing address, which leaves the node Ready. Empty: no problem.
+func NodeProblems(node *corev1.Node, now time.Time) (problems []string) {
 	for _, c := range node.Status.Conditions {
 		switch c.Type {
 		case corev1.NodeReady:
@@ -239,6 +255,11 @@ func NodeProblems(node *corev1.Node) (problems []string) {
 		case corev1.NodeDiskPressure, corev1.NodeMemoryPressure, corev1.NodePIDPressure, corev1.NodeNetworkUnavailable:
 			if c.Status == corev1.ConditionTrue {
 				problems = append(problems, string(c.Type)+", "+conditionRemedies[c.Type])
+			}
+		case podNetwork:
+			young := c.Reason == "NoPodCIDR" && now.Sub(c.LastTransitionTime.Time) <= rangeTimeout
+			if remedy := podNetworkRemedies[c.Reason]; c.Status == corev1.ConditionFalse && remedy != "" && !young {
+				problems = append(problems, fmt.Sprintf("pod network: %s (%s), %s", c.Message, c.Reason, remedy))
 			}
 		}
 	}

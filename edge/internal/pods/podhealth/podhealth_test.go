@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/skerry-io/skerry/edge/internal/pods/podhealth"
+	"github.com/skerry-io/skerry/edge/internal/site/podnet"
 	"github.com/skerry-io/skerry/tests/golden"
 )
 
@@ -70,19 +71,47 @@ func TestNodeProblems(t *testing.T) {
 		{Type: corev1.NodeDiskPressure, Status: corev1.ConditionTrue}, {Type: corev1.NodeMemoryPressure, Status: corev1.ConditionFalse},
 		{Type: corev1.NodeReady, Status: corev1.ConditionFalse, Reason: "KubeletNotReady", Message: "container runtime is down"},
 	}}}
-	if got := fmt.Sprint(podhealth.NodeProblems(node)); got != "[node NotReady: container runtime is down DiskPressure, pods are evicted and none starts: free space on the disk (crictl rmi --prune, journalctl --vacuum-size=100M)]" {
+	if got := fmt.Sprint(podhealth.NodeProblems(node, time.Now())); got != "[node NotReady: container runtime is down DiskPressure, pods are evicted and none starts: free space on the disk (crictl rmi --prune, journalctl --vacuum-size=100M)]" {
 		t.Error(got)
 	}
 	node.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue}}
-	if got := podhealth.NodeProblems(node); got != nil {
+	if got := podhealth.NodeProblems(node, time.Now()); got != nil {
 		t.Error(got)
 	}
 	node.Status.NodeInfo.KubeletVersion = "v1.37.2"
-	if got := podhealth.NodeProblems(node); len(got) != 1 || !strings.Contains(got[0], "modules.edged.nodeIP") {
+	if got := podhealth.NodeProblems(node, time.Now()); len(got) != 1 || !strings.Contains(got[0], "modules.edged.nodeIP") {
 		t.Errorf("without an address: %q", got)
 	}
 	node.Status.Addresses = []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "192.0.2.17"}}
-	if got := podhealth.NodeProblems(node); got != nil {
+	if got := podhealth.NodeProblems(node, time.Now()); got != nil {
 		t.Errorf("with one: %q", got)
+	}
+}
+
+// A pod network with which pods are unreachable is a problem; one that is chosen, or of a device
+// that has just joined, is not.
+func TestNodeProblems_OfThePodNetwork(t *testing.T) {
+	now := time.Now()
+	for _, c := range []struct {
+		status corev1.ConditionStatus
+		reason string
+		age    time.Duration
+		want   string
+	}{
+		{"False", podnet.ReasonConflict, time.Minute, "pod network: edge3 has 10.1.0.0/24 too (PodCIDRConflict), "},
+		{"False", podnet.ReasonNotOnLink, time.Minute, "(NotOnLink), "},
+		{"False", podnet.ReasonNoTunnel, time.Minute, "(NoWireGuard), "},
+		{"False", podnet.ReasonOldRange, time.Minute, "(PodsInOldRange), "},
+		{"False", podnet.ReasonNoPodCIDR, 6 * time.Minute, "(NoPodCIDR), "},
+		{"False", podnet.ReasonNoPodCIDR, 4 * time.Minute, ""},
+		{"True", podnet.ReasonReady, time.Hour, ""}, {"True", podnet.ReasonForeign, time.Hour, ""}, {"True", podnet.ReasonOff, time.Hour, ""},
+	} {
+		node := &corev1.Node{Status: corev1.NodeStatus{Conditions: []corev1.NodeCondition{{
+			Type: podnet.ConditionType, Status: c.status, Reason: c.reason, Message: "edge3 has 10.1.0.0/24 too", LastTransitionTime: metav1.NewTime(now.Add(-c.age)),
+		}}}}
+		got := podhealth.NodeProblems(node, now)
+		if c.want == "" && len(got) > 0 || c.want != "" && (len(got) != 1 || !strings.Contains(got[0], c.want)) {
+			t.Errorf("%s, %s for %v: %q", c.status, c.reason, c.age, got)
+		}
 	}
 }

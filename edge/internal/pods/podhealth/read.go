@@ -2,6 +2,7 @@ package podhealth
 
 import (
 	"context"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/fields"
@@ -20,8 +21,8 @@ type Source interface {
 }
 
 // Read returns the status of a node's pods from metamanager's cache, and the problems in its Node's
-// conditions; nil if no pods are cached yet.
-func Read(ctx context.Context, m Source, node string) (*Status, []string) {
+// conditions, at a time; nil if no pods are cached yet.
+func Read(ctx context.Context, m Source, node string, now time.Time) (*Status, []string) {
 	pods, err := held[*corev1.Pod](ctx, m, "pods", "spec.nodeName", node)
 	if err != nil {
 		return nil, nil
@@ -36,7 +37,7 @@ func Read(ctx context.Context, m Source, node string) (*Status, []string) {
 	}
 	status := Of(f)
 	if len(status.NotRunning) == 0 {
-		return &status, problems(ctx, m, node)
+		return &status, problems(ctx, m, node, now)
 	}
 	events, _ := held[*corev1.Event](ctx, m, "events", "type", corev1.EventTypeWarning) // on an error fewer reasons are known
 	for _, e := range events {
@@ -45,13 +46,13 @@ func Read(ctx context.Context, m Source, node string) (*Status, []string) {
 		}
 	}
 	status = Of(f)
-	return &status, problems(ctx, m, node)
+	return &status, problems(ctx, m, node, now)
 }
 
-func problems(ctx context.Context, m Source, node string) (problems []string) {
+func problems(ctx context.Context, m Source, node string, now time.Time) (problems []string) {
 	nodes, _ := held[*corev1.Node](ctx, m, "nodes", "metadata.name", node)
 	for _, n := range nodes {
-		problems = append(problems, NodeProblems(n)...)
+		problems = append(problems, NodeProblems(n, now)...)
 	}
 	return problems
 }
