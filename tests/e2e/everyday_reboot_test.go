@@ -253,13 +253,14 @@ func (s *system) follow(namespace string) (changed func() []string) {
 func TestEveryday_02_OrderlyRebootOnLine(t *testing.T) {
 	s := newSystem(t)
 	ns := s.Namespace()
+	s.Apply(ns, everydayPods())
 	s.Apply(ns, `apiVersion: apps/v1
 kind: Deployment
-metadata: {name: web}
+metadata: {name: mobile}
 spec:
-  selector: {matchLabels: {app: web}}
+  selector: {matchLabels: {app: mobile}}
   template:
-    metadata: {labels: {app: web}}
+    metadata: {labels: {app: mobile}}
     spec:
       dnsPolicy: Default
       affinity:
@@ -267,9 +268,8 @@ spec:
           preferredDuringSchedulingIgnoredDuringExecution:
           - {weight: 100, preference: {matchExpressions: [{key: kubernetes.io/hostname, operator: In, values: [edge1]}]}}
       containers: [{name: sample, image: "skerry.local/sample:1", imagePullPolicy: IfNotPresent}]
----
-`+samplePod("bare", "edge1"))
-	before := s.WaitPods(ns, "", "edge1", 2)
+`)
+	before := s.WaitPods(ns, "", "edge1", everydayCount+1)
 	changed := s.follow(ns)
 	nodes, err := s.Client.CoreV1().Nodes().Watch(t.Context(), metav1.ListOptions{FieldSelector: "metadata.name=edge1"})
 	s.Check(err)
