@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -15,6 +16,10 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/yaml"
 
@@ -91,9 +96,13 @@ func (a *App) handleBundle(w http.ResponseWriter, r *http.Request) {
 
 var secrets = corev1.SchemeGroupVersion.WithResource("secrets")
 
-// bundledObjects are the resources whose objects are in a bundle.
+// bundledObjects are the resources whose objects are in a bundle: those that edgecore computes the
+// kernel's state from.
 func bundledObjects() []schema.GroupVersionResource {
-	all := []schema.GroupVersionResource{corev1.SchemeGroupVersion.WithResource("nodes"), corev1.SchemeGroupVersion.WithResource("pods")}
+	all := []schema.GroupVersionResource{
+		corev1.SchemeGroupVersion.WithResource("nodes"), corev1.SchemeGroupVersion.WithResource("pods"),
+		corev1.SchemeGroupVersion.WithResource("services"), discoveryv1.SchemeGroupVersion.WithResource("endpointslices"),
+	}
 	for _, name := range []string{"staticroutes", "virtualips", "edgeapps"} {
 		all = append(all, schema.GroupVersionResource{Group: "skerry.io", Version: "v1alpha1", Resource: name})
 	}
@@ -197,21 +206,39 @@ func (b bundled) objects(ctx context.Context, resource schema.GroupVersionResour
 		if err != nil {
 			continue
 		}
-		if p, ok := decoded.(*corev1.Pod); ok {
-			p = p.DeepCopy()
-			withoutArguments(p)
-			out = append(out, p)
-			continue
-		}
-		out = append(out, decoded)
+		out = append(out, withoutSecrets(decoded))
 	}
 	raw, marshalErr := json.Marshal(out)
 	return raw, errors.Join(err, marshalErr)
 }
 
+// withoutSecrets returns a copy of an object without the fields that may have secrets:
+// environments, arguments, and annotations of others than Kubernetes and Skerry.
+func withoutSecrets(decoded runtime.Object) runtime.Object {
+	decoded = decoded.DeepCopyObject()
+	m, err := meta.Accessor(decoded)
+	if err != nil {
+		return decoded // not reached: object.Decode has refused it
+	}
+	kept := m.GetAnnotations()
+	maps.DeleteFunc(kept, func(key, _ string) bool {
+		domain, _, _ := strings.Cut(key, "/")
+		return domain != "skerry.io" && !strings.HasSuffix("."+domain, ".kubernetes.io") || key == corev1.LastAppliedConfigAnnotation
+	})
+	m.SetAnnotations(kept)
+	m.SetManagedFields(nil)
+	switch o := decoded.(type) {
+	case *corev1.Pod:
+		withoutArguments(o)
+	case *unstructured.Unstructured:
+		unstructured.RemoveNestedField(o.Object, "spec", "template") // an EdgeApp's pod
+	}
+	return decoded
+}
+
 // withoutArguments removes fields that may have secrets: environments, arguments, annotations.
 func withoutArguments(p *corev1.Pod) {
-	p.Annotations, p.ManagedFields = nil, nil
+	p.Annotations = nil
 	for _, list := range [][]corev1.Container{p.Spec.InitContainers, p.Spec.Containers} {
 		for i := range list {
 			list[i].Args, list[i].Command = nil, nil

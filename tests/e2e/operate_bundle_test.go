@@ -42,7 +42,7 @@ func (s *system) isBundle(of, path string, secrets ...string) {
 	for name, part := range map[string]string{
 		"version.txt": "edgecore ", "status.txt": "edge1", "status.json": `"node":"edge1"`, "edgecore.yaml": "dataDir:", "events.json": "Started",
 		"recorder.jsonl": `"kind":"Start"`, "kernel/addresses.txt": "lo:", "kernel/routes.txt": "dev ", "kernel/iptables.txt": "SKERRY",
-		"logs/edgecore.log": "pulling with password", "objects/nodes.json": "edge1", "objects/pods.json": "seeded",
+		"logs/edgecore.log": "pulling with password", "objects/nodes.json": "edge1", "objects/pods.json": "seeded", "objects/services.json": "seeded", "objects/endpointslices.json": "seeded",
 	} {
 		if !strings.Contains(files[name], part) {
 			s.T.Errorf("%s: %s lacks %q: %.300q (the files are %v)", of, name, part, files[name], keysOf(files))
@@ -79,8 +79,13 @@ metadata: {name: seeded}
 stringData: {password: %s, token.json: '{"auth": "%s"}'}
 ---
 apiVersion: v1
+kind: Service
+metadata: {name: seeded, annotations: {note: %[3]s, example.com/note: %[3]s}}
+spec: {selector: {app: seeded}, ports: [{port: 80}]}
+---
+apiVersion: v1
 kind: Pod
-metadata: {name: seeded, labels: {app: seeded}, annotations: {note: %s}}
+metadata: {name: seeded, labels: {app: seeded}, annotations: {note: %[3]s}}
 spec:
   nodeName: edge1
   terminationGracePeriodSeconds: 1
@@ -89,9 +94,9 @@ spec:
   - name: c
     image: skerry.local/sample:1
     imagePullPolicy: Never
-    env: [{name: DB, value: %s}, {name: FROM, valueFrom: {secretKeyRef: {name: seeded, key: password}}}]
+    env: [{name: DB, value: %[4]s}, {name: FROM, valueFrom: {secretKeyRef: {name: seeded, key: password}}}]
     volumeMounts: [{name: v, mountPath: /v}]
-  initContainers: [{name: i, image: "skerry.local/sample:1", imagePullPolicy: Never, args: [note, %s]}]
+  initContainers: [{name: i, image: "skerry.local/sample:1", imagePullPolicy: Never, args: [note, %[5]s]}]
 `, inSecret, key, inAnnotation, inEnv, inArgs))
 	s.WaitPods(ns, "app=seeded", "edge1", 1)
 	// A program that logs a password, in edgecore's log.
@@ -133,7 +138,9 @@ spec:
 	s.isBundle("stopped", pack("stopped"), secrets...)
 	s.Start("edge1", "edgecore")
 	s.Kill("edge1", "edgecore")
-	dead := s.unpacked(pack("killed"))
+	killed := pack("killed")
+	s.isBundle("killed", killed, secrets...)
+	dead := s.unpacked(killed)
 	if !strings.Contains(dead["status.txt"], "not running") {
 		t.Errorf("the status of a dead edgecore: %s", dead["status.txt"])
 	}
