@@ -61,10 +61,12 @@ func TestOperate_08_PageShowsCutAndHeal(t *testing.T) {
 	s := newSystem(t)
 	s.plugin()
 	s.staticRoute("ui", "{subnet: 192.0.2.0/24, gateway: 192.0.2.1}")
+	s.unheld()
 	address := s.ui(s.bindUser("skerry:viewer"))
 	p := browser.Open(t, address, 1180, 640)
 	p.Wait(`document.querySelectorAll('#devices tbody [data-state=Up]').length === 2`, time.Minute)
 	p.Wait(`document.querySelector('#routes').innerText.includes('192.0.2.0/24')`, time.Minute)
+	p.Wait(`document.querySelector('#vips').innerText.includes('10.77.77.77')`, time.Minute)
 	var href string
 	p.Eval(`location.href`, &href)
 	if strings.Contains(href, "token") {

@@ -72,9 +72,9 @@ func TestOperate_08_AThousandDevices(t *testing.T) {
 		touched.clear()`, nil)
 	set(7, 500)
 	p.Wait(`document.querySelector('[data-key=edge-0500] [data-state=Down]')`, time.Minute)
-	readable(t, p)
 	var update float64
 	p.Eval(`longest`, &update)
+	lightAndDark(t, p)
 	var touched []string
 	p.Eval(`[...touched]`, &touched)
 	if len(touched) > 3 {
@@ -103,16 +103,52 @@ func TestOperate_08_AThousandDevices(t *testing.T) {
 	t.Logf("the longest frame took %.0f ms, with the filter %.0f ms", update, longest)
 }
 
-// readable: no column's title is truncated in a window of usual width, and a truncated text has a
-// tooltip.
-func readable(t *testing.T, p *browser.Page) {
+// lightAndDark: both schemes have a background of their own, on which all text is readable.
+func lightAndDark(t *testing.T, p *browser.Page) {
 	t.Helper()
-	var titles, texts []string
+	var light, dark string
+	for scheme, ground := range map[string]*string{"light": &light, "dark": &dark} {
+		p.Scheme(scheme)
+		p.Eval(`getComputedStyle(document.body).backgroundColor`, ground)
+		readable(t, p, scheme)
+	}
+	if light == dark {
+		t.Errorf("the background is %s in both schemes", light)
+	}
+}
+
+// leastContrast is the ratio that WCAG 2.2 requires of text, 1.4.3.
+const leastContrast = 4.5
+
+// readable: no column's title is truncated in a window of usual width, a truncated text has a
+// tooltip, and each text has enough contrast.
+func readable(t *testing.T, p *browser.Page, scheme string) {
+	t.Helper()
+	var titles, texts, pale []string
 	var truncated int
 	p.Eval(`[...document.querySelectorAll('main section:not([hidden]) th')].filter(th => th.scrollWidth > th.clientWidth).map(th => th.innerText)`, &titles)
 	p.Eval(`[...document.querySelectorAll('#devices td')].filter(td => td.scrollWidth > td.clientWidth && td.title !== td.innerText).map(td => td.innerText)`, &texts)
 	p.Eval(`[...document.querySelectorAll('#devices td')].filter(td => td.scrollWidth > td.clientWidth).length`, &truncated)
 	if len(titles) > 0 || len(texts) > 0 || truncated == 0 {
-		t.Errorf("truncated titles: %q; texts without a tooltip: %.300q; %d truncated texts", titles, texts, truncated)
+		t.Errorf("%s: truncated titles: %q; texts without a tooltip: %.300q; %d truncated texts", scheme, titles, texts, truncated)
+	}
+	p.Eval(fmt.Sprintf(`(() => {
+		const light = color => { // relative luminance, WCAG 2.2
+			const [r, g, b] = color.match(/[\d.]+/g).map(v => v / 255).map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+			return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+		};
+		const behind = e => { for (; e; e = e.parentElement) { const c = getComputedStyle(e).backgroundColor; if (c !== 'rgba(0, 0, 0, 0)') return c } };
+		const pale = new Set();
+		const texts = [...document.querySelectorAll('body *')].filter(e => e.checkVisibility() && [...e.childNodes].some(n => n.nodeType === 3 && n.data.trim()));
+		for (const e of texts) {
+			const color = getComputedStyle(e).color, [a, b] = [light(color), light(behind(e))];
+			const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+			if (ratio < %v) pale.add(color + ' on ' + behind(e) + ', such as ' + e.innerText.slice(0, 40));
+		}
+		if (texts.length < 1000) pale.add(texts.length + ' texts alone are shown');
+		return [...pale].slice(0, 10);
+	})()`, leastContrast), &pale)
+	if len(pale) > 0 {
+		t.Errorf("%s: texts with too little contrast: %q", scheme, pale)
 	}
 }
