@@ -66,6 +66,21 @@ func TestPlan_CanaryIsOffline(t *testing.T) {
 	w.expect("the end", "a", "wave 2/2 done 5/5 running 0 offline 0 failed 0 refused 0: Complete")
 }
 
+// finishOthers ends all running operations but one node's with success, until there are no more.
+func (w *world) finishOthers(node string) {
+	w.t.Helper()
+	for more := true; more; {
+		w.steps()
+		more = false
+		for _, n := range w.running() {
+			if n != node {
+				w.report(n, "Booted")
+				more = true
+			}
+		}
+	}
+}
+
 // An operation that its device never took up, or never ends, ends with the node's deadline.
 func TestPlan_Deadline(t *testing.T) {
 	w := newWorld(t, 3)
@@ -87,6 +102,38 @@ func TestPlan_Deadline(t *testing.T) {
 	w.ready("n1", corev1.ConditionTrue)
 	w.finish()
 	w.expect("the end", "a", "wave 1/1 done 2/3 running 0 offline 0 failed 1 refused 0: Complete")
+}
+
+// A device that is switched off while it waits for its window holds up nobody, is no failure after
+// the deadline, and gets the operation again when it is back.
+func TestPlan_OfflineBeforeItsWindow(t *testing.T) {
+	w := newWorld(t, 10)
+	w.set("a", func(s *v1alpha1.NodeOperationSetSpec) {
+		s.Template.Window = &v1alpha1.OperationWindow{Start: "22:00", End: "05:00"}
+		s.Waves = []v1alpha1.OperationWave{{Percent: percent(20)}}
+		s.MaxParallel = number(500)
+	})
+	w.steps()
+	first := w.running()
+	for _, n := range first {
+		w.report(n, "Waiting")
+	}
+	w.steps()
+	w.expect("they wait for the window", "a", "wave 1/2 done 0/10 running 2 offline 0 failed 0 refused 0: Progressing")
+	w.ready(first[0], corev1.ConditionUnknown)
+	w.after(11 * time.Hour)
+	w.report(first[1], "Booted")
+	w.finishOthers(first[0])
+	w.expect("one is switched off", "a", "wave 2/2 done 9/10 running 0 offline 1 failed 0 refused 0: Complete")
+	w.after(14 * time.Hour) // the deadline after the day of its window
+	w.steps()
+	w.expect("the deadline", "a", "wave 2/2 done 9/10 running 0 offline 1 failed 0 refused 0: Complete")
+	if o := w.of(first[0]); o != nil {
+		t.Errorf("the operation is left: %+v", o)
+	}
+	w.ready(first[0], corev1.ConditionTrue)
+	w.finish()
+	w.expect("it is back", "a", "wave 2/2 done 10/10 running 0 offline 0 failed 0 refused 0: Complete")
 }
 
 // An operation for an earlier template on a device that went offline with it holds nobody up after

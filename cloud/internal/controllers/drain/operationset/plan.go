@@ -296,7 +296,7 @@ func (p *planner) overdue(s *Set, m *member) {
 	switch {
 	case !p.late(s, o):
 		return
-	case m.result == nil && !o.Taken && !m.linked: // it may never have come to the device
+	case m.result == nil && o.Stage == Waiting && !m.linked: // it gets another one when it is back
 	case m.result == nil:
 		p.record(s, m, o, v1alpha1.ResultFailed, reasonDeadline, fmt.Sprintf("the operation did not end within %v", s.deadline()))
 	}

@@ -40,10 +40,10 @@ func (m *member) done() bool {
 // failed reports whether the operation failed or was refused.
 func (m *member) failed() bool { return m.result != nil && !m.done() }
 
-// running reports whether an operation is under way. One that the device has not taken up before it
-// went offline is not.
+// running reports whether an operation is under way. One that the device had not begun when it went
+// offline is not: its window, for example, may open long before it is back.
 func (m *member) running() bool {
-	return m.busy || m.result == nil && m.op != nil && m.op.Stage != Ended && (m.op.Taken || m.linked)
+	return m.busy || m.result == nil && m.op != nil && m.op.Stage != Ended && (m.op.Stage == Running || m.linked)
 }
 
 func (m *member) offline() bool { return m.result == nil && !m.running() && !m.linked }
