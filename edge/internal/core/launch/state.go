@@ -165,15 +165,19 @@ func (s *State) installed(f Facts) {
 	}
 }
 
-// Arm sets the program to try at the next start. A probation stays, and loses its former program.
+// Arm sets the program to try at the next start. The former program of a probation stays armed,
+// unless the new one is in its slot: a configuration that is tried, and goes back, ends no
+// probation.
 func (s State) Arm(p Program, operation string, now time.Time) State {
-	s.Trial = &Trial{Program: p, Operation: operation, Begun: now}
-	s.Former, s.Returned = nil, nil
+	if p.Slot != s.Confirmed.Slot {
+		s = s.Release(p.Slot)
+	}
+	s.Trial, s.Returned = &Trial{Program: p, Operation: operation, Begun: now}, nil
 	return s
 }
 
-// Free returns the slot that a new program may be written to. Former's is no longer needed then:
-// Arm forgets it, and has to be kept first where the slot is Former's (Release).
+// Free returns the slot that a new program may be written to. It may be Former's: Release, and save
+// that first.
 func (s State) Free() Slot {
 	if s.Confirmed.Slot == A {
 		return B
@@ -214,6 +218,7 @@ func (s State) back(cause Cause, message string) State {
 		s.reject(t.Program)
 	}
 	s.Trial = nil
+	s.Stopped = true // the end of a trial is no crash of the confirmed program in its probation
 	return s
 }
 
@@ -264,6 +269,7 @@ func (s State) Unusable(p Program, why string) (State, Program) {
 	if s.Trial != nil && s.Trial.Program == p {
 		s = s.Back(Unexecutable, why)
 		s.reject(p)
+		s.Stopped = false // the confirmed program's run begins now
 		return s, s.Confirmed
 	}
 	s.Former = nil

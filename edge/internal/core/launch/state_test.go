@@ -101,6 +101,43 @@ func TestFleet_24_ProbationCountsCrashesAlone(t *testing.T) {
 	}
 }
 
+// A configuration that is tried within the probation of a version, and goes back, leaves the former
+// version armed, and its end is not counted as a crash. A version that is written to the slot of
+// the former one disarms it.
+func TestTrialInTheProbation(t *testing.T) {
+	f := Facts{Boot: "1", Now: noon, Installed: disk1}
+	config, third := newer, Program{Slot: A, Version: "v1.5.0", Digest: "sha256:3"}
+	config.Overlay = "x"
+	for name, c := range map[string]struct {
+		trial Program
+		end   func(State) State // of the trial's first start
+		want  []string          // the starts after it
+	}{
+		"a configuration is unhealthy":      {config, func(s State) State { return s.Back(Unhealthy, "") }, []string{"b", "b", "b", "a"}},
+		"a configuration has no link":       {config, func(s State) State { return s.Back(NoLink, "") }, []string{"b", "b", "b", "a"}},
+		"a configuration exits":             {config, func(s State) State { s, _ = starts(s, f, 2); return s }, []string{"b", "b", "b", "a"}},
+		"a configuration can't be executed": {config, func(s State) State { s, _ = s.Unusable(config, ""); return s }, []string{"b", "b", "a"}}, // one start was before
+		"a version in the former's slot":    {third, func(s State) State { return s.Back(Unhealthy, "") }, []string{"b", "b", "b", "b", "b"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := State{Installed: disk1, Confirmed: older}.Arm(newer, "one", noon)
+			s, _ = s.Start(f)
+			s = s.Confirm(noon.Add(24*time.Hour)).Arm(c.trial, "two", noon)
+			s, p := s.Start(f)
+			if p != c.trial {
+				t.Fatalf("%+v is started", p)
+			}
+			s, got := starts(c.end(s), f, len(c.want))
+			if diff := cmp.Diff(c.want, got); diff != "" {
+				t.Errorf("chosen after the trial (-want +got):\n%s", diff)
+			}
+			if r := s.Returned; c.want[len(c.want)-1] == "a" && (r == nil || r.Operation != "one" || r.Cause != Crashed) {
+				t.Errorf("returned: %+v", r)
+			}
+		})
+	}
+}
+
 // A third crash long after the probation, in which two were, does not roll back.
 func TestCrashAfterTheProbation(t *testing.T) {
 	s := State{Installed: disk1, Confirmed: older}.Arm(newer, "one", noon)
