@@ -390,14 +390,21 @@ func endedBy(pod *corev1.Pod, since time.Time, running map[string]bool) bool {
 	return ended
 }
 
+// stable is the run after which a container's end is no part of a crash loop: the kubelet resets
+// its back-off then.
+const stable = 10 * time.Minute
+
 // restartedBy reports whether all containers of a pod that is older than a time were started again
-// for the first time since. One that restarts by itself has done so before.
+// since. One that was started again before, and ran for a short time, restarts by itself; each
+// reboot of the device counts as a restart too.
 func restartedBy(pod *corev1.Pod, since time.Time) bool {
 	if pod.Status.StartTime == nil || !pod.Status.StartTime.Time.Before(since) || len(pod.Status.ContainerStatuses) == 0 {
 		return false
 	}
 	for _, c := range pod.Status.ContainerStatuses {
-		if c.RestartCount != 1 || c.State.Running == nil || c.State.Running.StartedAt.Time.Before(since) {
+		last := c.LastTerminationState.Terminated
+		byItself := c.RestartCount > 1 && (last == nil || last.FinishedAt.Sub(last.StartedAt.Time) < stable)
+		if c.RestartCount == 0 || byItself || c.State.Running == nil || c.State.Running.StartedAt.Time.Before(since) {
 			return false
 		}
 	}

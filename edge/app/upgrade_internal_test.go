@@ -99,6 +99,10 @@ func TestContainersOfThePodsBeforeASwitch(t *testing.T) {
 	runs := func(id string, restarts int32, since time.Duration) corev1.ContainerStatus {
 		return corev1.ContainerStatus{ContainerID: "containerd://" + id, RestartCount: restarts, State: corev1.ContainerState{Running: &corev1.ContainerStateRunning{StartedAt: *at(since)}}}
 	}
+	after := func(run time.Duration, c corev1.ContainerStatus) corev1.ContainerStatus {
+		c.LastTerminationState.Terminated = &corev1.ContainerStateTerminated{StartedAt: *at(-run), FinishedAt: *at(0)}
+		return c
+	}
 	waits := corev1.ContainerStatus{ContainerID: "containerd://old", RestartCount: 7, State: corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: "CrashLoopBackOff"}}}
 	for name, c := range map[string]struct {
 		started          *metav1.Time
@@ -112,6 +116,9 @@ func TestContainersOfThePodsBeforeASwitch(t *testing.T) {
 		"they were restarted":                 {at(-time.Hour), []corev1.ContainerStatus{runs("a", 1, time.Second), runs("b", 1, time.Second)}, []string{"a", "b"}, true, false},
 		"one of two was restarted":            {at(-time.Hour), []corev1.ContainerStatus{runs("a", 1, time.Second), runs("b", 0, -time.Hour)}, []string{"a", "b"}, false, false},
 		"one restarts by itself, again":       {at(-time.Hour), []corev1.ContainerStatus{runs("a", 8, time.Second)}, []string{"a"}, false, false},
+		"one crashes, again":                  {at(-time.Hour), []corev1.ContainerStatus{after(time.Minute, runs("a", 8, time.Second))}, []string{"a"}, false, false},
+		"restarted, after reboots":            {at(-time.Hour), []corev1.ContainerStatus{after(3*time.Hour, runs("a", 8, time.Second)), after(3*time.Hour, runs("b", 2, time.Second))}, []string{"a", "b"}, true, false},
+		"one of two restarted, after reboots": {at(-time.Hour), []corev1.ContainerStatus{after(3*time.Hour, runs("a", 8, time.Second)), after(time.Hour, runs("b", 2, -time.Hour))}, []string{"a", "b"}, false, false},
 		"one waits to be restarted by itself": {at(-time.Hour), []corev1.ContainerStatus{waits}, nil, false, false},
 		"a pod of after the switch":           {at(time.Second), []corev1.ContainerStatus{runs("a", 0, time.Second)}, nil, false, false},
 		"a pod that has not started":          {nil, nil, nil, false, false},
