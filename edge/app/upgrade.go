@@ -263,7 +263,7 @@ func (d *device) Protocols(ctx context.Context) (protocol.Window, error) {
 }
 
 // Schema implements upgrade.Device.
-func (d *device) Schema() int { return store.Schema }
+func (d *device) Schema() int { return store.Readers }
 
 // ServerVersion implements upgrade.Device.
 func (d *device) ServerVersion(ctx context.Context) (string, error) {

@@ -11,6 +11,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/skerry-io/skerry/edge/internal/core/store"
 )
 
 // A Secret is read as the kubelet reads it.
@@ -36,6 +38,13 @@ func TestCredentialsOfImages(t *testing.T) {
 	}
 	if _, err := credentialsIn(&corev1.Secret{Type: corev1.SecretTypeOpaque, Data: secret.Data}); err == nil {
 		t.Error("a Secret of another type is taken")
+	}
+}
+
+// A version that can use the store is no downgrade too far, even if this one writes a newer schema.
+func TestSchemaThatAnUpgradeNeeds(t *testing.T) {
+	if got := (&device{}).Schema(); got != store.Readers {
+		t.Errorf("schema %d is needed, the store's readers have %d", got, store.Readers)
 	}
 }
 

@@ -85,6 +85,8 @@ type Work struct {
 	Ended   Stage  `json:"ended,omitempty"`
 	Reason  string `json:"reason,omitempty"`
 	Message string `json:"message,omitempty"`
+	// Warning precedes each message, also that of the end.
+	Warning string `json:"warning,omitempty"`
 	Output  string `json:"output,omitempty"`
 	// Next is when it continues; zero: at once. It is not stored: waiting for a link or a registry
 	// would wear out the disk.

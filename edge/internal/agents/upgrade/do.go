@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
+	"strings"
 	"time"
 
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
@@ -83,6 +84,19 @@ func (w *Works) Do(ctx context.Context, o drain.Operation, report func(drain.Wor
 	if o.Spec.Operation == v1alpha1.OperationImagePull {
 		return w.pull(ctx, o, report)
 	}
+	return warned(w.change(ctx, o, func(work drain.Work) { report(warned(work)) }))
+}
+
+// warned puts the warning of an operation in front of its message.
+func warned(work drain.Work) drain.Work {
+	if warning := work.Warning + ": "; work.Warning != "" && !strings.HasPrefix(work.Message, warning) {
+		work.Message = warning + work.Message
+	}
+	return work
+}
+
+// change upgrades or configures edgecore.
+func (w *Works) change(ctx context.Context, o drain.Operation, report func(drain.Work)) drain.Work {
 	work := drain.Work{Upgrade: &v1alpha1.UpgradeStatus{From: w.config.Version}}
 	if o.Work != nil {
 		work = *o.Work

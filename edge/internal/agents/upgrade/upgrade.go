@@ -32,8 +32,8 @@ func (w *Works) upgrade(ctx context.Context, o drain.Operation, state launch.Sta
 	if err != nil {
 		return w.refuse(work, err)
 	}
-	if catalogue.Warning != "" {
-		klog.FromContext(ctx).Info("Using expired metadata of an operator's bundle", "warning", catalogue.Warning)
+	if work.Warning = catalogue.Warning; work.Warning != "" {
+		klog.FromContext(ctx).Info("Using expired metadata of an operator's bundle", "warning", work.Warning)
 	}
 	work.Upgrade.Digest = target.Digest
 	p := launch.Program{Slot: state.Free(), Version: target.Version, Digest: target.Digest, Overlay: state.Confirmed.Overlay}
@@ -238,12 +238,12 @@ func (w *Works) judge(ctx context.Context, t artefact.Target, spec v1alpha1.Upgr
 		}
 	}
 	if schema := w.config.Device.Schema(); t.Schema != 0 && t.Schema < schema {
-		return fmt.Errorf("%w: %s reads stored data of schema %d at most, this device's are %d", errRefused, t.Version, t.Schema, schema)
+		return fmt.Errorf("%w: %s reads stored data of schema %d at most, this device's need %d", errRefused, t.Version, t.Schema, schema)
 	}
 	if err := w.config.Writable(); err != nil {
 		return fmt.Errorf("%w: %w", errRefused, err)
 	}
-	if t.Kubernetes == "" || offline {
+	if t.Kubernetes == "" || offline && !w.config.Device.Reaches() {
 		return nil
 	}
 	server, err := w.config.Device.ServerVersion(ctx)

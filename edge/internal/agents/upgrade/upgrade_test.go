@@ -148,6 +148,13 @@ func operation(spec v1alpha1.NodeOperationSpec) *drain.Operation {
 	return &drain.Operation{Name: "one", UID: "1", Spec: spec, RequestedAt: time.Unix(1, 0)}
 }
 
+// fromBundle is an operation that an operator asked for on the device, with a bundle.
+func fromBundle(spec v1alpha1.NodeOperationSpec) *drain.Operation {
+	o := operation(spec)
+	o.Request, o.RequestedBy = "1", v1alpha1.RequestedOnDevice
+	return o
+}
+
 func upgradeTo(version string) v1alpha1.NodeOperationSpec {
 	return v1alpha1.NodeOperationSpec{Operation: v1alpha1.OperationUpgrade, Upgrade: &v1alpha1.UpgradeSpec{Version: version}, HealthTimeout: &metav1.Duration{Duration: time.Minute}}
 }
@@ -223,7 +230,7 @@ func TestRefused(t *testing.T) {
 		"a kubelet that is newer": {func(t *artefactrepo.Target) { t.Kubernetes = "v1.38.0" }, nil, "newer than kube-apiserver v1.37.1"},
 		"a kubelet of long ago":   {func(t *artefactrepo.Target) { t.Kubernetes = "v1.33.0" }, nil, "three minor versions older"},
 		"no common protocol":      {func(t *artefactrepo.Target) { t.Protocol, t.ProtocolMin = 99, 98 }, nil, "no version of the link's protocol"},
-		"a newer schema here":     {func(t *artefactrepo.Target) { t.Schema = 1 }, nil, "schema 1 at most, this device's are 2"},
+		"a newer schema here":     {func(t *artefactrepo.Target) { t.Schema = 1 }, nil, "schema 1 at most, this device's need 2"},
 		"a downgrade":             {nil, func(s *system) { s.version = "v2.0.0" }, "allowDowngrade is false"},
 		"noexec":                  {nil, func(s *system) { s.writable = errors.New("/var/lib/skerry/bin is mounted noexec") }, "noexec"},
 	} {
@@ -244,6 +251,46 @@ func TestRefused(t *testing.T) {
 			})
 		})
 	}
+}
+
+// An operator's bundle is compared with kube-apiserver while the device has a link; without one
+// nobody can be asked.
+func TestBundleIsComparedWithTheCluster(t *testing.T) {
+	for _, linked := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			s := newSystem(t)
+			s.add("v1.4.0", "program", func(t *artefactrepo.Target) { t.Kubernetes = "v1.38.0" })
+			s.linked = linked
+			o := fromBundle(upgradeTo("v1.4.0"))
+			work, restarts := s.do(o)
+			if refused := work.Reason == v1alpha1.OperationRefused && strings.Contains(work.Message, "newer than kube-apiserver"); refused != linked || restarts == linked {
+				t.Errorf("linked %v: restarts %v, %+v", linked, restarts, work)
+			}
+		})
+	}
+}
+
+// That a bundle's metadata have expired is a part of each message of its operation, also of that of
+// its end, by another process.
+func TestExpiredBundleIsReported(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSystem(t)
+		s.repo.Expires = time.Now().Add(-24 * time.Hour)
+		s.add("v1.4.0", "program", nil)
+		o := fromBundle(upgradeTo("v1.4.0"))
+		const want = "its metadata expired on 1999-12-31: "
+		if work, restarts := s.do(o); !restarts || work.Message != want+"the trial begins" {
+			t.Fatalf("restarts %v, %+v", restarts, work)
+		}
+		if work, _ := s.do(o); work.Reason != v1alpha1.OperationConfirmed || work.Message != want+"the device is healthy with it" {
+			t.Errorf("it ended with %+v", work)
+		}
+		for _, r := range s.reports {
+			if !strings.HasPrefix(r.Message, want) || strings.Count(r.Message, want) > 1 {
+				t.Errorf("reported %q", r.Message)
+			}
+		}
+	})
 }
 
 // In a rescue session the version is judged by the cloud's protocols, not by those of this
@@ -641,7 +688,7 @@ func TestFleet_26_NeighboursComeFirst(t *testing.T) {
 				}
 				o := operation(upgradeTo("v1.4.0"))
 				if c.bundle {
-					o.Request, o.RequestedBy = "1", v1alpha1.RequestedOnDevice
+					o = fromBundle(o.Spec)
 				}
 				work, restarts := s.do(o)
 				if !restarts || work.Upgrade == nil || work.Upgrade.FromSite != c.fromSite || work.Upgrade.Fetched != work.Upgrade.Size {

@@ -46,7 +46,7 @@ type Device interface {
 	Problems(ctx context.Context) []string
 	// ServerVersion is kube-apiserver's.
 	ServerVersion(ctx context.Context) (string, error)
-	// Schema is the newest schema of the store that was written.
+	// Schema is the oldest schema whose builds can use the store of this process.
 	Schema() int
 	// Judge returns why edgecore.yaml with a patch over it can't be used.
 	Judge(patch []byte) error

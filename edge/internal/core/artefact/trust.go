@@ -111,7 +111,8 @@ type Target struct {
 	Digest  string `json:"digest"` // of the program: "sha256:" and hexadecimal digits
 	Size    int64  `json:"size"`   // of the program
 	// Kubernetes is the version of its kubelet; Protocol to ProtocolMin the link's versions; Schema
-	// the oldest schema of the store that it can read to the newest.
+	// that of the store which it writes. It also reads newer ones that state it as one of their
+	// readers.
 	Kubernetes  string `json:"kubernetes,omitempty"`
 	Protocol    uint32 `json:"protocol,omitempty"`
 	ProtocolMin uint32 `json:"protocolMin,omitempty"`
