@@ -41,7 +41,7 @@ func TestFleet_25_RealMachineIsUpgraded(t *testing.T) {
 	t.Logf("the link:\n%s", f.run(`journalctl --boot --unit=edgecore --output=short-unix --no-pager | grep -E 'Executing skerry-launch|Session opened' | tail -n 2 | cut -c -120`))
 
 	const second = `n=$(cat /run/starts 2>/dev/null || echo 0); echo $((n + 1)) >/run/starts; [ $n != 1 ] || exec sleep 100000; exit 1`
-	f.goesBack("ends-and-hangs", script(second), "EndedEarly: it ended early 3 times")
+	f.goesBack("ends-and-hangs", script(second), "EndedEarly: it ended early 3 times", "3m")
 	f.same(before, "a version that ends and hangs")
 	if long() {
 		f.badVersions(before)
@@ -64,17 +64,18 @@ func (f *fleet) badVersions(before []container) {
 		name    string
 		program []byte
 		want    string
+		timeout string // of its health
 	}{
-		{"no-program", []byte("this is no program"), "Unexecutable"},
-		{"hang", script("exec sleep 100000"), "EndedEarly"},
-		{"no-link", other("s/" + lab.Cloud().String() + "/192.0.2.1/"), "NoLink"},
-		{"never-ready", other(`s,^\( *\)evictionPressure,\1containerRuntimeEndpoint: unix:///run/none.sock\n&,`), "not Ready"},
-		{"required-check", slices.Concat(f.program, []byte("check")), "check 10-site ended with 1"},
+		{"no-program", []byte("this is no program"), "Unexecutable", "3m"},
+		{"hang", script("exec sleep 100000"), "EndedEarly", "3m"},
+		{"no-link", other("s/" + lab.Cloud().String() + "/192.0.2.1/"), "NoLink", "1m"}, // twice
+		{"never-ready", other(`s,^\( *\)evictionPressure,\1containerRuntimeEndpoint: unix:///run/none.sock\n&,`), "not Ready", "3m"},
+		{"required-check", slices.Concat(f.program, []byte("check")), "check 10-site ended with 1", "3m"},
 	} {
 		if c.name == "required-check" {
 			f.run("mkdir -p " + filepath.Dir(site) + "; printf '#!/bin/sh\nexit 1\n' >" + site + "; chmod 755 " + site)
 		}
-		f.goesBack(c.name, c.program, c.want)
+		f.goesBack(c.name, c.program, c.want, c.timeout)
 		f.same(before, "version "+c.name)
 	}
 	f.run("rm -r " + filepath.Dir(filepath.Dir(site)))
@@ -177,11 +178,11 @@ func (f *fleet) operate(name, version, more string) *v1alpha1.NodeOperation {
 func reason(o *v1alpha1.NodeOperation) string { return o.Status.Conditions[0].Reason }
 
 // goesBack tries a bad version, which is rolled back, and rejected from then on.
-func (f *fleet) goesBack(name string, program []byte, want string) {
+func (f *fleet) goesBack(name string, program []byte, want, timeout string) {
 	f.T.Helper()
 	version := "v8.1.0-" + name
 	f.add(version, program)
-	if o := f.operate(name, version, ", healthTimeout: 3m"); reason(o) != v1alpha1.OperationRolledBack || !strings.Contains(o.Status.Conditions[0].Message, want) {
+	if o := f.operate(name, version, ", healthTimeout: "+timeout); reason(o) != v1alpha1.OperationRolledBack || !strings.Contains(o.Status.Conditions[0].Message, want) {
 		f.T.Errorf("%s: want %s by %q, got %+v", name, v1alpha1.OperationRolledBack, want, o.Status)
 	}
 	if o := f.operate(name+"-again", version, ""); reason(o) != v1alpha1.OperationRejected {

@@ -99,6 +99,9 @@ type Work struct {
 	Tried bool `json:"tried,omitempty"`
 	// Offline: there was no link when the trial began, so it can be healthy without one.
 	Offline bool `json:"offline,omitempty"`
+	// NoLinks is how many trials in a row went back without a link although the version before
+	// them had one.
+	NoLinks int `json:"noLinks,omitempty"`
 
 	Upgrade *v1alpha1.UpgradeStatus `json:"upgrade,omitempty"`
 	Checks  []v1alpha1.HealthCheck  `json:"checks,omitempty"`

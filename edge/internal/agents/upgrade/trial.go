@@ -110,7 +110,8 @@ func (w *Works) health(ctx context.Context, offline bool) (problems []string, ch
 }
 
 // returned handles the confirmed process after a rolled-back trial: it is the control. If it has no
-// link either, the network was at fault.
+// link either, the network was at fault. If it has one, that may have ended with the trial: the
+// second trial in a row decides.
 func (w *Works) returned(ctx context.Context, o drain.Operation, state launch.State, work drain.Work) drain.Work {
 	r := *state.Returned
 	if r.Cause == launch.NoLink {
@@ -118,11 +119,9 @@ func (w *Works) returned(ctx context.Context, o drain.Operation, state launch.St
 		case ctx.Err() != nil:
 			return work
 		case !linked:
-			if _, err := w.config.Directory.Save(state.Noted()); err != nil {
-				return w.later(work, err.Error())
-			}
-			work.Tried = false
-			return w.later(work, "the network was down during the trial: retrying once there is a link")
+			return w.repeat(state, work, 0, "the network was down during the trial: retrying once there is a link")
+		case work.NoLinks == 0:
+			return w.repeat(state, work, 1, "the trial had no link, the version before it has one: trying once more")
 		}
 		state = state.Judge()
 	}
@@ -140,6 +139,17 @@ func (w *Works) returned(ctx context.Context, o drain.Operation, state launch.St
 		reason = string(launch.Superseded)
 	}
 	return failed(work, reason, fmt.Sprintf("%s: %s", r.Cause, r.Message))
+}
+
+// repeat has a trial without a link repeated, without a verdict. noLinks is how many trials in a
+// row had no link, with one in the time thereafter: after the first of them an outage may have
+// ended just then.
+func (w *Works) repeat(state launch.State, work drain.Work, noLinks int, message string) drain.Work {
+	if _, err := w.config.Directory.Save(state.Noted()); err != nil {
+		return w.later(work, err.Error())
+	}
+	work.Tried, work.NoLinks = false, noLinks
+	return w.later(work, message)
 }
 
 // awaitLink waits for a link, a rescue session included, at most for that time.

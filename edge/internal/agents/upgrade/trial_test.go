@@ -79,6 +79,9 @@ func TestTrialWithoutALink(t *testing.T) {
 				}
 				s.linked = network
 				work, _ := s.do(o)
+				if network {
+					work = s.secondTrialWithoutALink(o)
+				}
 				if network != (work.Reason == v1alpha1.OperationRolledBack) {
 					t.Fatalf("%+v", work)
 				}
@@ -98,6 +101,63 @@ func TestTrialWithoutALink(t *testing.T) {
 			})
 		})
 	}
+}
+
+// secondTrialWithoutALink repeats a trial that had no link, after which there was one, and returns
+// how the operation continues.
+func (s *system) secondTrialWithoutALink(o *drain.Operation) drain.Work {
+	s.Helper()
+	if w := o.Work; w.Ended != "" || w.Tried || !strings.Contains(w.Message, "trying once more") {
+		s.Fatalf("the first trial without a link: %+v", w)
+	}
+	if state, err := s.directory.Load(); err != nil || len(state.Rejected) > 0 || state.Returned != nil {
+		s.Fatalf("the first trial without a link: %+v, %v", state, err)
+	}
+	if _, restarts := s.do(o); !restarts {
+		s.Fatalf("a second trial: %+v", o.Work)
+	}
+	linked, rescue := s.linked, s.rescue
+	s.linked, s.rescue = false, protocol.Window{}
+	if _, restarts := s.do(o); !restarts {
+		s.Fatalf("a second trial without a link: %+v", o.Work)
+	}
+	s.linked, s.rescue = linked, rescue
+	work, _ := s.do(o)
+	return work
+}
+
+// An outage that is longer than a trial, but ends while the version before waits for a link,
+// rejects nothing: the next trial is confirmed. One that lasts begins the count anew.
+func TestFleet_07_OutageThatEndsAfterTheTrial(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSystem(t)
+		s.add("v1.4.0", "program", nil)
+		o := operation(upgradeTo("v1.4.0"))
+		s.do(o)
+		trial := func(ends bool, want string) {
+			t.Helper()
+			s.linked = false
+			if _, restarts := s.do(o); !restarts {
+				t.Fatalf("%+v", o.Work)
+			}
+			if ends {
+				time.AfterFunc(50*time.Second, func() { s.linked = true }) // healthTimeout is 1m
+			}
+			if work, _ := s.do(o); work.Ended != "" || !strings.Contains(work.Message, want) {
+				t.Fatalf("%+v", work)
+			}
+			s.linked = true
+			if _, restarts := s.do(o); !restarts {
+				t.Fatalf("it is not tried again: %+v", o.Work)
+			}
+		}
+		trial(true, "trying once more")
+		trial(false, "network was down")
+		trial(true, "trying once more")
+		if work, _ := s.do(o); work.Reason != v1alpha1.OperationConfirmed {
+			t.Errorf("with a link: %+v", work)
+		}
+	})
 }
 
 // A confirmed version that crashes three times in its probation has gone back, and its operation

@@ -314,7 +314,8 @@ func TestRescuedDevice(t *testing.T) {
 			t.Fatalf("a trial without a link: %+v", o.Work)
 		}
 		s.rescue = protocol.Window{Min: 98, Max: 99}
-		if work, _ := s.do(o); work.Reason != v1alpha1.OperationRolledBack || !strings.Contains(work.Message, "NoLink") {
+		s.do(o)
+		if work := s.secondTrialWithoutALink(o); work.Reason != v1alpha1.OperationRolledBack || !strings.Contains(work.Message, "NoLink") {
 			t.Errorf("the version before had a rescue session: %+v", work)
 		}
 		o.Name, o.Work, o.Spec.Retry = "three", nil, 1
