@@ -213,6 +213,9 @@ func TestFleet_09_DeviceChecksTheFormats(t *testing.T) {
 					t.Errorf("%s %q: %v", field, value, err)
 				}
 			}
+			if err := w.Check(operation(in(v1alpha1.OperationWindow{Start: "22:00", End: value}))); err == nil || !strings.Contains(err.Error(), "window: ") {
+				t.Errorf("window.end %q: %v", value, err)
+			}
 		}
 		if err := w.Check(operation(pull(make([]string, 33), "shop", "registry"))); err == nil {
 			t.Error("33 images are accepted")
