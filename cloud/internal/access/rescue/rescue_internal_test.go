@@ -6,9 +6,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
+	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -106,6 +109,47 @@ func TestQuestions(t *testing.T) {
 	}
 	if _, err := s.accept(t.Context(), "console/vm"); err == nil {
 		t.Error("a console was opened")
+	}
+}
+
+// The questions of a device that is rescued, and the bytes of their answers, are frozen: the device
+// may be years older. A difference here is a mistake in the change, never in the file.
+func TestAnswersAreFrozen(t *testing.T) {
+	raw, err := os.ReadFile("../../../../common/topic/testdata/rescue-http.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	frozen := map[string]string{}
+	for line := range strings.Lines(string(raw)) {
+		name, text, _ := strings.Cut(strings.TrimSpace(line), " ")
+		if frozen[name], err = strconv.Unquote(text); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+	}
+	a, s := newSystem()
+	up := a.operations["up"]
+	up.TypeMeta = metav1.TypeMeta{APIVersion: v1alpha1.SchemeGroupVersion.String(), Kind: "NodeOperation"}
+	up.Spec.Upgrade = &v1alpha1.UpgradeSpec{Version: "v1.4.0", Digest: "sha256:" + strings.Repeat("0", 64), AllowDowngrade: true}
+	up.Spec.HealthTimeout = &metav1.Duration{Duration: time.Minute}
+	up.Spec.Window = &v1alpha1.OperationWindow{Days: []v1alpha1.Weekday{"Sat"}, Start: "22:00", End: "04:00", TimeZone: "Europe/Berlin"}
+	for _, name := range []string{"facts-GET", "operations-GET", "operations-PUT"} {
+		conn, err := s.accept(t.Context(), protocol.RescueTarget)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := conn.Write([]byte(frozen[name])); err != nil {
+			t.Fatal(err)
+		}
+		answer, err := io.ReadAll(conn)
+		if err != nil || string(answer) != frozen[name+"-answer"] {
+			t.Errorf("%s is answered by\n%q, %v, was\n%q", name, answer, err, frozen[name+"-answer"])
+		}
+	}
+	if len(a.written) != 1 || !strings.HasPrefix(a.written[0], "up ") || !strings.Contains(a.written[0], `"attempts":1`) {
+		t.Errorf("the report is written as %q", a.written)
+	}
+	if _, err := s.accept(t.Context(), frozen["artefact"]); err == nil || err.Error() != "artefact" {
+		t.Errorf("the artefact: %v", err)
 	}
 }
 
