@@ -168,7 +168,7 @@ type NodeOperationSpec struct {
 	// +kubebuilder:validation:MaxLength=32
 	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('10s') && duration(self) <= duration('24h')",message="must be 10s to 24h"
 	HealthTimeout *metav1.Duration `json:"healthTimeout,omitempty"`
-	// Window is when the device may switch. It may fetch before. Left out: at any time.
+	// Window is when the device may switch to a version or configuration, which it may fetch before; of ImagePull: when pulls begin. Left out: at any time.
 	// +optional
 	Window *OperationWindow `json:"window,omitempty"`
 	// Retry is a number to raise: an operation of type Upgrade, Config or ImagePull that failed is then tried again, also with a digest that the device has rejected.
