@@ -294,6 +294,6 @@ var order = slices.Concat(
 	[]string{whatHollowMemory, whatHollowHeap, whatHollowQUIC, whatHollowLinked, whatHollowStep, whatHollowCPU, whatSteady, whatHollowWrites},
 	[]string{whatFleetKilled, whatFleetLost, whatFleetReady},
 	[]string{whatHostileMemory, whatHostileChange, whatHostileBusy, whatHostileReconnect, whatHostileQUIC},
-	[]string{whatWhole, whatDelta, whatAway},
+	[]string{whatWhole, whatDelta, whatSame, whatAway},
 	[]string{whatRolloutWrites, whatRolloutRequests, whatRolloutBytes, whatRolloutTime},
 )

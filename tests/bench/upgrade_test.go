@@ -26,6 +26,7 @@ var other = flag.String("other", "", "an edgecore of another commit, for row Upg
 const (
 	whatWhole = "bytes on the link of an upgrade of edgecore, without a delta"
 	whatDelta = "bytes on the link of an upgrade of edgecore, by a delta"
+	whatSame  = whatDelta + " of the same program"
 	whatAway  = "an upgrade of edgecore: seconds without a link"
 
 	slotsDir = "/var/lib/skerry/bin"
@@ -44,11 +45,11 @@ func (s *bench) upgrades(b *testing.B) {
 	one, err := os.ReadFile(built[0])
 	check(b, err)
 	two := append(slices.Clone(one), "two"...)
-	note := "between the same program with three bytes more and without them: -other names an edgecore of another commit."
+	what, note := whatSame, "between the same program with three bytes more and without them: -other names an edgecore of another commit."
 	if *other != "" {
 		two, err = os.ReadFile(*other)
 		check(b, err)
-		note = fmt.Sprintf("between edgecores of %.1f and %.1f MB of two commits, there and back.", float64(len(one))/1e6, float64(len(two))/1e6)
+		what, note = whatDelta, fmt.Sprintf("between edgecores of %.1f and %.1f MB of two commits, there and back.", float64(len(one))/1e6, float64(len(two))/1e6)
 	}
 	repo, err := artefactrepo.New(b.TempDir())
 	check(b, err)
@@ -72,7 +73,7 @@ func (s *bench) upgrades(b *testing.B) {
 	defer s.remove(b, pods...)
 
 	whole := row{what: whatWhole, unit: "MB", floorName: "the program, packed by zstd", goal: "at most 1.1 x", judge: ratio(1.1)}
-	delta := row{what: whatDelta, unit: "MB", floorName: "without a delta", goal: "at most 0.5 x", judge: ratio(0.5), note: note}
+	delta := row{what: what, unit: "MB", floorName: "without a delta", goal: "at most 0.5 x", judge: ratio(0.5), note: note}
 	away := row{what: whatAway, unit: "s", goal: "at most 5 s", judge: atMost(5, "s")}
 	programs := [2][]byte{two, one} // by turns: the device has the second one as its package
 	var deltas [2][]byte
