@@ -23,7 +23,7 @@ import (
 func TestEveryday_01_11_RealMachineRebootsOnAnIsland(t *testing.T) {
 	s := newSystem(t)
 	if long() {
-		s.addPods(3, morePods(), "statefulset/sts", "job/job", "pod/sided")
+		s.addPods(4, morePods(), "statefulset/sts", "job/job", "pod/sided", "pod/stubborn")
 	}
 	changed := s.follow()
 	s.cut()

@@ -143,13 +143,15 @@ func pods() string {
 	)
 }
 
-// morePods are one of a StatefulSet, one of a Job, and one with an init container and a sidecar.
+// morePods are one of a StatefulSet, one of a Job, one with an init container and a sidecar, and a
+// bare one that ignores SIGTERM.
 func morePods() string {
 	return join(
 		controlled("apps/v1", "StatefulSet", "sts", podSpec("\n  hostNetwork: true", `, {name: LISTEN, value: ":8093"}`)),
 		controlled("batch/v1", "Job", "job", podSpec("\n  hostNetwork: true\n  restartPolicy: OnFailure", `, {name: ON_TERM, value: "143"}, {name: LISTEN, value: ":8094"}`)),
 		barePod("sided", podSpec("\n  hostNetwork: true\n  initContainers:\n  - {name: first, image: \"skerry.local/sample:1\", args: [sum, /app]}"+
 			"\n  - "+containerSpec("side", `, {name: LISTEN, value: ":8096"}`, ", restartPolicy: Always"), `, {name: LISTEN, value: ":8095"}`)),
+		barePod("stubborn", podSpec("\n  hostNetwork: true\n  terminationGracePeriodSeconds: 3", `, {name: ON_TERM, value: ignore}, {name: LISTEN, value: ":8097"}`)),
 	)
 }
 
