@@ -19,7 +19,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -128,9 +127,10 @@ type watched struct {
 }
 
 // watchStatus follows one device, and returns once its first row is there.
-func (s *system) watchStatus(node string) *watched {
+func (s *system) watchStatus(node string, args ...string) *watched {
 	s.T.Helper()
-	c := exec.CommandContext(context.WithoutCancel(s.T.Context()), filepath.Join(s.Root, "bin", "trial"), "kubectl", "skerry", "status", "-w", "-l", "kubernetes.io/hostname="+node)
+	args = append([]string{"kubectl", "skerry", "status", "-w", "-l", "kubernetes.io/hostname=" + node}, args...)
+	c := exec.CommandContext(context.WithoutCancel(s.T.Context()), filepath.Join(s.Root, "bin", "trial"), args...)
 	c.Env = append(os.Environ(), "TRIAL_DIR="+s.Dir)
 	c.WaitDelay = 5 * time.Second
 	out, err := c.StdoutPipe()
@@ -306,19 +306,23 @@ func (s *system) bindUser(role string) (user string) {
 	return user
 }
 
-// The ClusterRole is enough; with one right less the command names that one.
+// The ClusterRole is enough; with one right less, of a resource or of a verb, the command names
+// that one.
 func TestOperate_13_ViewersRightsSuffice(t *testing.T) {
 	s := newSystem(t)
 	s.plugin()
-	roles, bind := s.Client.RbacV1().ClusterRoles(), s.bindUser
-	commands := [][]string{{"status", "-o", "json"}, {"operations"}, {"node", "edge1"}, {"rehearse", "edge1"}, {"bundle", "edge1", "-o", filepath.Join(t.TempDir(), "b")}, {"recorder", "edge1"}}
-	user := bind("skerry:viewer")
+	roles := s.Client.RbacV1().ClusterRoles()
+	commands := [][]string{{"status", "-o", "json"}, {"operations"}, {"node", "edge1"}, {"rehearse", "edge1"}, {"bundle", "edge1", "-o", filepath.Join(t.TempDir(), "b")}, {"recorder", "edge1"}, {"top"}}
+	user := s.bindUser("skerry:viewer")
 	for _, c := range commands {
 		s.WaitFor(fmt.Sprint(c, " as a viewer"), func(ctx context.Context) error {
 			_, err := s.Run(ctx, append([]string{"kubectl", "skerry", "--as", user}, c...)...)
 			return err
 		})
 	}
+	live, ns := s.watchStatus("edge1", "--as", user), s.Namespace()
+	s.Apply(ns, "apiVersion: v1\nkind: Pod\nmetadata: {name: seen}\nspec: {nodeName: edge1, containers: [{name: c, image: 'nowhere.invalid/none:1', imagePullPolicy: Never}]}\n")
+	live.await("edge1 ") // its pods have changed
 	viewer, err := roles.Get(t.Context(), "skerry:viewer", metav1.GetOptions{})
 	s.Check(err)
 	needs := map[string][]string{"nodes": commands[0], "pods": commands[0], "leases": commands[0], "nodeoperations": commands[1], "nodeoperationsets": commands[1], "nodes/status": commands[2], "nodes/rehearsal": commands[3], "nodes/log": commands[4], "nodes/recorder": commands[5]}
@@ -333,29 +337,46 @@ func TestOperate_13_ViewersRightsSuffice(t *testing.T) {
 				t.Errorf("no command needs %s", resource)
 				continue
 			}
-			less := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: "less-" + strings.ReplaceAll(resource, "/", "-")}}
-			for _, r := range viewer.Rules {
-				r.Resources = slices.DeleteFunc(slices.Clone(r.Resources), func(one string) bool { return one == resource && slices.Equal(r.APIGroups, rule.APIGroups) })
-				if len(r.Resources) > 0 {
-					less.Rules = append(less.Rules, r)
-				}
+			s.isNamed("", resource, rule, viewer.Rules, command)
+			if slices.Contains(rule.Verbs, "watch") && resource != "nodeoperationsets" { // kubectl get --watch alone watches these
+				s.isNamed("watch", resource, rule, viewer.Rules, []string{"status", "-w"})
 			}
-			_, err := roles.Create(t.Context(), less, metav1.CreateOptions{})
-			s.Check(err)
-			t.Cleanup(func() { _ = roles.Delete(context.WithoutCancel(t.Context()), less.Name, metav1.DeleteOptions{}) })
-			user := bind(less.Name)
-			s.WaitFor("the missing right to be named", func(ctx context.Context) error {
-				_, err := s.Run(ctx, append([]string{"kubectl", "skerry", "--as", user}, command...)...)
-				if err == nil || !strings.Contains(err.Error(), fmt.Sprintf("resource %q in API group %q", resource, rule.APIGroups[0])) || !strings.Contains(err.Error(), "skerry:viewer") {
-					return fmt.Errorf("without %s: %w", resource, err)
-				}
-				return nil
-			})
 		}
 	}
 }
 
-// The metrics of the two programs pass Prometheus' own linter, and all are in docs/metrics.md;
+// isNamed checks that the error of a command names a right that its user's role lacks: of a
+// resource of a rule, all verbs, or one.
+func (s *system) isNamed(verb, resource string, rule rbacv1.PolicyRule, rules []rbacv1.PolicyRule, command []string) {
+	s.T.Helper()
+	less := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: strings.Join([]string{"less", verb, strings.ReplaceAll(resource, "/", "-")}, "-")}}
+	for _, r := range rules {
+		r.Resources = slices.DeleteFunc(slices.Clone(r.Resources), func(one string) bool { return one == resource && slices.Equal(r.APIGroups, rule.APIGroups) })
+		if len(r.Resources) > 0 {
+			less.Rules = append(less.Rules, r)
+		}
+	}
+	missing := fmt.Sprintf("resource %q in API group %q", resource, rule.APIGroups[0])
+	if verb != "" {
+		missing = "cannot " + verb + " " + missing
+		others := slices.DeleteFunc(slices.Clone(rule.Verbs), func(v string) bool { return v == verb })
+		less.Rules = append(less.Rules, rbacv1.PolicyRule{APIGroups: rule.APIGroups, Resources: []string{resource}, Verbs: others})
+	}
+	roles := s.Client.RbacV1().ClusterRoles()
+	_, err := roles.Create(s.T.Context(), less, metav1.CreateOptions{})
+	s.Check(err)
+	s.T.Cleanup(func() { _ = roles.Delete(context.WithoutCancel(s.T.Context()), less.Name, metav1.DeleteOptions{}) })
+	user := s.bindUser(less.Name)
+	s.WaitFor("the missing right to be named", func(ctx context.Context) error {
+		_, err := s.Run(ctx, append([]string{"kubectl", "skerry", "--as", user}, command...)...)
+		if err == nil || !strings.Contains(err.Error(), missing) || !strings.Contains(err.Error(), "skerry:viewer") {
+			return fmt.Errorf("without %s of %s: %w", verb, resource, err)
+		}
+		return nil
+	})
+}
+
+// The metrics of the two programs pass `promtool check metrics`, and all are in docs/metrics.md;
 // each linked node has its series at the replica that has its link.
 func TestMetrics_AreDocumentedAndLinted(t *testing.T) {
 	s := newSystem(t)
@@ -393,12 +414,10 @@ func TestMetrics_AreDocumentedAndLinted(t *testing.T) {
 				t.Errorf("%s: %s is not in docs/metrics.md", at.host, f[1])
 			}
 		}
-		wrong, err := promlint.New(bytes.NewReader(body)).Lint()
-		s.Check(err)
-		for _, w := range wrong {
-			if strings.HasPrefix(w.Metric, "skerry_") {
-				t.Errorf("%s: %s: %s", at.host, w.Metric, w.Text)
-			}
+		lint := exec.CommandContext(t.Context(), "promtool", "check", "metrics")
+		lint.Stdin = bytes.NewReader(body)
+		if out, err := lint.CombinedOutput(); err != nil {
+			t.Errorf("%s: promtool check metrics: %v\n%s", at.host, err, out)
 		}
 	}
 	alive := regexp.MustCompile(`(?m)^skerry_node_kubelet_alive\{node="(\w+)"\} 1$`)
