@@ -54,9 +54,25 @@ func (l *loop) tell(ctx context.Context, before, now State, at time.Time) {
 		}
 		if was != o.Stage {
 			log.Info("Operation stage changed", "operation", o.Name, "kind", o.Spec.Operation, "stage", o.Stage, "reason", o.Reason, "message", o.Message)
-			l.event(o.Stage == Failed, "Operation"+string(o.Stage), fmt.Sprintf("%s %s %s", o.Spec.Operation, o.Name, o.Message))
+			l.event(o.Stage == Failed, "Operation"+string(o.Stage), describe(o))
 		}
 	}
+}
+
+// describe is an operation, the digest of its program, who requested it, and its message, for
+// events.
+func describe(o *Operation) string {
+	text := string(o.Spec.Operation) + " " + o.Name
+	if o.Work != nil && o.Work.Upgrade != nil && o.Work.Upgrade.Digest != "" {
+		text += " " + o.Work.Upgrade.Digest
+	}
+	if o.RequestedBy != "" {
+		text += ", requested by " + o.RequestedBy
+	}
+	if o.Message != "" {
+		text += ": " + o.Message
+	}
+	return text
 }
 
 func stepOf(p v1alpha1.DrainPhase) (step string, warning bool) {

@@ -9,6 +9,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"k8s.io/client-go/tools/record"
+
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 	"github.com/skerry-io/skerry/edge/internal/agents/drain"
 )
@@ -27,6 +29,7 @@ func (m keptState) Save(_ context.Context, changes map[string][]byte) error {
 type works struct {
 	do         func(ctx context.Context, o drain.Operation, report func(drain.Work)) drain.Work
 	overturned string
+	events     record.EventRecorder // nil: none are recorded
 }
 
 func (w *works) Check(o *drain.Operation) error {
@@ -55,7 +58,7 @@ func (w *works) NoteOverturned() error {
 // process runs an agent until its end, as a process of edgecore does.
 func process(t *testing.T, kept keptState, w *works, during func(a *drain.Agent)) {
 	t.Helper()
-	a := drain.New(drain.Config{NodeName: "edge1", Boot: "1", Works: w, Store: kept, Rules: drain.DefaultRules()})
+	a := drain.New(drain.Config{NodeName: "edge1", Boot: "1", Works: w, Store: kept, Rules: drain.DefaultRules(), Events: w.events})
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
 	go func() { ended <- a.Run(ctx) }()
@@ -108,6 +111,31 @@ func TestWorkIsKeptBeforeItGoesOn(t *testing.T) {
 				t.Errorf("%+v", o)
 			}
 		})
+	})
+}
+
+// The event of an upgrade's end has the digest of its program and who requested it.
+func TestEventOfAnUpgrade(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		events := record.NewFakeRecorder(10)
+		w := &works{events: events, do: func(context.Context, drain.Operation, func(drain.Work)) drain.Work {
+			return drain.Work{Ended: drain.Failed, Reason: v1alpha1.OperationRolledBack, Message: "NoLink", Upgrade: &v1alpha1.UpgradeStatus{Digest: "sha256:2"}}
+		}}
+		process(t, keptState{}, w, func(a *drain.Agent) {
+			o := request("up")
+			o.RequestedBy = "alice"
+			if err := a.Request(t.Context(), o); err != nil {
+				t.Fatal(err)
+			}
+		})
+		close(events.Events)
+		last := ""
+		for e := range events.Events {
+			last = e
+		}
+		if want := "Warning OperationFailed Upgrade up sha256:2, requested by alice: NoLink"; last != want {
+			t.Errorf("the last event is %q, want %q", last, want)
+		}
 	})
 }
 

@@ -62,7 +62,7 @@ func (l *leadership) apply(ctx context.Context, s State, changes *Changes) (more
 		}
 	}
 	do(len(changes.Record), func(i int) error {
-		return l.record(ctx, changes.Record[i], s.Sets, func(uid string) bool { return exists[uid] })
+		return l.record(ctx, changes.Record[i], s, func(uid string) bool { return exists[uid] })
 	})
 	do(len(changes.Delete), func(i int) error { return l.delete(ctx, changes.Delete[i]) })
 	do(len(changes.Cancel), func(i int) error { return l.cancel(ctx, changes.Cancel[i]) })
@@ -134,7 +134,7 @@ func (l *leadership) create(ctx context.Context, change Create) error {
 	}
 	if err == nil {
 		l.nodeKind.Event(node, corev1.EventTypeNormal, "OperationCreated",
-			fmt.Sprintf("NodeOperationSet %s: %s (wave %d)", change.Set.Name, describe(change.Set), change.Origin.Wave+1))
+			fmt.Sprintf("NodeOperationSet %s: %s (wave %d)", change.Set.Name, describe(change.Set, ""), change.Origin.Wave+1))
 	}
 	return err
 }
@@ -149,11 +149,11 @@ func (l *leadership) taken(ctx context.Context, change Create, name string) erro
 	return l.record(ctx, Record{Node: change.Node.Name, Add: []v1alpha1.OperationSetResult{{
 		OperationSetOrigin: change.Origin, Result: v1alpha1.ResultFailed, Reason: "NameTaken", At: metav1.Now().Rfc3339Copy(),
 		Message: cut("a NodeOperation of another origin is named "+name, maxText),
-	}}}, []*Set{change.Set}, func(string) bool { return true })
+	}}}, State{Sets: []*Set{change.Set}}, func(string) bool { return true })
 }
 
 // record changes the annotation of a node on the condition that the Node is as it was read.
-func (l *leadership) record(ctx context.Context, r Record, sets []*Set, exists func(uid string) bool) error {
+func (l *leadership) record(ctx context.Context, r Record, s State, exists func(uid string) bool) error {
 	node, err := l.nodeKind.GetLive(ctx, kube.Key{Name: r.Node})
 	if err != nil || node == nil {
 		return err
@@ -177,12 +177,12 @@ func (l *leadership) record(ctx context.Context, r Record, sets []*Set, exists f
 		return err
 	}
 	for _, add := range r.Add {
-		i := slices.IndexFunc(sets, func(s *Set) bool { return string(s.UID) == add.UID })
+		i := slices.IndexFunc(s.Sets, func(s *Set) bool { return string(s.UID) == add.UID })
 		if i < 0 || add.Result == v1alpha1.ResultDone {
 			continue
 		}
-		l.setKind.Event(sets[i].NodeOperationSet, corev1.EventTypeWarning, "Operation"+string(add.Result),
-			fmt.Sprintf("%s: %s: %s: %s", r.Node, describe(sets[i]), add.Reason, add.Message))
+		l.setKind.Event(s.Sets[i].NodeOperationSet, corev1.EventTypeWarning, "Operation"+string(add.Result),
+			fmt.Sprintf("%s: %s: %s: %s", r.Node, describe(s.Sets[i], s.digest(r.Node, add)), add.Reason, add.Message))
 	}
 	return nil
 }

@@ -208,19 +208,95 @@ const (
 	operationPath = "/apis/skerry.io/v1alpha1/nodeoperations/"
 )
 
-// devices end all operations.
-func (a *apiserver) devices() {
+// devices end all operations with success.
+func (a *apiserver) devices() { a.end(ended(booted)) }
+
+// end ends all operations that run.
+func (a *apiserver) end(end v1alpha1.NodeOperationStatus) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for path, o := range a.objects {
 		if !strings.HasPrefix(path, operationPath) || o["status"] != nil {
 			continue
 		}
-		text, _ := json.Marshal(ended(booted))
+		text, _ := json.Marshal(end)
 		var status map[string]any
 		_ = json.Unmarshal(text, &status)
 		a.put(path, merge(o, map[string]any{"status": status}))
 	}
+}
+
+// Events name the device, who requested the operation, and its digest: that of the program which
+// the device has found, or of the configuration's template.
+func TestController_EventsNameTheDigest(t *testing.T) {
+	digest := "sha256:" + strings.Repeat("2", 64)
+	for name, c := range map[string]struct {
+		template v1alpha1.NodeOperationTemplate
+		found    *v1alpha1.UpgradeStatus
+		want     []string
+	}{
+		"a version": {
+			v1alpha1.NodeOperationTemplate{Operation: v1alpha1.OperationUpgrade, Upgrade: &v1alpha1.UpgradeSpec{Version: "v1.4.0"}}, &v1alpha1.UpgradeStatus{Digest: digest},
+			[]string{"Node/n1: OperationCreated: NodeOperationSet a: Upgrade v1.4.0, requested by alice", "NodeOperationSet/a: OperationFailed: n1: Upgrade v1.4.0 " + digest + ", requested by alice: RolledBack: "},
+		},
+		"a version of a digest": {
+			v1alpha1.NodeOperationTemplate{Operation: v1alpha1.OperationUpgrade, Upgrade: &v1alpha1.UpgradeSpec{Version: "v1.4.0", Digest: digest}}, &v1alpha1.UpgradeStatus{Digest: digest},
+			[]string{"OperationCreated: NodeOperationSet a: Upgrade v1.4.0 " + digest + ", requested by alice", "OperationFailed: n1: Upgrade v1.4.0 " + digest + ", requested by alice: RolledBack: "},
+		},
+		"a version that no device has found": {
+			v1alpha1.NodeOperationTemplate{Operation: v1alpha1.OperationUpgrade, Upgrade: &v1alpha1.UpgradeSpec{Version: "v1.4.0"}}, nil,
+			[]string{"OperationFailed: n1: Upgrade v1.4.0, requested by alice: RolledBack: "},
+		},
+		"a configuration": {
+			v1alpha1.NodeOperationTemplate{Operation: v1alpha1.OperationConfig, Config: &v1alpha1.ConfigSpec{Patch: "{}"}}, &v1alpha1.UpgradeStatus{},
+			[]string{"OperationCreated: NodeOperationSet a: Config of template ", "OperationFailed: n1: Config of template "},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				a := newAPIServer(t)
+				a.write("/api/v1/nodes/n1", &corev1.Node{
+					ObjectMeta: metav1.ObjectMeta{Name: "n1", Labels: map[string]string{v1alpha1.EdgeOwnLabel: ""}},
+					Status:     corev1.NodeStatus{Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue, LastTransitionTime: metav1.Now()}}},
+				})
+				a.write(setPath+"a", &v1alpha1.NodeOperationSet{
+					TypeMeta:   metav1.TypeMeta{APIVersion: "skerry.io/v1alpha1", Kind: "NodeOperationSet"},
+					ObjectMeta: metav1.ObjectMeta{Name: "a", Generation: 1, Annotations: map[string]string{v1alpha1.RequestedByAnnotation: "alice"}},
+					Spec:       v1alpha1.NodeOperationSetSpec{Template: c.template, NodeSelector: &metav1.LabelSelector{}},
+				})
+				ctx, cancel := context.WithCancel(t.Context())
+				done := make(chan error, 1)
+				go func() { done <- controller.NewManager(a, a).Run(ctx, operationset.Controller()) }()
+				time.Sleep(10 * time.Second)
+				status := ended(v1alpha1.OperationRolledBack)
+				status.Upgrade = c.found
+				a.end(status)
+				time.Sleep(10 * time.Second)
+				cancel()
+				if err := <-done; err != nil {
+					t.Error(err)
+				}
+				found := a.recorded()
+				for _, want := range c.want {
+					if !strings.Contains(found, want) {
+						t.Errorf("no event %q in\n%s", want, found)
+					}
+				}
+			})
+		})
+	}
+}
+
+// recorded are the events, one a line.
+func (a *apiserver) recorded() (lines string) {
+	events, err := a.events.CoreV1().Events("").List(a.t.Context(), metav1.ListOptions{})
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	for _, e := range events.Items {
+		lines += e.InvolvedObject.Kind + "/" + e.InvolvedObject.Name + ": " + e.Reason + ": " + e.Message + "\n"
+	}
+	return lines
 }
 
 // The controller carries a set out to its end, with a bounded number of requests a device, makes no
@@ -303,14 +379,7 @@ func TestController(t *testing.T) {
 				t.Errorf("%s has %s", path, text)
 			}
 		}
-		events, err := a.events.CoreV1().Events("").List(t.Context(), metav1.ListOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		found := ""
-		for _, e := range events.Items {
-			found += e.InvolvedObject.Kind + "/" + e.InvolvedObject.Name + ": " + e.Reason + ": " + e.Message + "\n"
-		}
+		found := a.recorded()
 		for _, want := range []string{"Node/n7: OperationCreated: NodeOperationSet a: Reboot, requested by alice", "NodeOperationSet/a: WaveBegun: wave 2/3", "NodeOperationSet/a: Complete: 20 of 20"} {
 			if !strings.Contains(found, want) {
 				t.Errorf("no event %q in\n%s", want, found)

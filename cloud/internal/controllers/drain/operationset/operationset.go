@@ -203,6 +203,8 @@ type Operation struct {
 	// Result, Reason and Message are those of the end. Result is empty where it was cancelled.
 	Result          v1alpha1.OperationResult
 	Reason, Message string
+	// Digest is of the program that the device found for an upgrade; "": it has found none yet.
+	Digest string
 }
 
 // NewOperation reads a NodeOperation.
@@ -210,6 +212,9 @@ func NewOperation(o *v1alpha1.NodeOperation) *Operation {
 	op := &Operation{
 		Name: o.Name, UID: o.UID, Revision: o.ResourceVersion, Node: o.Spec.NodeName, Kind: o.Spec.Operation, Created: o.CreationTimestamp.Time,
 		Cancel: o.Spec.Cancel, Taken: o.Status.RequestedAt != nil || o.Status.Phase != "",
+	}
+	if u := o.Status.Upgrade; u != nil {
+		op.Digest = cut(u.Digest, len("sha256:")+2*sha256.Size)
 	}
 	if text := o.Annotations[v1alpha1.OperationSetAnnotation]; text != "" && len(text) < maxAnnotation {
 		var origin v1alpha1.OperationSetOrigin
@@ -265,6 +270,16 @@ type State struct {
 	Nodes      []*Node
 	Operations []*Operation
 	Pools      []Pool
+}
+
+// digest is that of the program which a result is about; "": unknown.
+func (s State) digest(node string, r v1alpha1.OperationSetResult) string {
+	for _, o := range s.Operations {
+		if o.Node == node && o.Origin != nil && o.Origin.UID == r.UID && o.Origin.Template == r.Template && o.Origin.Retry == r.Retry {
+			return o.Digest
+		}
+	}
+	return ""
 }
 
 // Create is a NodeOperation to make.

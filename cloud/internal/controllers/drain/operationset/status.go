@@ -50,7 +50,7 @@ func (l *leadership) report(ctx context.Context, change Status, now time.Time) (
 // event records events about a set whose wave or conditions have changed.
 func (l *leadership) event(s *Set, status v1alpha1.NodeOperationSetStatus) {
 	if status.Wave != s.Status.Wave {
-		l.setKind.Event(s.NodeOperationSet, corev1.EventTypeNormal, "WaveBegun", fmt.Sprintf("wave %s: %s", status.Wave, describe(s)))
+		l.setKind.Event(s.NodeOperationSet, corev1.EventTypeNormal, "WaveBegun", fmt.Sprintf("wave %s: %s", status.Wave, describe(s, "")))
 	}
 	for _, now := range status.Conditions {
 		if now.Status != metav1.ConditionTrue || now.Type == v1alpha1.SetReconciling || same(now, s.Status.Conditions) {
@@ -71,12 +71,19 @@ func same(c metav1.Condition, former []metav1.Condition) bool {
 	})
 }
 
-// describe is the operation of a set and who requested it, for events.
-func describe(s *Set) string {
+// describe is the operation of a set and who requested it, for events. digest is of the program
+// that a device found for an upgrade; "": unknown. A configuration is identified by its template.
+func describe(s *Set, digest string) string {
 	t := &s.Spec.Template
 	text := string(t.Operation)
 	if subject := subject(t); subject != "" {
 		text += " " + subject
+	}
+	switch {
+	case t.Operation == v1alpha1.OperationConfig:
+		text += " of template " + s.Template
+	case t.Upgrade != nil && t.Upgrade.Digest == "" && digest != "":
+		text += " " + digest
 	}
 	if by := s.Annotations[v1alpha1.RequestedByAnnotation]; by != "" {
 		text += ", requested by " + by
