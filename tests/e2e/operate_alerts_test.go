@@ -306,17 +306,23 @@ func TestOperate_06_AlertsOfLinksAndObjectsFireAndClear(t *testing.T) {
 	m.waitPage("SkerryLinkDown edge2", false)
 	m.waitPage("SkerryLinkDown edge1", false)
 
-	// Four causes at a time: they have no common alert.
+	// Five causes at a time: they have no common alert.
 	release := s.holdWrites("edge2")
 	s.Apply(ns, "apiVersion: v1\nkind: Pod\nmetadata: {name: untold}\nspec:\n  nodeName: edge2\n  containers: [{name: c, image: \"nowhere.invalid/none:1\", imagePullPolicy: Never}]\n")
 	s.monitored()
 	s.staticRoute("unreached", "{subnet: 172.22.0.0/16, gateway: 10.99.99.99, nodeSelector: {matchLabels: {kubernetes.io/hostname: edge1}}}")
-	causes := []string{"SkerryBacklogOld edge2", "SkerryVIPWithoutHolder", "SkerryOperationStuck nosuch", "SkerryRouteDegraded"}
+	// The device refuses the field, and one refusal is above the threshold.
+	s.Apply("default", "apiVersion: skerry.io/v1alpha1\nkind: NodeOperationSet\nmetadata: {name: refused}\nspec:\n"+
+		"  template: {operation: Config, config: {patch: \"modules: {drain: {hooks: {reboot: /bin/true}}}\"}}\n  nodeSelector: {matchLabels: {kubernetes.io/hostname: edge1}}\n  failureThreshold: 0\n")
+	t.Cleanup(func() {
+		s.Must(s.Run(context.Background(), "kubectl", "delete", "nodeoperationset/refused", "--ignore-not-found", "--wait=false"))
+	})
+	causes := []string{"SkerryBacklogOld edge2", "SkerryVIPWithoutHolder", "SkerryOperationStuck nosuch", "SkerryRouteDegraded", "SkerryRolloutStalled"}
 	for _, alert := range causes {
 		m.waitPage(alert, true)
 	}
 	release()
-	s.Kubectl("delete", "-n", "default", "service/unheld", "nodeoperation/monitored", "staticroute/unreached", "--wait=false")
+	s.Kubectl("delete", "-n", "default", "service/unheld", "nodeoperation/monitored", "staticroute/unreached", "nodeoperationset/refused", "--wait=false")
 	for _, alert := range causes {
 		m.waitPage(alert, false)
 	}
