@@ -7,6 +7,8 @@
 #   REGISTRY=registry.example.com/skerry  that will have the images. Without it they are named skerry.local/..., which is
 #                                   found where the bundle was imported, and `cloudcore install` asks for --image
 #   SKERRY_SIGN_KEY=FILE            a minisign key that signs SHA256SUMS; install.sh then asks for this signature
+#   UPGRADE_ROOT=FILE               root.json of the repository of versions (kubectl skerry artefact init); devices that
+#                                   install edgecore's package trust it, without a copy in /etc/skerry/keys.d
 #   RELEASE_FLAGS=-trimpath         what go build is given; without it the compiled packages of `make build` are used,
 #                                   and the folder stands in the programs: for tests that compare no bytes
 # TEST_LDFLAGS (the version of Kubernetes) and OLDER_LDFLAGS (of the one before) come from make.
@@ -28,6 +30,14 @@ if [ -n "${SKERRY_SIGN_KEY:-}" ] && [ ! -r "$SKERRY_SIGN_KEY" ]; then
 	echo "release: SKERRY_SIGN_KEY names $SKERRY_SIGN_KEY, which can't be read" >&2
 	exit 2
 fi
+root=
+if [ -n "${UPGRADE_ROOT:-}" ]; then
+	if ! grep -Eq '"_type": *"root"' "$UPGRADE_ROOT"; then
+		echo "release: UPGRADE_ROOT names $UPGRADE_ROOT, which is no readable root.json of a repository" >&2
+		exit 2
+	fi
+	root=$(realpath "$UPGRADE_ROOT")
+fi
 
 # Nothing of the caller's environment may be seen in what is made.
 export LC_ALL=C TZ=UTC CGO_ENABLED=0 GOTOOLCHAIN=local GOWORK=off GOFLAGS= GOAMD64=v1 GOARM64=v8.0
@@ -42,6 +52,8 @@ trap 'rm -rf "$work"' EXIT
 chmod 755 "$work"
 made=$work/out tmp=$work/tmp
 mkdir "$made" "$tmp"
+
+[ -z "$root" ] || install -m 644 "$root" "$tmp/root.json"
 
 tool() { "$tmp/release" --epoch "$SOURCE_DATE_EPOCH" "$@"; }
 pinned() { go tool -modfile=build/tools/release/go.mod "$@"; }
@@ -67,6 +79,7 @@ packages() { # packages PROGRAM ARCH [+SUFFIX of the version]
 	printf '%s\n' "$version" >"$tmp/version" # skerry-launch compares it with what runs
 	go run -C build/tools/release ./notices "$made/${name}_${version}_linux_$arch" "$tmp/pause_$arch" >"$tmp/notices_$name"
 	sed "s|@ARCH@|$arch|; s|@VERSION@|$package|; s|@PROGRAM@|$made/${name}_${version}_linux_$arch|; s|@TIME@|$time|; s|@PAUSE@|$tmp/pause_$arch.oci.tar|; s|@LAUNCH@|$tmp/skerry-launch_$arch|; s|@RELEASED@|$tmp/version|; s|@NOTICES@|$tmp/notices_$name|" "build/package/$name.yaml" >"$config"
+	if [ -n "$root" ]; then sed -i "s|@ROOT@|$tmp/root.json|" "$config"; else sed -i '\|/usr/share/skerry/keys|d' "$config"; fi
 	for format in deb rpm; do
 		pinned nfpm package --config "$config" --packager "$format" --target "$made/${called}_${package}_$arch.$format" >/dev/null
 	done
@@ -79,6 +92,7 @@ packages() { # packages PROGRAM ARCH [+SUFFIX of the version]
 		files+=("usr/share/doc/skerry-edgecore/examples/10-bridge.conflist=build/package/examples/10-bridge.conflist")
 		files+=("usr/lib/skerry/skerry-launch=$tmp/skerry-launch_$arch" "usr/share/skerry/version=$tmp/version")
 		files+=("usr/share/skerry/pause.oci.tar=$tmp/pause_$arch.oci.tar") # what devices restore the image of pods' sandboxes from
+		[ -z "$root" ] || files+=("usr/share/skerry/keys/root.json=$tmp/root.json")
 		;;
 	cloudcore) files+=("usr/lib/sysusers.d/skerry.conf=build/systemd/skerry.sysusers") ;;
 	kubectl-skerry) files+=("usr/bin/kubectl_complete-skerry=build/package/kubectl_complete-skerry") ;;

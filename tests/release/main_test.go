@@ -15,6 +15,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/skerry-io/skerry/edge/artefactrepo"
 	"github.com/skerry-io/skerry/tests/cluster/binary"
 )
 
@@ -109,8 +110,16 @@ var secret = sync.OnceValues(func() (string, error) {
 
 // signed and next make releases of this checkout for this machine's architecture, each once.
 var (
-	signed = sync.OnceValues(func() (string, error) { return made(version, "OLDER="+minorBefore) })
-	next   = sync.OnceValues(func() (string, error) { return made(newer, "OLDER=") })
+	signed = sync.OnceValues(func() (string, error) {
+		repo := filepath.Join(work, "upgrades")
+		if !exists(repo) {
+			if _, err := artefactrepo.New(repo); err != nil {
+				return "", err
+			}
+		}
+		return made(version, "OLDER="+minorBefore, "UPGRADE_ROOT="+filepath.Join(repo, "root.json"))
+	})
+	next = sync.OnceValues(func() (string, error) { return made(newer, "OLDER=") })
 )
 
 // made makes a signed release in the folder of the tests. Its programs are compiled with the flags

@@ -230,3 +230,32 @@ func write(t *testing.T, path, content string) {
 		t.Fatal(err)
 	}
 }
+
+// The packages of edgecore have the root.json that UPGRADE_ROOT names, where edgecore looks for it,
+// and without UPGRADE_ROOT none.
+func TestUpgradeRootIsInThePackages(t *testing.T) {
+	if !slices.Contains(programs(), "edgecore") {
+		t.Skip("PROGRAMS has no edgecore")
+	}
+	const file = "usr/share/skerry/keys/root.json"
+	for release, dir := range map[string]string{version: shared(t), newer: upgrade(t)} {
+		want, err := os.ReadFile(filepath.Join(work, "upgrades", "root.json"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if release == newer {
+			want = nil
+		}
+		deb, tar := t.TempDir(), t.TempDir()
+		command(t, deb, nil, "dpkg-deb", "-x", one(t, dir, "skerry-edgecore_*.deb"), deb)
+		command(t, tar, nil, "tar", "-xzf", one(t, dir, "skerry-edgecore_*.tar.gz"), "-C", tar)
+		for name, root := range map[string]string{"deb": deb, "tar": tar} {
+			if got, _ := os.ReadFile(filepath.Join(root, file)); string(got) != string(want) {
+				t.Errorf("%s of %s has %q, want %q", name, release, got, want)
+			}
+		}
+		if list := command(t, deb, nil, "rpm", "-qlp", one(t, dir, "skerry-edgecore_*.rpm")); strings.Contains(list, "/"+file+"\n") != (want != nil) {
+			t.Errorf("the rpm of %s has\n%s", release, list)
+		}
+	}
+}
