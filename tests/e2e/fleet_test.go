@@ -276,7 +276,7 @@ func TestFleet_11_UpgradeFromAFileOffline(t *testing.T) {
 		return nil
 	})
 	f.Heal("edge1")
-	if o := f.waitOperation(made.Name, "confirmed", ended); !isDone(v1alpha1.OperationConfirmed)(o) || o.Status.RequestedBy != v1alpha1.RequestedOnDevice {
+	if o := f.waitOperation(made.Name, "confirmed", ended); !isDone(v1alpha1.OperationConfirmed)(o) || o.Status.RequestedBy != v1alpha1.RequestedOnDevice || !strings.HasPrefix(o.Status.Conditions[0].Message, "its metadata expired on ") {
 		t.Errorf("the cloud sees %+v", o.Status)
 	}
 }
