@@ -178,6 +178,7 @@ func newWorks(b *base, core *coreWing, rescue *rescue, cloud *rest.Config, c wor
 		Writable: func() error { return executable(directory.Path) },
 		Restart:  c.restart,
 		Log:      func() string { return readTail(filepath.Join(directory.Path, trialLog), 4<<10) },
+		ClearLog: func() error { return os.RemoveAll(filepath.Join(directory.Path, trialLog)) },
 		Version:  version.Skerry(), Arch: runtime.GOARCH, Now: time.Now, Clock: b.clock.Now, Zone: time.Local,
 	}), images.list, nil
 }

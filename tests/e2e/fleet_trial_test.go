@@ -40,13 +40,14 @@ func TestFleet_06_BadVersionsGoBack(t *testing.T) {
 		want    string
 		timeout string // of its health
 		hangs   bool
+		logs    bool // it is an edgecore, whose log its operation reports
 	}{
 		"crash-loop":     {program: script("exit 1"), want: "EndedEarly"},
 		"no-program":     {program: []byte("this is no program"), want: "Unexecutable"},
 		"hang":           {program: script("exec sleep 100000"), want: "EndedEarly", hangs: true},
-		"no-link":        {program: script("exec " + edgecore + " --config /etc/skerry/nolink.yaml"), want: "NoLink", timeout: "15s"},
-		"never-ready":    {program: script("exec " + edgecore + " --config /etc/skerry/neverready.yaml"), want: "the node is not Ready by this process", timeout: "25s"},
-		"required-check": {program: f.another("check"), check: "exit 1", timeout: "45s", want: "check 10-site ended with 1"},
+		"no-link":        {program: script("exec " + edgecore + " --config /etc/skerry/nolink.yaml"), want: "NoLink", timeout: "15s", logs: true},
+		"never-ready":    {program: script("exec " + edgecore + " --config /etc/skerry/neverready.yaml"), want: "the node is not Ready by this process", timeout: "25s", logs: true},
+		"required-check": {program: f.another("check"), check: "exit 1", timeout: "45s", want: "check 10-site ended with 1", logs: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := &fleet{system: &system{f.System}, repo: f.repo, program: f.program}
@@ -65,6 +66,9 @@ func TestFleet_06_BadVersionsGoBack(t *testing.T) {
 			o := f.waitOperation(name, "failed", ended)
 			if !isDone(v1alpha1.OperationRolledBack)(o) || !strings.Contains(o.Status.Conditions[0].Message, c.want) {
 				t.Errorf("want %s by %s, got %+v", v1alpha1.OperationRolledBack, c.want, o.Status.Conditions)
+			}
+			if logs := len(o.Status.Output) > 0; logs != c.logs {
+				t.Errorf("the operation has the log %q", o.Status.Output)
 			}
 			if s := f.slots(); s.Confirmed.Digest == target.Digest || s.Trial.Digest != "" {
 				t.Errorf("the slots are %+v", s)

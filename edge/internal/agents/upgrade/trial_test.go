@@ -63,6 +63,28 @@ func TestTrialGoesBack(t *testing.T) {
 	})
 }
 
+// A program that can't be executed writes no log, and its operation has none of an earlier trial.
+func TestTrialThatCannotBeExecutedHasNoLog(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newSystem(t)
+		s.log = "the log of an earlier trial"
+		s.add("v1.4.0", "program", nil)
+		o := operation(upgradeTo("v1.4.0"))
+		if _, restarts := s.do(o); !restarts {
+			t.Fatalf("%+v", o.Work)
+		}
+		state, err := s.directory.Load()
+		s.check(err)
+		state, program := state.Start(launch.Facts{Boot: "1", Now: time.Now()})
+		state, _ = state.Unusable(program, "exec format error")
+		_, err = s.directory.Save(state)
+		s.check(err)
+		if work, _ := s.do(o); work.Reason != v1alpha1.OperationRolledBack || work.Output != "" {
+			t.Errorf("%s: %s, with the log %q", work.Reason, work.Message, work.Output)
+		}
+	})
+}
+
 // Without a link the previous version decides: if it has a link, the new version is at fault;
 // otherwise not.
 func TestTrialWithoutALink(t *testing.T) {

@@ -51,6 +51,7 @@ type system struct {
 	zone      *time.Location
 	images    images
 	reports   []drain.Work
+	log       string          // of the last trial
 	ahead     time.Duration   // how far the cloud's time is ahead of the device's clock
 	fetched   func()          // called when a file is complete; may be nil
 	cloud     artefact.Source // default the repository
@@ -96,14 +97,18 @@ func (s *system) process() (w *upgrade.Works, restarted func() bool) {
 			state.Trial, program = nil, state.Confirmed
 		}
 	}
+	if state.Trial != nil {
+		s.log = "the end of the log"
+	}
 	ended := false
 	return upgrade.New(upgrade.Config{
 		Started: launch.Started{Dir: s.directory.Path, Program: program, Trial: state.Trial != nil}, Launched: true, Self: s.self, Directory: s.directory,
 		Artefacts: artefact.New(artefact.Config{Keys: []string{s.repo.Dir}, Dir: filepath.Join(s.dir, "artefacts"), Arch: "amd64", Now: time.Now}),
 		Cloud:     cmp.Or[artefact.Source](s.cloud, artefact.Files(s.repo.Dir)), Bundle: artefact.Files(s.repo.Dir), Device: device{s}, Images: &s.images, Neighbours: s.neighbours,
 		Checks:   func(context.Context) ([]v1alpha1.HealthCheck, error) { return s.checks, nil },
-		Writable: func() error { return s.writable }, Restart: func() { ended = true }, Log: func() string { return "the end of the log" },
-		Version: s.version, Arch: "amd64", Now: time.Now, Clock: func() time.Time { return time.Now().Add(s.ahead) }, Zone: s.zone,
+		Writable: func() error { return s.writable }, Restart: func() { ended = true }, Log: func() string { return s.log },
+		ClearLog: func() error { s.log = ""; return nil },
+		Version:  s.version, Arch: "amd64", Now: time.Now, Clock: func() time.Time { return time.Now().Add(s.ahead) }, Zone: s.zone,
 	}), func() bool { return ended }
 }
 

@@ -18,6 +18,8 @@ import (
 	"strings"
 	"time"
 
+	"k8s.io/klog/v2"
+
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
 	"github.com/skerry-io/skerry/common/protocol"
 	"github.com/skerry-io/skerry/edge/internal/agents/drain"
@@ -71,11 +73,13 @@ type Config struct {
 	Writable func() error
 	// Restart ends this process and executes skerry-launch in its place.
 	Restart func()
-	// Log is the end of the log of the last rolled-back trial.
-	Log     func() string
-	Version string // of this process
-	Arch    string
-	Now     func() time.Time
+	// Log is the end of the log of the last rolled-back trial; ClearLog removes it, since a program
+	// that can't be executed writes none of its own.
+	Log      func() string
+	ClearLog func() error
+	Version  string // of this process
+	Arch     string
+	Now      func() time.Time
 	// Clock is the best that is known of the time, for windows: the device's own clock may be
 	// wrong. nil: Now.
 	Clock func() time.Time
@@ -175,6 +179,9 @@ func (w *Works) arm(ctx context.Context, o drain.Operation, state launch.State, 
 	if ctx.Err() != nil {
 		work.Tried = false
 		return work
+	}
+	if err := w.config.ClearLog(); err != nil {
+		klog.FromContext(ctx).Error(err, "Failed to remove the log of an earlier trial; this one's may have its text")
 	}
 	if _, err := w.config.Directory.Save(state.Arm(p, ID(o), w.config.Now())); err != nil {
 		work.Tried = false
