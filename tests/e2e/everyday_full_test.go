@@ -15,18 +15,22 @@ func TestEveryday_24_APodHasFilledTheDisk(t *testing.T) {
 	const node, root = "edge1", "/run/kubelet-small"
 	s := newSystem(t)
 	ns := s.Namespace()
-	set := func(ctx context.Context, dir, period string) error {
-		return s.Trial.Set(ctx, node, []string{"modules.edged.rootDir=" + dir, "modules.edged.kubelet.evictionPressureTransitionPeriod=" + period})
+	// The threshold is the kubelet's own default: the trial's is less than edgecore's reserve.
+	set := func(ctx context.Context, dir, period, nodefs string) error {
+		return s.Trial.Set(ctx, node, []string{
+			"modules.edged.rootDir=" + dir, "modules.edged.kubelet.evictionPressureTransitionPeriod=" + period,
+			fmt.Sprintf(`modules.edged.kubelet.evictionHard={"memory.available":"100Mi","nodefs.available":%q,"imagefs.available":"1%%"}`, nodefs),
+		})
 	}
 	s.onHost(node, "sh", "-c", "mkdir -p "+root+" && mount -t tmpfs -o size=4m,mode=755 small "+root)
 	t.Cleanup(func() {
 		ctx := context.WithoutCancel(t.Context())
-		err := set(ctx, "/var/lib/kubelet", "5m")
+		err := set(ctx, "/var/lib/kubelet", "5m", "1%")
 		if err = errors.Join(err, s.Trial.Reboot(ctx, node, false)); err != nil { // the disk goes with the boot
 			t.Error(err)
 		}
 	})
-	s.Check(set(t.Context(), root, "1s"))
+	s.Check(set(t.Context(), root, "1s", "10%"))
 	s.waitLinked(node)
 	s.waitKubelet(node)
 	s.Apply(ns, `

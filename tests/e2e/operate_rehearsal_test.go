@@ -78,7 +78,7 @@ func rehearsedPods(healthy int) (all []rehearsedPod) {
     {name: i, image: {reference: "skerry.local/nosuch:1", pullPolicy: Never}}]`},
 
 		rehearsedPod{name: "image", reason: "ImageNotHeld", container: `image: "` + goneImage + `", imagePullPolicy: IfNotPresent`},
-		rehearsedPod{name: "credentials", reason: "ImageCredentialsUnverified", container: `image: "skerry.local/pause:1", imagePullPolicy: IfNotPresent`},
+		rehearsedPod{name: "credentials", reason: "ImageCredentialsUnverified", container: `image: "skerry.local/pause:1", imagePullPolicy: Never`},
 		rehearsedPod{name: "object", reason: "ObjectNotHeld", container: rehearsedImage + `, envFrom: [{configMapRef: {name: needed}}]`},
 		rehearsedPod{name: "secret", reason: "ObjectNotHeld", container: rehearsedImage + `, envFrom: [{secretRef: {name: needed}}]`},
 		rehearsedPod{name: "key", reason: "ObjectNotHeld", container: rehearsedImage + `, env: [{name: A, valueFrom: {configMapKeyRef: {name: keys, key: a}}}]`},

@@ -195,6 +195,13 @@ func (m *Module) serve(ctx context.Context, ready func()) error {
 		return fmt.Errorf("setting the kubelet's feature gates: %w", err)
 	}
 	m.advise(ctx, net.DefaultResolver.LookupHost)
+	var keeping sync.WaitGroup
+	defer keeping.Wait()
+	ctx, end := context.WithCancel(ctx)
+	defer end()
+	kept := newReserve(m.RootDir())
+	kept.adjust(ctx) // before the kubelet starts
+	keeping.Go(func() { kept.run(ctx) })
 	if err := m.await(ctx); err != nil {
 		if ctx.Err() != nil {
 			return nil // stopped while waiting
