@@ -127,13 +127,16 @@ func TestClaims_01_03_DeviceThatClaimsOthersNetworks(t *testing.T) {
 	}
 	s.linksAnew(edges...)
 	for _, n := range edges {
-		routes := s.Must(s.shell(t.Context(), n, "ip route; ip rule"))
-		for other, r := range ranges {
-			if other != n && !strings.Contains(routes, r.String()+" via") {
-				t.Errorf("%s has no route to the pods of %s", n, other)
+		s.WaitFor(n+" to have routes to the pods of the others", func(ctx context.Context) error {
+			routes := s.Must(s.shell(ctx, n, "ip route"))
+			for other, r := range ranges {
+				if other != n && !strings.Contains(routes, r.String()+" via") {
+					return fmt.Errorf("none to those of %s:\n%s", other, routes)
+				}
 			}
-		}
-		if strings.Contains(routes, stranger) || !strings.Contains(routes, "172.20.0.0/16") {
+			return nil
+		})
+		if routes := s.Must(s.shell(t.Context(), n, "ip route; ip rule")); strings.Contains(routes, stranger) || !strings.Contains(routes, "172.20.0.0/16") {
 			t.Errorf("%s has the routes\n%s", n, routes)
 		}
 	}
