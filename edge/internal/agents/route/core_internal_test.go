@@ -107,7 +107,7 @@ func TestSelects(t *testing.T) {
 }
 
 func TestGuard(t *testing.T) {
-	g := append(standard(), Guard{netip.MustParsePrefix("10.0.0.0/8"), "why"}, Guard{netip.MustParsePrefix("2001:db8::7/128"), "why"})
+	g := append(standard(), Guard{Prefix: netip.MustParsePrefix("10.0.0.0/8"), Why: "why"}, Guard{Prefix: netip.MustParsePrefix("2001:db8::7/128"), Why: "why"})
 	for subnet, want := range map[string]bool{
 		"10.1.2.0/24": true, "10.0.0.0/8": true, "8.0.0.0/5": true, "11.0.0.0/8": false, "0.0.0.0/0": true, "::/0": true, "2001:db8::/32": true,
 		"2001:db8::8/128": false, "172.20.0.0/16": false, "127.0.0.1/32": true, "fe80::/64": true, "239.1.1.1/32": true,

@@ -18,18 +18,18 @@ type guards []Guard
 // multicast (RFC 6890, RFC 4291).
 func standard() guards {
 	return guards{
-		{netip.MustParsePrefix("127.0.0.0/8"), "the loopback network"},
-		{netip.MustParsePrefix("224.0.0.0/4"), "the multicast networks"},
-		{netip.MustParsePrefix("255.255.255.255/32"), "the broadcast address"},
-		{netip.MustParsePrefix("::1/128"), "the loopback address"},
-		{netip.MustParsePrefix("fe80::/10"), "the link-local networks"},
-		{netip.MustParsePrefix("ff00::/8"), "the multicast networks"},
+		{Prefix: netip.MustParsePrefix("127.0.0.0/8"), Why: "the loopback network"},
+		{Prefix: netip.MustParsePrefix("224.0.0.0/4"), Why: "the multicast networks"},
+		{Prefix: netip.MustParsePrefix("255.255.255.255/32"), Why: "the broadcast address"},
+		{Prefix: netip.MustParsePrefix("::1/128"), Why: "the loopback address"},
+		{Prefix: netip.MustParsePrefix("fe80::/10"), Why: "the link-local networks"},
+		{Prefix: netip.MustParsePrefix("ff00::/8"), Why: "the multicast networks"},
 	}
 }
 
 func (g *guards) add(p netip.Prefix, why string) {
 	if p.IsValid() {
-		*g = append(*g, Guard{p.Masked(), why})
+		*g = append(*g, Guard{Prefix: p.Masked(), Why: why})
 	}
 }
 

@@ -64,7 +64,7 @@ func shortText(r netroute.Route) string {
 
 func (c *planCase) facts() facts {
 	f := facts{
-		guards: append(standard(), Guard{netip.MustParsePrefix("198.51.100.10/32"), "the address of cloudcore"}),
+		guards: append(standard(), Guard{Prefix: netip.MustParsePrefix("198.51.100.10/32"), Why: "the address of cloudcore"}),
 		own:    map[netip.Addr]string{}, links: map[string]netroute.Link{}, versions: map[string]uint64{},
 		detected: map[netip.Addr]netroute.Hop{netip.MustParseAddr(defaultProbe4): {Gateway: netip.MustParseAddr("10.0.0.1"), Interface: "eth0", Weight: 1}},
 	}

@@ -150,7 +150,7 @@ func (r *run) facts(interfaces []netif.Interface, vips []*v1alpha1.VirtualIP) Fa
 	defer r.mu.Unlock()
 	f.Maintenance, f.Draining = r.memory.Maintenance, r.memory.Draining || r.leaving
 	for _, ip := range r.memory.Clouds {
-		f.Guards = append(f.Guards, Guard{netip.PrefixFrom(ip, ip.BitLen()), "the address of cloudcore"})
+		f.Guards = append(f.Guards, Guard{Prefix: netip.PrefixFrom(ip, ip.BitLen()), Why: "the address of cloudcore"})
 	}
 	for _, id := range r.memory.PreBootContainers {
 		f.PreBootContainers[id] = true
