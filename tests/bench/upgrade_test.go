@@ -109,9 +109,7 @@ func (s *bench) upgrades(b *testing.B) {
 // without a link in seconds.
 func (s *bench) upgrade(b *testing.B, repo *artefactrepo.Repository, version string) (mb, gap float64) {
 	b.Helper()
-	dir := filepath.Join(s.host(b, trial.Cloud).Root(), trial.ArtefactsDir)
-	check(b, os.RemoveAll(dir))
-	check(b, os.CopyFS(dir, os.DirFS(repo.Dir)))
+	check(b, trial.CopyArtefacts(s.host(b, trial.Cloud).Root(), repo.Dir))
 	config, err := s.Admin()
 	check(b, err)
 	client, err := dynamic.NewForConfig(config)

@@ -94,9 +94,7 @@ func (f *fleet) add(version string, program []byte, change func(*artefactrepo.Ta
 	t, err := f.repo.Add(version, runtime.GOARCH, program, change)
 	f.Check(err)
 	for _, host := range options().Replicas() {
-		dir := f.path(host, trial.ArtefactsDir)
-		f.Check(os.RemoveAll(dir))
-		f.Check(os.CopyFS(dir, os.DirFS(f.repo.Dir)))
+		f.Check(trial.CopyArtefacts(f.path(host, "/"), f.repo.Dir))
 	}
 	return t
 }

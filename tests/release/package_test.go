@@ -235,7 +235,7 @@ func write(t *testing.T, path, content string) {
 // and without UPGRADE_ROOT none.
 func TestUpgradeRootIsInThePackages(t *testing.T) {
 	if !slices.Contains(programs(), "edgecore") {
-		t.Skip("PROGRAMS has no edgecore")
+		t.Skip("this release was made without edgecore (PROGRAMS)")
 	}
 	const file = "usr/share/skerry/keys/root.json"
 	for release, dir := range map[string]string{version: shared(t), newer: upgrade(t)} {

@@ -51,7 +51,7 @@ Exit code 0: the bundle is whole. 1: it could not be fetched.`,
 	return c
 }
 
-// whole has write make a file. Half of a bundle is useless: what was there before stays until the
+// whole has write make a file. Half of a bundle is useless: the former file stays until the
 // new one is whole. Files such as pipes are written at once.
 func whole(path string, write func(io.Writer) error) error {
 	if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() {

@@ -57,7 +57,7 @@ func recorderCommand(file *string) *cobra.Command {
 		},
 	}
 	f := c.Flags()
-	cli.DurationVar(f, &since, "since", 0, "only what is newer than this, like 24h (default all)")
+	cli.DurationVar(f, &since, "since", 0, "only records newer than this, like 24h (default all)")
 	f.StringSliceVar(&kinds, "kind", nil, "only these kinds: "+strings.Join(kindNames(), ", "))
 	f.IntVar(&last, "last", 0, "only so many of the newest (default all)")
 	output.AddTo(c)

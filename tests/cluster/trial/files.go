@@ -225,6 +225,15 @@ func set(config doc, path []string, value any) error {
 // ArtefactsDir is where replicas of cloudcore have the repository of artefacts.
 const ArtefactsDir = "/var/lib/skerry-artefacts"
 
+// CopyArtefacts replaces the repository of artefacts in a host's file tree, root, by another one.
+func CopyArtefacts(root, repository string) error {
+	dir := filepath.Join(root, ArtefactsDir)
+	if err := os.RemoveAll(dir); err != nil {
+		return err
+	}
+	return os.CopyFS(dir, os.DirFS(repository))
+}
+
 // cloudcoreFile is cloudcore.yaml.
 func (t *Trial) cloudcoreFile() ([]byte, error) {
 	tunnel := doc{}

@@ -170,7 +170,7 @@ func TestFleet_07_OutageThatEndsAfterTheTrial(t *testing.T) {
 			}
 			s.linked = true
 			if _, restarts := s.do(o); !restarts {
-				t.Fatalf("it is not tried again: %+v", o.Work)
+				t.Fatalf("it is not retried: %+v", o.Work)
 			}
 		}
 		trial(true, "trying once more")
@@ -203,11 +203,11 @@ func TestCrashesOverturn(t *testing.T) {
 		other := operation(upgradeTo("v1.4.0"))
 		other.Name = "another"
 		if is == nil || !is(*o) || is(*other) || !strings.Contains(message, "crashed 3 times") || output == "" {
-			t.Fatalf("%v, %q, %q", is, message, output)
+			t.Fatalf("%v, %q, %q", is != nil, message, output)
 		}
 		s.check(w.NoteOverturned())
 		if is, _, _ := w.Overturned(); is != nil {
-			t.Error("it is told twice")
+			t.Error("it is reported twice")
 		}
 	})
 }

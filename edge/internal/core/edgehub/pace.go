@@ -175,7 +175,7 @@ func (p *pace) ended(server string, now time.Time, lasted time.Duration, carried
 	p.notBefore = now
 }
 
-// networkEnded reports whether the network ended a session, and neither end refused to go on.
+// networkEnded reports whether the network ended a session, and neither end closed it.
 func networkEnded(err error) bool {
 	end, ok := errors.AsType[*link.CloseError](err)
 	return ok && (end.Code == link.CloseNetwork || end.Code == link.CloseTimeout)

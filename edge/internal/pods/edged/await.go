@@ -12,7 +12,6 @@ import (
 	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
@@ -52,7 +51,10 @@ func (m *Module) await(ctx context.Context) error {
 		},
 		func(context.Context) error { return writable(m.RootDir()) },
 		func(context.Context) error {
-			return room(m.server, m.machine, func() (uint64, error) { return diskSize(m.RootDir()) })
+			return room(m.server, m.machine, func() (uint64, error) {
+				size, _, err := diskSpace(m.RootDir())
+				return size, err
+			})
 		},
 		func(context.Context) error { return logDirectories(m.server.PodLogsDir, kubelet.ContainerLogsDir) },
 		func(ctx context.Context) error { return runtimeReachable(ctx, m.runtime) },
@@ -183,15 +185,6 @@ func writable(dir string) error {
 		return fmt.Errorf("the kubelet's directory %s can't be written; mend that, or set modules.edged.rootDir: %w", dir, err)
 	}
 	return nil
-}
-
-// diskSize is the size of a directory's file system in bytes.
-func diskSize(dir string) (uint64, error) {
-	var s unix.Statfs_t
-	if err := unix.Statfs(dir, &s); err != nil {
-		return 0, err
-	}
-	return s.Blocks * uint64(s.Frsize), nil
 }
 
 // kubeletRan reports whether a kubelet has made its files in a directory. Such a kubelet needs no

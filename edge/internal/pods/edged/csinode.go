@@ -13,7 +13,7 @@ import (
 // waiting is a client that does not show a missing CSINode without a link, nor one of another Node
 // (of an earlier registration). A kubelet that finds such a one at its start writes it, which needs
 // the link, and ends the process after six failures, 140 s (csi_plugin.go, initializeCSINode):
-// again and again. It waits for one that can't be read, and its pods run meanwhile.
+// again and again. It waits for one that can't be read; pods run while it waits.
 type waiting struct {
 	kubernetes.Interface
 	linked func() bool

@@ -12,7 +12,7 @@ import (
 	"k8s.io/kubernetes/pkg/kubelet/cadvisor"
 )
 
-// What a machine may change while it is off, for which the kubelet exits at each start.
+// Changes of a machine while it was off with which the kubelet would exit at each start.
 
 // kernelDefaults refuses sysctls other than the kubelet's with protectKernelDefaults, as the
 // kubelet does (setupKernelTunables): a distribution's upgrade may have replaced the file that set

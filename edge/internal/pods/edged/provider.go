@@ -14,7 +14,7 @@ import (
 
 // leaveOut has the kubelet start without those of its configured files that it can't use, and with
 // which it would exit: they are needed for pulls and by its server, and not for the pods that are
-// here. It returns what was left out, by the reasons of events.
+// here. It returns a message for each file that it left out, by the reason of its event.
 func leaveOut(s *options.KubeletServer) map[string]string {
 	left := map[string]string{}
 	if err := usableProvider(s.ImageCredentialProviderConfigPath, s.ImageCredentialProviderBinDir); err != nil {

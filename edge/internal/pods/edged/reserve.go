@@ -15,8 +15,8 @@ import (
 )
 
 const (
-	// reserveSize is the room that a kubelet has on a disk that others have filled to the last
-	// byte: a few checkpoints of some kilobytes each.
+	// reserveSize is the space that the kubelet gets on a disk that other programs have filled to
+	// the last byte: enough for checkpoints, which have a few kilobytes each.
 	reserveSize = 256 << 10
 	// reserveAbove is how many bytes must be available for the reserve to be made again.
 	reserveAbove    = 4 * reserveSize
@@ -29,21 +29,9 @@ const (
 // eviction would end, and the disk would stay full.
 type reserve struct {
 	path string
-	// available returns how many bytes a directory's disk has for unprivileged programs.
-	available func(dir string) (uint64, error)
 }
 
-func newReserve(dir string) *reserve {
-	return &reserve{filepath.Join(dir, ".edged-reserve"), diskAvailable}
-}
-
-func diskAvailable(dir string) (uint64, error) {
-	var s unix.Statfs_t
-	if err := unix.Statfs(dir, &s); err != nil {
-		return 0, err
-	}
-	return s.Bavail * uint64(s.Frsize), nil
-}
+func newReserve(dir string) *reserve { return &reserve{filepath.Join(dir, ".edged-reserve")} }
 
 // run adjusts the reserve until ctx ends.
 func (r *reserve) run(ctx context.Context) {
@@ -62,7 +50,7 @@ func (r *reserve) run(ctx context.Context) {
 // adjust deletes the reserve if the disk is full, and makes it if there is room. Before the first
 // kubelet there is no directory.
 func (r *reserve) adjust(ctx context.Context) {
-	available, err := r.available(filepath.Dir(r.path))
+	_, available, err := diskSpace(filepath.Dir(r.path))
 	if err != nil {
 		return
 	}
@@ -92,4 +80,14 @@ func (r *reserve) make() error {
 		return errors.Join(fmt.Errorf("writing the reserve: %w", err), os.Remove(r.path))
 	}
 	return nil
+}
+
+// diskSpace returns the size of a directory's file system, and how much of it is available to
+// unprivileged programs, in bytes (statvfs(3)).
+func diskSpace(dir string) (size, available uint64, err error) {
+	var s unix.Statfs_t
+	if err := unix.Statfs(dir, &s); err != nil {
+		return 0, 0, err
+	}
+	return s.Blocks * uint64(s.Frsize), s.Bavail * uint64(s.Frsize), nil
 }

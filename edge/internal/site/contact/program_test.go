@@ -18,7 +18,7 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/poll"
 )
 
-// echo answers what it reads.
+// echo sends back the bytes that it reads.
 func echo(_ context.Context, node string, s *contact.Stream) {
 	_, _ = s.Write([]byte(node + ":"))
 	_, _ = io.Copy(s, s)
@@ -92,13 +92,13 @@ func ends(t *testing.T, conn *quic.Conn, what string) {
 	select {
 	case <-conn.Context().Done():
 	case <-time.After(patience):
-		t.Error(what + " goes on")
+		t.Error(what + " continues")
 	}
 }
 
 // Only members get programs: a device of another pool, of another cluster, or without a node's
 // certificate is refused, and one that is revoked loses its transfer. A member has one connection,
-// and may not connect without end. All the while, statuses go on.
+// and may not connect without end. Statuses are exchanged all the time.
 func TestFleet_26_OnlyMembersGetPrograms(t *testing.T) {
 	w := newSystem(t, 2)
 	a, b := w.devices[0], w.devices[1]

@@ -272,7 +272,7 @@ func TestServerAnswers(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				a := ask(t, serverOf(have), "edge1")
-				for range 2 { // the connection goes on
+				for range 2 { // the connection stays open
 					if err := a.request(c.digest, c.offset, c.length); err != nil && c.code != -1 {
 						t.Fatal(err)
 					}
