@@ -43,7 +43,7 @@ TRIAL_FLAGS ?=# for up: --edges 3, --link quic, ...
 TESTFLAGS ?=#   for test, test-short and race: -run NAME, -count 1, ...
 PACKAGES ?= ./...
 SHARDS ?= 4
-LANES ?= 5
+LANES ?=
 export TESTFLAGS PACKAGES SHARDS LANES
 FUZZTIME ?= 30s
 BENCHTIME ?= 1s
@@ -129,7 +129,7 @@ release-test: ## what a release must show beyond make test, as root: two builds 
 	go test ./tests/release -count 1 -timeout 2h -ldflags "$(TEST_LDFLAGS)" $(TESTFLAGS)
 
 .PHONY: test
-test: deps build build-testrun ## all tests but the longest, as root: unit, cluster, integration, netns, campaign, e2e; in LANES=5 side by side
+test: deps build build-testrun ## all tests but the longest, as root: unit, cluster, integration, netns, campaign, e2e; LANES side by side (5 to 8)
 	@build/deps.sh machine
 	@SKERRY_BUILT="$(BINARIES)" bin/testrun all
 

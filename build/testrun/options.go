@@ -21,7 +21,9 @@ type options struct {
 	flags    []string
 	ldflags  string
 	lanes    int
-	shards   int
+	// lanesGiven reports that the caller has chosen the number of lanes.
+	lanesGiven bool
+	shards     int
 }
 
 func optionsFrom(what string, env func(string) string) (options, error) {
@@ -39,6 +41,7 @@ func optionsFrom(what string, env func(string) string) (options, error) {
 			return o, fmt.Errorf("%s is %q, which is not a number above 0", name, text)
 		}
 		*into = n
+		o.lanesGiven = o.lanesGiven || name == "LANES"
 	}
 	return o, nil
 }

@@ -158,15 +158,18 @@ func (r *runner) print(format string, args ...any) {
 	fmt.Fprintf(r.out, format, args...)
 }
 
-// inLanes runs jobs side by side. A job's output is printed whole at its end; with one lane, as it
-// comes.
+// inLanes runs jobs side by side, and further ones while the machine has room for them unless their
+// number is given. A job's output is printed whole at its end; with one lane, as it comes.
 func (r *runner) inLanes(ctx context.Context, jobs []job, lanes int) {
 	next := make(chan job)
 	var all sync.WaitGroup
-	stop := make(chan struct{})
+	stop, noMore := make(chan struct{}), make(chan struct{})
 	var progress sync.WaitGroup
 	if lanes > 1 {
 		progress.Go(func() { r.progress(stop) })
+		if !r.lanesGiven {
+			all.Go(func() { r.spareJobs(ctx, next, noMore) })
+		}
 	}
 	for range lanes {
 		all.Go(func() {
@@ -182,6 +185,7 @@ func (r *runner) inLanes(ctx context.Context, jobs []job, lanes int) {
 		next <- j
 	}
 	close(next)
+	close(noMore)
 	all.Wait()
 	close(stop)
 	progress.Wait()

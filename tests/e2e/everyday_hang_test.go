@@ -6,6 +6,9 @@ import (
 	"os"
 	"strings"
 	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 // TestEveryday_27: a device plugin does not answer Allocate. The kubelet, which waits for it in its
@@ -32,7 +35,19 @@ func TestEveryday_27_DevicePluginHangs(t *testing.T) {
 		return nil
 	})
 	s.Check(os.Remove(hangs))
-	s.Kubectl("delete", "pod", "-n", ns, "user") // the kubelet rejected it
-	s.Apply(ns, deviceUser("resources: {limits: {devices.example/thing: 1}}", ""))
-	s.WaitPods(ns, "app=user", "edge1", 1)
+	// The kubelet rejects its pods until the plugin has registered again; a controller makes others.
+	s.WaitFor("the plugin's pod to run", func(ctx context.Context) error {
+		p, err := s.Client.CoreV1().Pods(ns).Get(ctx, "user", metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		if p.Status.Phase == corev1.PodFailed {
+			s.Kubectl("delete", "pod", "-n", ns, "user")
+			s.Apply(ns, deviceUser("resources: {limits: {devices.example/thing: 1}}", ""))
+		}
+		if p.Status.Phase != corev1.PodRunning {
+			return fmt.Errorf("it is %s: %s", p.Status.Phase, p.Status.Message)
+		}
+		return nil
+	})
 }
