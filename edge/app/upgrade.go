@@ -179,7 +179,7 @@ func newWorks(b *base, core *coreWing, rescue *rescue, cloud *rest.Config, c wor
 		Restart:  c.restart,
 		Log:      func() string { return readTail(filepath.Join(directory.Path, trialLog), 4<<10) },
 		ClearLog: func() error { return os.RemoveAll(filepath.Join(directory.Path, trialLog)) },
-		Version:  version.Skerry(), Arch: runtime.GOARCH, Now: time.Now, Clock: b.clock.Now, Zone: time.Local,
+		Boot:     bootID(), Version: version.Skerry(), Arch: runtime.GOARCH, Now: time.Now, Clock: b.clock.Now, Zone: time.Local,
 	}), images.list, nil
 }
 
@@ -299,7 +299,7 @@ func (d *device) Judge(patch []byte) error {
 }
 
 // Problems implements upgrade.Device.
-func (d *device) Problems(ctx context.Context) []string {
+func (d *device) Problems(ctx context.Context, rebooted bool) []string {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	if d.kubelet.module == nil {
@@ -323,7 +323,7 @@ func (d *device) Problems(ctx context.Context) []string {
 	}
 	for i := range pods.Items {
 		switch p := &pods.Items[i]; {
-		case restartedBy(p, d.began):
+		case !rebooted && restartedBy(p, d.began):
 			problems = append(problems, "the containers of pod "+p.Namespace+"/"+p.Name+" were restarted by the switch")
 		case endedBy(p, d.began, running):
 			problems = append(problems, "the containers of pod "+p.Namespace+"/"+p.Name+" have ended")

@@ -107,6 +107,7 @@ func TestClaims_18_EmptyStoreIsNamedAsLoss(t *testing.T) {
 		s.waitLinked("edge1")
 	}
 	s.WaitPods("sample", "app=sample", "edge1", 1)
+	s.waitKept("edge1")
 	s.Check(s.same("edge1", before))
 }
 

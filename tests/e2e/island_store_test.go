@@ -52,6 +52,7 @@ func TestIsland_07_FirstBootWithoutALinkWaits(t *testing.T) {
 	s.Heal("edge2")
 	s.WaitReady("edge2", true)
 	s.WaitPods("sample", "app=sample", "edge2", 1)
+	s.waitKept("edge2")
 	s.Check(s.same("edge2", before))
 }
 
@@ -96,6 +97,7 @@ func TestIsland_08_DamagedStoreIsRebuiltAndPodsStay(t *testing.T) {
 	s.WaitReady("edge1", true)
 	s.waitLinked("edge1")
 	s.WaitPods("sample", "app=sample", "edge1", 1)
+	s.waitKept("edge1")
 	s.Check(s.same("edge1", before))
 	// Rebuilt: it serves the same again, also without a link.
 	s.Cut("edge1")

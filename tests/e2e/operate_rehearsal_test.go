@@ -20,10 +20,10 @@ import (
 	"github.com/skerry-io/skerry/tests/cluster/lab"
 )
 
-// rehearsed is `edgecore rehearse -o json`, with the reasons by namespace and name.
-func (s *system) rehearsed(ctx context.Context) (reasons map[string][]string, pods int, err error) {
+// rehearsed is `edgecore rehearse -o json` of a node, with the reasons by namespace and name.
+func (s *system) rehearsed(ctx context.Context, node string) (reasons map[string][]string, pods int, err error) {
 	s.T.Helper()
-	out, errs, code := s.onDevice(ctx, "edge1", os.Environ(), nil, "rehearse", "-o", "json")
+	out, errs, code := s.onDevice(ctx, node, os.Environ(), nil, "rehearse", "-o", "json")
 	var r struct {
 		Device []struct{ Reason, Message string }
 		Pods   []struct {
@@ -50,6 +50,24 @@ func (s *system) rehearsed(ctx context.Context) (reasons map[string][]string, po
 		return nil, 0, fmt.Errorf("the exit code is %d with %v", code, reasons)
 	}
 	return reasons, len(r.Pods), nil
+}
+
+// waitKept waits until a node whose store is new holds again what the pods of the sample need for a
+// reboot without a link: the cloud sees them Ready all along.
+func (s *system) waitKept(node string) {
+	s.T.Helper()
+	s.WaitFor(node+" to keep what its pods need", func(ctx context.Context) error {
+		reasons, pods, err := s.rehearsed(ctx, node)
+		if err == nil && pods == 0 {
+			err = errors.New("it has no pods")
+		}
+		for pod, why := range reasons {
+			if strings.HasPrefix(pod, "sample/") {
+				err = fmt.Errorf("%s: %v", pod, why)
+			}
+		}
+		return err
+	})
 }
 
 // A rehearsed pod of edge1; reason is its cause, "": it is healthy.
@@ -229,7 +247,7 @@ func TestOperate_10_RehearsalPredictsAnOfflineReboot(t *testing.T) {
 	pods := s.startRehearsed(ns, all)
 	s.seedCauses(ns, pods)
 	s.WaitFor("the rehearsal to predict all of it and nothing else", func(ctx context.Context) error {
-		got, _, err := s.rehearsed(ctx)
+		got, _, err := s.rehearsed(ctx, "edge1")
 		if err != nil {
 			return err
 		}
@@ -241,7 +259,7 @@ func TestOperate_10_RehearsalPredictsAnOfflineReboot(t *testing.T) {
 
 	s.Cut("edge1")
 	s.lease("edge1", lab.Lease{NoRoute: true})
-	got, _, err := s.rehearsed(t.Context())
+	got, _, err := s.rehearsed(t.Context(), "edge1")
 	if err = errors.Join(err, predicts(got, ns, want)); err != nil {
 		t.Errorf("without a link: %v", err)
 	}
@@ -256,7 +274,7 @@ func TestOperate_10_RehearsalPredictsAnOfflineReboot(t *testing.T) {
 			t.Errorf("%s runs although the rehearsal has a cause: %s", name, reason)
 		}
 	}
-	got, _, err = s.rehearsed(t.Context())
+	got, _, err = s.rehearsed(t.Context(), "edge1")
 	s.Check(err)
 	for _, name := range []string{"plugin", "singleton"} {
 		if !slices.Contains(got[ns+"/"+name], "PodWithheld") {
@@ -280,7 +298,7 @@ func TestOperate_10_RehearsalPredictsAnOfflineReboot(t *testing.T) {
 	s.Heal("edge1")
 	s.waitLinked("edge1")
 	s.WaitFor("the rehearsal to know all again", func(ctx context.Context) error {
-		got, _, err := s.rehearsed(ctx)
+		got, _, err := s.rehearsed(ctx, "edge1")
 		if err == nil && len(got["device"]) > 0 {
 			err = fmt.Errorf("%q", got["device"])
 		}
@@ -292,7 +310,7 @@ func TestOperate_10_RehearsalPredictsAnOfflineReboot(t *testing.T) {
 func (s *system) waitDeviceCause(want string) {
 	s.T.Helper()
 	s.WaitFor("the rehearsal to report "+want, func(ctx context.Context) error {
-		got, _, err := s.rehearsed(ctx)
+		got, _, err := s.rehearsed(ctx, "edge1")
 		if err == nil && !slices.ContainsFunc(got["device"], func(c string) bool { return strings.HasPrefix(c, want) }) {
 			err = fmt.Errorf("%q", got["device"])
 		}
@@ -315,7 +333,7 @@ func (s *system) withoutSandboxes(ns string, healthy corev1.Pod) {
 	s.Check(s.Trial.Set(s.T.Context(), "edge1", []string{setting + "/var/lib/none.tar"}))
 	s.onHost("edge1", "ctr", "--namespace=k8s.io", "images", "rm", "--sync", "skerry.local/pause:1")
 	s.WaitFor("the rehearsal to miss the image of sandboxes", func(ctx context.Context) error {
-		got, _, err := s.rehearsed(ctx)
+		got, _, err := s.rehearsed(ctx, "edge1")
 		if err == nil && (len(got["device"]) != 1 || !strings.HasPrefix(got["device"][0], "SandboxImageMissing ")) {
 			err = fmt.Errorf("%v", got["device"])
 		}

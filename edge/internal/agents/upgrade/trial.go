@@ -34,8 +34,9 @@ func (w *Works) try(ctx context.Context, o drain.Operation, state launch.State, 
 	tick := time.NewTicker(poll)
 	defer tick.Stop()
 	said := ""
+	rebooted := state.Trial.Boot != "" && state.Trial.Boot != w.config.Boot
 	for {
-		problems, checks := w.health(ctx, work.Offline)
+		problems, checks := w.health(ctx, work.Offline, rebooted)
 		linked := work.Offline || w.config.Device.Linked()
 		if ctx.Err() != nil {
 			return work
@@ -93,8 +94,8 @@ func (w *Works) back(ctx context.Context, state launch.State, work drain.Work, l
 
 // health are the problems of this process, and the results of the site's own checks. These run once
 // all else is healthy.
-func (w *Works) health(ctx context.Context, offline bool) (problems []string, checks []v1alpha1.HealthCheck) {
-	if problems = w.config.Device.Problems(ctx); len(problems) > 0 || !offline && !w.config.Device.Linked() {
+func (w *Works) health(ctx context.Context, offline, rebooted bool) (problems []string, checks []v1alpha1.HealthCheck) {
+	if problems = w.config.Device.Problems(ctx, rebooted); len(problems) > 0 || !offline && !w.config.Device.Linked() {
 		return problems, nil
 	}
 	checks, err := w.config.Checks(ctx)

@@ -35,6 +35,25 @@ func TestTrialIsConfirmed(t *testing.T) {
 	})
 }
 
+// A power cut in a trial restarts all containers, which is no evidence against the version.
+func TestTrialOverAPowerCut(t *testing.T) {
+	for name, boot := range map[string]string{"the switch restarted them": "1", "the boot did": "2"} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newSystem(t)
+				s.add("v1.4.0", "program", nil)
+				o := operation(upgradeTo("v1.4.0"))
+				s.do(o)
+				s.restarted, s.boot, s.linked = true, boot, true
+				work, restarts := s.do(o)
+				if confirmed := work.Reason == v1alpha1.OperationConfirmed; confirmed != (boot == "2") || restarts == confirmed {
+					t.Errorf("executed again: %t; %+v", restarts, work)
+				}
+			})
+		})
+	}
+}
+
 // Problems are a verdict: the version is rejected until retry is raised.
 func TestTrialGoesBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

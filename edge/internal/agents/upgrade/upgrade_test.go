@@ -40,6 +40,8 @@ type system struct {
 	linked    bool
 	rescue    protocol.Window // of a cloud without a common version; zero without a rescue session
 	problems  []string
+	restarted bool   // all containers of a pod have started since the process began
+	boot      string // of the device; default "1"
 	checks    []v1alpha1.HealthCheck
 	server    string
 	schema    int
@@ -87,7 +89,7 @@ func (s *system) process() (w *upgrade.Works, restarted func() bool) {
 	s.Helper()
 	state, err := s.directory.Load()
 	s.check(err)
-	state, program := state.Start(launch.Facts{Boot: "1", Now: time.Now()})
+	state, program := state.Start(launch.Facts{Boot: cmp.Or(s.boot, "1"), Now: time.Now()})
 	if state.Trial != nil {
 		if counted, err := s.directory.Save(state); err == nil {
 			state = counted
@@ -106,7 +108,7 @@ func (s *system) process() (w *upgrade.Works, restarted func() bool) {
 		Checks:   func(context.Context) ([]v1alpha1.HealthCheck, error) { return s.checks, nil },
 		Writable: func() error { return s.writable }, Restart: func() { ended = true }, Log: func() string { return s.log },
 		ClearLog: func() error { s.log = ""; return nil },
-		Version:  s.version, Arch: "amd64", Now: time.Now, Clock: func() time.Time { return time.Now().Add(s.ahead) }, Zone: s.zone,
+		Boot:     cmp.Or(s.boot, "1"), Version: s.version, Arch: "amd64", Now: time.Now, Clock: func() time.Time { return time.Now().Add(s.ahead) }, Zone: s.zone,
 	}), func() bool { return ended }
 }
 
@@ -169,7 +171,13 @@ func (d device) Reaches() bool { return d.linked || d.rescue != (protocol.Window
 func (d device) Protocols(context.Context) (protocol.Window, error) {
 	return cmp.Or(d.rescue, protocol.Ours()), nil
 }
-func (d device) Problems(context.Context) []string             { return d.problems }
+func (d device) Problems(_ context.Context, rebooted bool) []string {
+	if d.restarted && !rebooted {
+		return append(slices.Clone(d.problems), "the containers of pod site/shop were restarted by the switch")
+	}
+	return d.problems
+}
+
 func (d device) ServerVersion(context.Context) (string, error) { return d.server, nil }
 func (d device) Schema() int                                   { return d.schema }
 func (d device) Judge(patch []byte) error {

@@ -44,8 +44,9 @@ type Device interface {
 	Reaches() bool
 	// Protocols are the versions of the link's protocol that the cloud is known to speak.
 	Protocols(ctx context.Context) (protocol.Window, error)
-	// Problems are the reasons why this process is not healthy, apart from the link.
-	Problems(ctx context.Context) []string
+	// Problems are the reasons why this process is not healthy, apart from the link. rebooted reports
+	// that the device has booted since the process before: its containers were started again by that.
+	Problems(ctx context.Context, rebooted bool) []string
 	// ServerVersion is kube-apiserver's.
 	ServerVersion(ctx context.Context) (string, error)
 	// Schema is the oldest schema whose builds can use the store of this process.
@@ -77,6 +78,7 @@ type Config struct {
 	// that can't be executed writes none of its own.
 	Log      func() string
 	ClearLog func() error
+	Boot     string // the unique ID of the device's boot
 	Version  string // of this process
 	Arch     string
 	Now      func() time.Time
@@ -183,7 +185,7 @@ func (w *Works) arm(ctx context.Context, o drain.Operation, state launch.State, 
 	if err := w.config.ClearLog(); err != nil {
 		klog.FromContext(ctx).Error(err, "Failed to remove the log of an earlier trial; this one's may have its text")
 	}
-	if _, err := w.config.Directory.Save(state.Arm(p, ID(o), w.config.Now())); err != nil {
+	if _, err := w.config.Directory.Save(state.Arm(p, ID(o), w.config.Boot, w.config.Now())); err != nil {
 		work.Tried = false
 		return w.later(work, err.Error())
 	}

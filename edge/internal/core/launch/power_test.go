@@ -156,7 +156,7 @@ func upgrade(d Directory, fetched string, now time.Time) error {
 		return err
 	}
 	p := Program{Slot: slot, Version: "v2.0.0", Digest: "sha256:new"}
-	if s, err = d.Save(s.Arm(p, "one", now)); err != nil {
+	if s, err = d.Save(s.Arm(p, "one", "1", now)); err != nil {
 		return err
 	}
 	s, chosen := s.Start(Facts{Boot: "1", Now: now, Installed: disk1})
@@ -423,7 +423,7 @@ func TestFleet_12_NewerPackageWins(t *testing.T) {
 	if err := d.Install(fetched, B); err != nil {
 		t.Fatal(err)
 	}
-	save(func(s State) State { return s.Arm(newer, "one", noon) })
+	save(func(s State) State { return s.Arm(newer, "one", "1", noon) })
 	install("v1.5.0")
 	if got := started(); got != pkg {
 		t.Errorf("a newer package during a trial: %s", got)
@@ -433,7 +433,7 @@ func TestFleet_12_NewerPackageWins(t *testing.T) {
 	}
 	later := newer
 	later.Version = "v1.6.0"
-	save(func(s State) State { return s.Arm(later, "two", noon) })
+	save(func(s State) State { return s.Arm(later, "two", "1", noon) })
 	if got := started(); got != d.Program(B) {
 		t.Errorf("an upgrade after it: %s", got)
 	}
@@ -452,7 +452,7 @@ func TestTrialIsWatched(t *testing.T) {
 	}
 	s, err := d.Load()
 	if err == nil {
-		_, err = d.Save(s.Arm(newer, "one", noon))
+		_, err = d.Save(s.Arm(newer, "one", "1", noon))
 	}
 	if err != nil {
 		t.Fatal(err)

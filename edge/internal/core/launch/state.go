@@ -56,6 +56,8 @@ type Trial struct {
 	Operation string    `json:"operation"` // whose trial it is
 	Starts    int       `json:"starts"`
 	Begun     time.Time `json:"begun"`
+	// Boot is the boot in which it was armed, "" from a version that did not write it.
+	Boot string `json:"boot,omitempty"`
 }
 
 // Former is the program before the confirmed one, during the probation.
@@ -168,11 +170,11 @@ func (s *State) installed(f Facts) {
 // Arm sets the program to try at the next start. The former program of a probation stays armed,
 // unless the new one is in its slot: a configuration that is tried, and goes back, ends no
 // probation.
-func (s State) Arm(p Program, operation string, now time.Time) State {
+func (s State) Arm(p Program, operation, boot string, now time.Time) State {
 	if p.Slot != s.Confirmed.Slot {
 		s = s.Release(p.Slot)
 	}
-	s.Trial, s.Returned = &Trial{Program: p, Operation: operation, Begun: now}, nil
+	s.Trial, s.Returned = &Trial{Program: p, Operation: operation, Begun: now, Boot: boot}, nil
 	return s
 }
 

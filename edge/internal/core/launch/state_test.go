@@ -31,7 +31,7 @@ func starts(s State, f Facts, n int) (State, []string) {
 
 func TestStart(t *testing.T) {
 	base := State{Installed: disk1, Confirmed: older}
-	confirmed := base.Arm(newer, "one", noon)
+	confirmed := base.Arm(newer, "one", "1", noon)
 	confirmed, _ = confirmed.Start(Facts{Boot: "1", Now: noon, Installed: disk1})
 	confirmed = confirmed.Confirm(noon.Add(24 * time.Hour))
 	for name, c := range map[string]struct {
@@ -42,12 +42,12 @@ func TestStart(t *testing.T) {
 	}{
 		"nothing was ever upgraded":                 {State{}, Facts{Installed: disk1}, []string{"", ""}, ""},
 		"the confirmed one":                         {base, Facts{Installed: disk1}, []string{"a", "a"}, ""},
-		"a trial has three starts":                  {base.Arm(newer, "one", noon), Facts{Boot: "1", Now: noon, Installed: disk1}, []string{"b", "b", "b", "a", "a"}, EndedEarly},
+		"a trial has three starts":                  {base.Arm(newer, "one", "1", noon), Facts{Boot: "1", Now: noon, Installed: disk1}, []string{"b", "b", "b", "a", "a"}, EndedEarly},
 		"a newer package wins over the confirmed":   {base, Facts{Installed: Installed{"v1.5.0", "2"}}, []string{"", ""}, ""},
 		"an older package does not":                 {base, Facts{Installed: Installed{"v1.2.9", "2"}}, []string{"a", "a"}, ""},
 		"one without a version does":                {base, Facts{Installed: Installed{"", "2"}}, []string{"", ""}, ""},
-		"a newer package wins over the trial":       {base.Arm(newer, "one", noon), Facts{Installed: Installed{"v1.5.0", "2"}}, []string{"", ""}, Superseded},
-		"a package between wins over the confirmed": {base.Arm(newer, "one", noon), Facts{Boot: "1", Now: noon, Installed: Installed{"v1.3.5", "2"}}, []string{"b", "b", "b", ""}, EndedEarly},
+		"a newer package wins over the trial":       {base.Arm(newer, "one", "1", noon), Facts{Installed: Installed{"v1.5.0", "2"}}, []string{"", ""}, Superseded},
+		"a package between wins over the confirmed": {base.Arm(newer, "one", "1", noon), Facts{Boot: "1", Now: noon, Installed: Installed{"v1.3.5", "2"}}, []string{"b", "b", "b", ""}, EndedEarly},
 		"three crashes in the probation":            {confirmed, Facts{Boot: "1", Now: noon, Installed: disk1}, []string{"b", "b", "a", "a"}, Crashed},
 		"three crashes after it":                    {confirmed, Facts{Boot: "1", Now: noon.Add(25 * time.Hour), Installed: disk1}, []string{"b", "b", "b", "b"}, ""},
 	} {
@@ -72,7 +72,7 @@ func TestStart(t *testing.T) {
 
 // Starts after a reboot, or after a deliberate stop, do not count as crashes in the probation.
 func TestFleet_24_ProbationCountsCrashesAlone(t *testing.T) {
-	s := State{Installed: disk1, Confirmed: older}.Arm(newer, "one", noon)
+	s := State{Installed: disk1, Confirmed: older}.Arm(newer, "one", "1", noon)
 	f := Facts{Boot: "1", Now: noon, Installed: disk1}
 	s, _ = s.Start(f)
 	s = s.Confirm(noon.Add(24 * time.Hour))
@@ -120,9 +120,9 @@ func TestTrialInTheProbation(t *testing.T) {
 		"a version in the former's slot":    {third, func(s State) State { return s.Back(Unhealthy, "") }, []string{"b", "b", "b", "b", "b"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := State{Installed: disk1, Confirmed: older}.Arm(newer, "one", noon)
+			s := State{Installed: disk1, Confirmed: older}.Arm(newer, "one", "1", noon)
 			s, _ = s.Start(f)
-			s = s.Confirm(noon.Add(24*time.Hour)).Arm(c.trial, "two", noon)
+			s = s.Confirm(noon.Add(24*time.Hour)).Arm(c.trial, "two", "1", noon)
 			s, p := s.Start(f)
 			if p != c.trial {
 				t.Fatalf("%+v is started", p)
@@ -140,7 +140,7 @@ func TestTrialInTheProbation(t *testing.T) {
 
 // A third crash long after the probation, in which two were, does not roll back.
 func TestCrashAfterTheProbation(t *testing.T) {
-	s := State{Installed: disk1, Confirmed: older}.Arm(newer, "one", noon)
+	s := State{Installed: disk1, Confirmed: older}.Arm(newer, "one", "1", noon)
 	f := Facts{Boot: "1", Now: noon, Installed: disk1}
 	s, _ = s.Start(f)
 	s = s.Confirm(noon.Add(24 * time.Hour))
@@ -155,7 +155,7 @@ func TestCrashAfterTheProbation(t *testing.T) {
 }
 
 func TestRejected(t *testing.T) {
-	s := State{Confirmed: older}.Arm(newer, "one", noon).Back(NoLink, "no link")
+	s := State{Confirmed: older}.Arm(newer, "one", "1", noon).Back(NoLink, "no link")
 	if s.Rejects(newer) || s.Trial != nil || s.Returned.Cause != NoLink {
 		t.Errorf("a lost link is no verdict: %+v", s)
 	}
@@ -166,7 +166,7 @@ func TestRejected(t *testing.T) {
 		t.Error("a retry forgives")
 	}
 	for i := range 2 * maxRejected {
-		s = s.Arm(Program{Slot: B, Digest: string(rune('a' + i))}, "x", noon).Back(Unhealthy, "")
+		s = s.Arm(Program{Slot: B, Digest: string(rune('a' + i))}, "x", "1", noon).Back(Unhealthy, "")
 	}
 	if len(s.Rejected) != maxRejected {
 		t.Errorf("%d digests are remembered", len(s.Rejected))
@@ -174,7 +174,7 @@ func TestRejected(t *testing.T) {
 }
 
 func TestUnusable(t *testing.T) {
-	s, p := State{Confirmed: older}.Arm(newer, "one", noon).Unusable(newer, "exec format error")
+	s, p := State{Confirmed: older}.Arm(newer, "one", "1", noon).Unusable(newer, "exec format error")
 	if p != older || s.Returned.Cause != Unexecutable || !s.Rejects(newer) {
 		t.Errorf("after a trial that can't be executed: %+v, %+v", p, s)
 	}
@@ -198,7 +198,7 @@ func TestOlder(t *testing.T) {
 }
 
 func FuzzDecode(f *testing.F) {
-	s := State{Installed: disk1, Confirmed: older, Rejected: []string{"x"}}.Arm(newer, "one", noon)
+	s := State{Installed: disk1, Confirmed: older, Rejected: []string{"x"}}.Arm(newer, "one", "1", noon)
 	raw, err := Encode(s)
 	if err != nil {
 		f.Fatal(err)
