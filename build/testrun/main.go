@@ -8,9 +8,8 @@
 //	testrun exec BINARY ARG... runs a test binary and notes its costs; `go test -exec` calls it
 //
 // Its environment: TESTFLAGS is passed on to go test, PACKAGES (./...) selects packages, LANES is
-// how many jobs run side by side (five, and up to three more where the machine is idle), SHARDS in how
-// many parts tests/e2e runs, each with a trial of its
-// own.
+// how many jobs run side by side (five, and up to three more where the machine is idle), SHARDS in
+// how many parts tests/e2e runs, each with a trial of its own.
 //
 // Tests and subtests count alike. A package that fails without a failed test (it does not compile,
 // it panics, it runs out of time) counts as one failed. The exit code is 1 when something failed or

@@ -35,7 +35,7 @@ func TestEveryday_27_DevicePluginHangs(t *testing.T) {
 		return nil
 	})
 	s.Check(os.Remove(hangs))
-	// The kubelet rejects its pods until the plugin has registered again; a controller makes others.
+	// The kubelet rejects its pods until the plugin has registered again; controllers replace them.
 	s.WaitFor("the plugin's pod to run", func(ctx context.Context) error {
 		p, err := s.Client.CoreV1().Pods(ns).Get(ctx, "user", metav1.GetOptions{})
 		if err != nil {

@@ -44,8 +44,8 @@ type Device interface {
 	Reaches() bool
 	// Protocols are the versions of the link's protocol that the cloud is known to speak.
 	Protocols(ctx context.Context) (protocol.Window, error)
-	// Problems are the reasons why this process is not healthy, apart from the link. rebooted reports
-	// that the device has booted since the process before: its containers were started again by that.
+	// Problems are the reasons why this process is not healthy, apart from the link. rebooted
+	// reports that the device has booted since the trial was armed, which restarts containers too.
 	Problems(ctx context.Context, rebooted bool) []string
 	// ServerVersion is kube-apiserver's.
 	ServerVersion(ctx context.Context) (string, error)
