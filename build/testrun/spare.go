@@ -3,7 +3,6 @@ package main
 import (
 	"bufio"
 	"bytes"
-	"context"
 	"os"
 	"strconv"
 	"strings"
@@ -25,7 +24,7 @@ const (
 
 // spareJobs runs jobs in addition to those of the lanes where processors and memory are idle. It
 // returns when stop is closed and its jobs have ended.
-func (r *runner) spareJobs(ctx context.Context, jobs <-chan job, stop <-chan struct{}) {
+func spareJobs(jobs <-chan job, stop <-chan struct{}, run func(job)) {
 	var running sync.WaitGroup
 	defer running.Wait()
 	free := make(chan struct{}, mostSpare) // a bound for the jobs that run here
@@ -56,7 +55,7 @@ func (r *runner) spareJobs(ctx context.Context, jobs <-chan job, stop <-chan str
 			}
 			running.Go(func() {
 				defer func() { <-free }()
-				r.job(ctx, j, true)
+				run(j)
 			})
 		case <-stop:
 			return
