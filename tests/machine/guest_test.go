@@ -44,7 +44,7 @@ func (s *system) await(what, script string) (out string) {
 	})
 	if err != nil {
 		console, _ := os.ReadFile(s.guest.Console())
-		s.T.Fatalf("waited %v for %s: %v\nend of the console:\n%s", time.Since(began).Round(time.Second), what, err, console[max(0, len(console)-3000):])
+		s.T.Fatalf("waited %v for %s: %v\nits processes: %s\nend of the console:\n%s", time.Since(began).Round(time.Second), what, err, s.guest.Processes(), console[max(0, len(console)-3000):])
 	}
 	s.T.Logf("waited %v for %s", time.Since(began).Round(time.Second), what)
 	return out

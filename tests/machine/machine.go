@@ -194,6 +194,27 @@ func (m *Machine) Start() error {
 // that are bound to one path have machines in the same one.
 func (m *Machine) marked() string { return "machine.mark=" + m.spec.Mark }
 
+// Processes describes the machine's processes as this computer sees them, for a machine that does
+// not answer: state, processor time, system call and where they wait in the kernel (proc(5)).
+func (m *Machine) Processes() string {
+	all, err := process.Select(func(pid int) bool { return slices.Contains(process.Cmdline(pid), m.marked()) })
+	if err != nil {
+		return err.Error()
+	}
+	var out strings.Builder
+	for _, id := range all[:min(len(all), 8)] { // the kernel, its helpers, and the first of the guest's own
+		file := func(name string) string {
+			raw, _ := os.ReadFile(filepath.Join("/proc", strconv.Itoa(id.PID), name)) // one that has ended has none
+			return strings.TrimSpace(string(raw))
+		}
+		stat := strings.Fields(file("stat"))
+		if len(stat) > 14 {
+			fmt.Fprintf(&out, "%d state %s, %s+%s ticks, waits in %s, system call %s\n", id.PID, stat[2], stat[13], stat[14], file("wchan"), file("syscall"))
+		}
+	}
+	return fmt.Sprintf("%d processes\n%s", len(all), &out)
+}
+
 // endTimeout bounds the end of killed processes: one that waits for a disk ends later.
 const endTimeout = 30 * time.Second
 
