@@ -86,8 +86,8 @@ func (w *podsWing) newEdged(b *base, core *coreWing, with podsConfig) (*edged.Mo
 		NodeName: b.node, Labels: labels, RootDir: c.RootDir, NodeIP: c.NodeIP, Kubelet: c.Kubelet, ClientCAFile: b.identity.ClientCAFile(),
 		CertDir: kubeletKeys(b.config), Verbosity: b.config.Log.Verbosity, Host: edgeapi.Host, Transport: core.api.RoundTripper(edgeapi.Identity{Kubelet: true}),
 		Events: core.recorder(edged.Name), Linked: core.meta.Linked,
-		RuntimeService: runtimeService(b.config), Listen: func() (net.Listener, error) { return edgeapi.ListenUnix(runtimeSocket(b.config)) },
-		ImageService: imageService(b.config), Needs: []func(context.Context) error{w.prepareRuntime},
+		RuntimeService: runtimeService(b.config),
+		ImageService:   imageService(b.config), Needs: []func(context.Context) error{w.prepareRuntime},
 		ImageCredentialProviderConfig: c.ImageCredentialProviderConfig, ImageCredentialProviderBinDir: c.ImageCredentialProviderBinDir,
 		Hold: shutdown.Hold, Share: func(s *corev1.Service) *corev1.Service { return with.services.Shared(s) },
 	})

@@ -64,8 +64,8 @@ func imagesSocket(c *edgeconfig.Config) string {
 	return strings.TrimSuffix(c.Modules.EdgeAPI.Socket, ".sock") + "-images.sock"
 }
 
-// runtimeSocket is the kubelet's endpoint of the container runtime, next to the socket of the edge
-// API.
+// runtimeSocket is the kubelet's link to the socket of the container runtime, next to the socket of
+// the edge API.
 func runtimeSocket(c *edgeconfig.Config) string {
 	return strings.TrimSuffix(c.Modules.EdgeAPI.Socket, ".sock") + "-runtime.sock"
 }

@@ -35,6 +35,7 @@ var ladder = [][]string{
 		"cloud/internal/core/balance", "cloud/internal/core/cloudhub", "cloud/internal/core/fence", "cloud/internal/core/history",
 		"cloud/install",
 		"edge/internal/core/artefact", "edge/internal/core/store",
+		"edge/internal/pods/peer",
 	},
 	{"cloud/internal/core/fleet", "cloud/internal/controllers/controller"},
 	{

@@ -72,11 +72,10 @@ type Config struct {
 	// ImageService is the endpoint at which the kubelet finds the images of the container runtime
 	// (edge/internal/pods/images); "": the kubelet asks the runtime itself.
 	ImageService string
-	// RuntimeService is the endpoint at which the kubelet finds the container runtime, and Listen
-	// opens its socket: this module forwards its connections until Stop. "": the kubelet asks the
-	// runtime itself, and may start containers after Stop.
+	// RuntimeService is the endpoint at which the kubelet finds the container runtime until Stop:
+	// this module makes a link there. "": the kubelet asks the runtime itself, and may start
+	// containers after Stop.
 	RuntimeService string
-	Listen         func() (net.Listener, error)
 	// Linked reports whether there is a link to the cloud; nil: always.
 	Linked func() bool
 	// Events opens a recorder of events, for Notes; nil: they are only logged.
@@ -98,7 +97,7 @@ type Module struct {
 	gate     *gate
 	periods  []Period
 	runtime  string       // the container runtime's own endpoint
-	forward  *runtimeGate // to it; nil: the kubelet asks it itself
+	toward   *runtimeGate // the kubelet's way to it; nil: the kubelet asks it itself
 	images   string       // the container runtime's own image service
 	machine  func() (*machineInfo, error)
 	notes    *notes
@@ -127,7 +126,7 @@ func New(config Config) (*Module, error) {
 		m.images = m.runtime
 	}
 	if config.RuntimeService != "" {
-		m.forward = newRuntimeGate(m.runtime)
+		m.toward = newRuntimeGate(config.RuntimeService, m.runtime)
 		server.ContainerRuntimeEndpoint = config.RuntimeService
 	}
 	if config.ImageService != "" {
@@ -169,8 +168,8 @@ func (m *Module) run(parent context.Context, ready func()) error {
 // power cut.
 func (m *Module) Stop() {
 	m.gate.stop()
-	if m.forward != nil {
-		m.forward.stop()
+	if m.toward != nil {
+		m.toward.stop(context.Background())
 	}
 }
 
@@ -233,20 +232,11 @@ func (m *Module) serve(ctx context.Context, ready func()) error {
 	reload(ctx.Done()) // returns at once
 	deps.Auth = &localAuth{AuthInterface: auth, local: m.local}
 	klog.FromContext(ctx).Info("Starting the kubelet", "node", m.config.NodeName, "runtime", m.runtime)
-	if m.forward != nil {
-		l, err := m.config.Listen()
-		if err != nil {
-			return fmt.Errorf("opening the kubelet's socket of the container runtime: %w", err)
+	if m.toward != nil {
+		if err := m.toward.open(); err != nil {
+			return err
 		}
-		var forwarding sync.WaitGroup
-		defer forwarding.Wait()
-		ctx, cancel := context.WithCancel(ctx)
-		defer cancel()
-		forwarding.Go(func() {
-			if err := m.forward.serve(ctx, l); err != nil {
-				klog.FromContext(ctx).Error(err, "Failed to forward the kubelet to the container runtime: no pod starts until edgecore is restarted")
-			}
-		})
+		defer m.toward.stop(context.WithoutCancel(ctx))
 	}
 	if m.resolver != nil {
 		if _, err := m.resolver.point(); err != nil {

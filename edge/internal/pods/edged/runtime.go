@@ -4,120 +4,96 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
+	"io/fs"
 	"net"
+	"os"
+	"path/filepath"
+	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"k8s.io/klog/v2"
+
+	"github.com/skerry-io/skerry/common/rerun"
+	"github.com/skerry-io/skerry/edge/internal/pods/peer"
 )
 
-// maxRuntimeConns is the most connections that a kubelet has to its container runtime: one for
-// containers, one for the images' file system. A connection above the bound is closed.
-const maxRuntimeConns = 16
+const (
+	// dialTimeout is for connections to sockets of this device.
+	dialTimeout = 2 * time.Second
+	// connecting is longer than a connection takes that was begun by a name that is gone.
+	connecting = 20 * time.Millisecond
+)
 
-// dialTimeout is for connections to sockets of this device.
-const dialTimeout = 2 * time.Second
-
-// runtimeGate forwards the kubelet's connections to the container runtime, byte for byte, until it
-// is stopped: it closes them all then, and accepts none. A kubelet whose API is cut off still
-// starts containers: pods whose sync is under way (a pull that ends, a hook), and those whose
-// liveness probe fails, which is what a shutdown does to each container that it has ended. Calls in
-// flight are cancelled; the runtime undoes a start that has not ended.
+// runtimeGate is the kubelet's way to the container runtime until it is stopped: a symbolic link to
+// the runtime's socket. Stop removes it, and ends the connections that were made by it. A kubelet
+// whose API is cut off still starts containers: pods whose sync is under way (a pull that ends, a
+// hook), and those whose liveness probe fails, which is what a shutdown does to each container that
+// it has ended. Calls in flight are cancelled; the runtime undoes a start that has not ended.
 type runtimeGate struct {
-	runtime string // its endpoint
-
-	mu      sync.Mutex
-	stopped bool
-	open    map[net.Conn]struct{} // the listener's ends and the runtime's
+	link    string // the path that the kubelet connects to
+	runtime string // the runtime's own socket
 }
 
-func newRuntimeGate(runtime string) *runtimeGate {
-	return &runtimeGate{runtime: runtime, open: map[net.Conn]struct{}{}}
+// newRuntimeGate returns a gate for two endpoints of Unix sockets.
+func newRuntimeGate(link, runtime string) *runtimeGate {
+	path := func(endpoint string) string { return strings.TrimPrefix(endpoint, "unix://") }
+	return &runtimeGate{link: path(link), runtime: path(runtime)}
 }
 
-// serve forwards until ctx ends or the gate is stopped. It closes the listener.
-func (g *runtimeGate) serve(ctx context.Context, l net.Listener) error {
-	defer context.AfterFunc(ctx, g.stop)()
-	var forwarding sync.WaitGroup
-	defer forwarding.Wait()
-	defer l.Close()
-	ended := context.AfterFunc(ctx, func() { _ = l.Close() })
-	defer ended()
-	for {
-		kubelet, err := l.Accept()
-		if err != nil {
-			if ctx.Err() != nil || errors.Is(err, net.ErrClosed) {
-				return nil
-			}
-			return fmt.Errorf("accepting the kubelet's connections to the container runtime: %w", err)
-		}
-		forwarding.Go(func() {
-			defer kubelet.Close()
-			if err := g.forward(ctx, kubelet); err != nil && ctx.Err() == nil {
-				klog.FromContext(ctx).V(2).Info("Closed a connection of the kubelet to the container runtime", "err", err)
-			}
-		})
+// open makes the link, in the place of what an earlier process has left there.
+func (g *runtimeGate) open() error {
+	if err := os.MkdirAll(filepath.Dir(g.link), 0o755); err != nil {
+		return fmt.Errorf("making the directory of the kubelet's link to the container runtime: %w", err)
 	}
-}
-
-// forward returns when either end is closed.
-func (g *runtimeGate) forward(ctx context.Context, kubelet net.Conn) error {
-	if err := g.add(kubelet); err != nil {
-		return err
+	next := g.link + ".new"
+	if err := os.Remove(next); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("linking the container runtime for the kubelet: %w", err)
 	}
-	defer g.remove(kubelet)
-	network, address := "unix", g.runtime
-	if scheme, rest, ok := strings.Cut(g.runtime, "://"); ok {
-		network, address = scheme, rest
+	if err := os.Symlink(g.runtime, next); err != nil {
+		return fmt.Errorf("linking the container runtime for the kubelet: %w", err)
 	}
-	dialer := net.Dialer{Timeout: dialTimeout}
-	runtime, err := dialer.DialContext(ctx, network, address)
-	if err != nil {
-		return err
+	if err := os.Rename(next, g.link); err != nil {
+		return fmt.Errorf("linking the container runtime for the kubelet: %w", err)
 	}
-	defer runtime.Close()
-	if err := g.add(runtime); err != nil {
-		return err
-	}
-	defer g.remove(runtime)
-	var back sync.WaitGroup
-	back.Go(func() {
-		_, _ = io.Copy(kubelet, runtime) // an end of either is an end of both
-		_ = kubelet.Close()
-	})
-	_, err = io.Copy(runtime, kubelet)
-	_ = runtime.Close()
-	back.Wait()
-	return err
-}
-
-func (g *runtimeGate) add(c net.Conn) error {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	switch {
-	case g.stopped:
-		return errStopped
-	case len(g.open) >= 2*maxRuntimeConns:
-		return fmt.Errorf("the kubelet has more than %d connections to the container runtime", maxRuntimeConns)
-	}
-	g.open[c] = struct{}{}
 	return nil
 }
 
-func (g *runtimeGate) remove(c net.Conn) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	delete(g.open, c)
+// stop returns when no request of the kubelet can reach the runtime any more. Connections of other
+// parts of edgecore (cri.Dial) stay.
+func (g *runtimeGate) stop(ctx context.Context) {
+	if err := os.Remove(g.link); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		klog.FromContext(ctx).Error(err, "Failed to remove the kubelet's link to the container runtime: it may start containers again")
+	}
+	addresses := g.addresses(ctx)
+	g.end(ctx, addresses)
+	_ = rerun.Pause(ctx, connecting) // a stop that is cut short looks once more at once
+	g.end(ctx, addresses)
 }
 
-// stop returns when no request of the kubelet can reach the runtime any more.
-func (g *runtimeGate) stop() {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.stopped = true
-	for c := range g.open {
-		_ = c.Close() // its copies end
+// addresses are those that the runtime's socket may have: a runtime in a mount namespace of its own
+// has bound it by another name, which a connection to it shows.
+func (g *runtimeGate) addresses(ctx context.Context) []string {
+	all := []string{g.runtime}
+	if target, err := filepath.EvalSymlinks(g.runtime); err == nil {
+		all = append(all, target)
+	}
+	dialer := net.Dialer{Timeout: dialTimeout}
+	if c, err := dialer.DialContext(ctx, "unix", g.runtime); err == nil { // one that is down has no connections
+		all = append(all, c.RemoteAddr().String())
+		_ = c.Close()
+	}
+	return all
+}
+
+// end ends the connections to the runtime that are not marked as edgecore's own.
+func (g *runtimeGate) end(ctx context.Context, addresses []string) {
+	for _, c := range peer.Conns(func(address string) bool { return slices.Contains(addresses, address) }) {
+		if !c.Marked() {
+			if err := c.Shutdown(); err != nil {
+				klog.FromContext(ctx).Error(err, "Failed to end a connection of the kubelet to the container runtime: it may start a container again")
+			}
+		}
+		c.Close()
 	}
 }

@@ -7,6 +7,12 @@ import (
 	"path/filepath"
 	"testing"
 	"time"
+
+	runtimev1 "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"google.golang.org/grpc"
+
+	"github.com/skerry-io/skerry/edge/internal/pods/cri"
 )
 
 // echo is a runtime that returns each byte.
@@ -27,16 +33,17 @@ func echo(t *testing.T, path string) {
 }
 
 // The kubelet reaches the runtime until it is stopped; then its open connections end, and a new one
-// reaches nothing.
+// reaches nothing. What an earlier process has left at its path is no obstacle.
 func TestRuntimeGate(t *testing.T) {
 	dir := t.TempDir()
-	socket := filepath.Join(dir, "gate")
-	g := newRuntimeGate("unix://" + filepath.Join(dir, "runtime"))
-	l, err := net.Listen("unix", socket)
+	link := filepath.Join(dir, "gate")
+	left, err := net.Listen("unix", link)
 	check(t, err)
-	ctx, cancel := context.WithCancel(t.Context())
-	served := make(chan error, 1)
-	go func() { served <- g.serve(ctx, l) }()
+	left.(*net.UnixListener).SetUnlinkOnClose(false)
+	check(t, left.Close())
+	g := newRuntimeGate("unix://"+link, "unix://"+filepath.Join(dir, "runtime"))
+	check(t, g.open())
+	check(t, g.open())
 	answers := func(c net.Conn) error {
 		if _, err := c.Write([]byte("x")); err != nil {
 			return err
@@ -45,31 +52,58 @@ func TestRuntimeGate(t *testing.T) {
 		_, err := io.ReadFull(c, make([]byte, 1))
 		return err
 	}
-	dial := func() net.Conn {
-		c, err := net.Dial("unix", socket)
-		check(t, err)
-		t.Cleanup(func() { _ = c.Close() })
-		return c
-	}
-	if answers(dial()) == nil {
-		t.Error("without a runtime a connection stays open")
+	if _, err := net.Dial("unix", link); err == nil {
+		t.Error("without a runtime a connection is opened")
 	}
 	echo(t, filepath.Join(dir, "runtime"))
-	open := dial()
-	check(t, answers(open))
-	var most []net.Conn
-	for range maxRuntimeConns - 1 {
-		most = append(most, dial())
-		check(t, answers(most[len(most)-1]))
+	echo(t, filepath.Join(dir, "other"))
+	dial := func(name string) net.Conn {
+		c, err := net.Dial("unix", filepath.Join(dir, name))
+		check(t, err)
+		t.Cleanup(func() { _ = c.Close() })
+		check(t, answers(c))
+		return c
 	}
-	if answers(dial()) == nil {
-		t.Error("a connection above the bound is served")
+	open, other := dial("gate"), dial("other")
+	g.stop(t.Context())
+	if answers(open) == nil {
+		t.Error("the kubelet's connection is open after its stop")
 	}
-	check(t, most[0].Close())
-	g.stop()
-	if answers(open) == nil || answers(dial()) == nil {
+	if _, err := net.Dial("unix", link); err == nil {
 		t.Error("the kubelet reaches the runtime after its stop")
 	}
-	cancel()
+	check(t, answers(other))
+}
+
+// waiting is a runtime whose version comes when it is told to.
+type waitingRuntime struct {
+	runtimev1.UnimplementedRuntimeServiceServer
+	asked, answer chan struct{}
+}
+
+func (r *waitingRuntime) Version(context.Context, *runtimev1.VersionRequest) (*runtimev1.VersionResponse, error) {
+	r.asked <- struct{}{}
+	<-r.answer
+	return &runtimev1.VersionResponse{}, nil
+}
+
+// A call of another part of edgecore goes on while the kubelet is stopped.
+func TestRuntimeGateLeavesOurOwnCalls(t *testing.T) {
+	dir := t.TempDir()
+	endpoint := "unix://" + filepath.Join(dir, "runtime")
+	l, err := net.Listen("unix", filepath.Join(dir, "runtime"))
+	check(t, err)
+	runtime := &waitingRuntime{asked: make(chan struct{}, 1), answer: make(chan struct{})}
+	server := grpc.NewServer()
+	runtimev1.RegisterRuntimeServiceServer(server, runtime)
+	go func() { _ = server.Serve(l) }()
+	t.Cleanup(server.Stop)
+	g := newRuntimeGate("unix://"+filepath.Join(dir, "gate"), endpoint)
+	check(t, g.open())
+	served := make(chan error, 1)
+	go func() { served <- cri.Serves(t.Context(), endpoint) }()
+	<-runtime.asked
+	g.stop(t.Context())
+	close(runtime.answer)
 	check(t, <-served)
 }

@@ -20,16 +20,15 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
-	"golang.org/x/sys/unix"
 	"k8s.io/klog/v2"
 	deviceplugin "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/skerry-io/skerry/common/rerun"
 	"github.com/skerry-io/skerry/edge/internal/pods/cri"
+	"github.com/skerry-io/skerry/edge/internal/pods/peer"
 )
 
 const (
@@ -69,9 +68,9 @@ func (w *Watch) Run(ctx context.Context) {
 func (w *Watch) look(ctx context.Context) {
 	conns := pluginConns(w.dir)
 	defer func() {
-		for _, fds := range conns {
-			for _, fd := range fds {
-				_ = unix.Close(fd)
+		for _, of := range conns {
+			for _, c := range of {
+				c.Close()
 			}
 		}
 	}()
@@ -97,8 +96,8 @@ func (w *Watch) look(ctx context.Context) {
 	slices.Sort(hung)
 	for _, name := range hung {
 		var failed error
-		for _, fd := range conns[name] {
-			if err := unix.Shutdown(fd, unix.SHUT_RDWR); err != nil {
+		for _, c := range conns[name] {
+			if err := c.Shutdown(); err != nil {
 				failed = err
 			}
 		}
@@ -147,50 +146,19 @@ func answers(ctx context.Context, socket string) error {
 	return err
 }
 
-// pluginConns are copies of this process's connections to the sockets of a folder, by the name of
-// the socket, to be closed by the caller. A copy stays the same connection, whatever the process
-// does with its own.
-func pluginConns(dir string) map[string][]int {
-	entries, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		return nil
-	}
-	all := map[string][]int{}
-	copies := map[int]bool{} // may have the number of the listed folder's own descriptor
-	for _, e := range entries {
-		n, err := strconv.Atoi(e.Name())
-		if err != nil || copies[n] {
-			continue
-		}
-		fd, err := unix.FcntlInt(uintptr(n), unix.F_DUPFD_CLOEXEC, 0)
-		if err != nil {
-			continue
-		}
-		name := peerIn(dir, fd)
-		if name == "" {
-			_ = unix.Close(fd)
-			continue
-		}
-		all[name] = append(all[name], fd)
-		copies[fd] = true
+// pluginConns are this process's connections to the sockets of a folder, by the name of the socket,
+// to be closed by the caller. A plugin may have bound it at another path of its mount namespace.
+func pluginConns(dir string) map[string][]peer.Conn {
+	all := map[string][]peer.Conn{}
+	for _, c := range peer.Conns(func(address string) bool { return socketIn(dir, filepath.Base(address)) }) {
+		name := filepath.Base(c.Address)
+		all[name] = append(all[name], c)
 	}
 	return all
 }
 
-// peerIn is the name of the socket of a folder to which a descriptor is connected, "" for any
-// other. A plugin may have bound it at another path of its own mount namespace.
-func peerIn(dir string, fd int) string {
-	peer, err := unix.Getpeername(fd)
-	if err != nil {
-		return ""
-	}
-	unixPeer, ok := peer.(*unix.SockaddrUnix)
-	if !ok || unixPeer.Name == "" || strings.HasPrefix(unixPeer.Name, "@") {
-		return ""
-	}
-	name := filepath.Base(unixPeer.Name)
-	if info, err := os.Stat(filepath.Join(dir, name)); err != nil || info.Mode()&os.ModeSocket == 0 || name == filepath.Base(deviceplugin.KubeletSocket) {
-		return ""
-	}
-	return name
+// socketIn reports whether a folder has a plugin's socket of that name.
+func socketIn(dir, name string) bool {
+	info, err := os.Stat(filepath.Join(dir, name))
+	return err == nil && info.Mode()&os.ModeSocket != 0 && name != filepath.Base(deviceplugin.KubeletSocket)
 }

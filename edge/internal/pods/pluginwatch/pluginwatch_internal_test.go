@@ -9,7 +9,6 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	deviceplugin "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 )
@@ -83,12 +82,12 @@ func TestWatch(t *testing.T) {
 			if diff := cmp.Diff(test.ended, ended); diff != "" || reports != min(1, len(test.ended)) {
 				t.Errorf("%d reports; plugins whose call was ended (-want +got):\n%s", reports, diff)
 			}
-			for socket, fds := range pluginConns(dir) {
-				for _, fd := range fds {
-					check(t, unix.Close(fd))
+			for socket, conns := range pluginConns(dir) {
+				for _, c := range conns {
+					c.Close()
 				}
-				if len(fds) != 1 {
-					t.Errorf("%d connections to %s", len(fds), socket)
+				if len(conns) != 1 {
+					t.Errorf("%d connections to %s", len(conns), socket)
 				}
 			}
 		})
