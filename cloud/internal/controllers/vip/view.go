@@ -54,14 +54,14 @@ func (v *view) state() (s State, err error) {
 }
 
 // readNode reads the fields that a plan needs. The largest part of a Node is its kubelet's report,
-// and there may be thousands.
+// and there may be thousands: its metadata are those of the shared copy.
 func readNode(o *kube.Object) (*corev1.Node, error) {
 	n := &corev1.Node{}
 	if err := kube.FromProtobuf(o.Raw, corev1.SchemeGroupVersion.WithKind("Node"), n); err != nil {
 		return nil, err
 	}
 	out := &corev1.Node{Spec: corev1.NodeSpec{PodCIDRs: n.Spec.PodCIDRs}, Status: corev1.NodeStatus{Addresses: n.Status.Addresses}}
-	out.Name, out.UID, out.ResourceVersion, out.Labels, out.DeletionTimestamp = n.Name, n.UID, n.ResourceVersion, n.Labels, n.DeletionTimestamp
+	out.Name, out.UID, out.ResourceVersion, out.Labels, out.DeletionTimestamp = o.Name, o.UID, o.Revision, o.Labels, n.DeletionTimestamp
 	return out, nil
 }
 

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -33,6 +34,7 @@ const (
 type runtimeGate struct {
 	link    string // the path that the kubelet connects to
 	runtime string // the runtime's own socket
+	stopped sync.Once
 }
 
 // newRuntimeGate returns a gate for two endpoints of Unix sockets.
@@ -60,8 +62,13 @@ func (g *runtimeGate) open() error {
 }
 
 // stop returns when no request of the kubelet can reach the runtime any more. Connections of other
-// parts of edgecore (cri.Dial) stay.
+// parts of edgecore stay: those of cri.Dial, and those that are opened after the first stop, as the
+// shutdown's by Kubernetes' client.
 func (g *runtimeGate) stop(ctx context.Context) {
+	g.stopped.Do(func() { g.cut(ctx) })
+}
+
+func (g *runtimeGate) cut(ctx context.Context) {
 	if err := os.Remove(g.link); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		klog.FromContext(ctx).Error(err, "Failed to remove the kubelet's link to the container runtime: it may start containers again")
 	}

@@ -73,6 +73,10 @@ func TestRuntimeGate(t *testing.T) {
 		t.Error("the kubelet reaches the runtime after its stop")
 	}
 	check(t, answers(other))
+	// The shutdown connects after the stop, and the kubelet's module ends, which stops it, too.
+	later := dial("runtime")
+	g.stop(t.Context())
+	check(t, answers(later))
 }
 
 // waiting is a runtime whose version comes when it is told to.

@@ -39,7 +39,7 @@ func start(_ context.Context, r *controller.Run) (controller.Work, error) {
 	l.state = (&mirrors{
 		sets:       controller.Mirror(r, ours(v1alpha1.NodeOperationSets), reader(l.setKind, NewSet), sameSet, r.Wake),
 		operations: controller.Mirror(r, ours(v1alpha1.NodeOperations), reader(l.operationKind, NewOperation), nil, r.Wake),
-		nodes:      controller.Mirror(r, nodes, reader(l.nodeKind, NewNode), sameNode, r.Wake),
+		nodes:      controller.Mirror(r, nodes, l.node, sameNode, r.Wake),
 		pools:      controller.Mirror(r, ours(v1alpha1.NodePools), reader(controller.Of[v1alpha1.NodePool](r, ours(v1alpha1.NodePools)), newPool), nil, r.Wake),
 	}).state
 	return controller.Level(l.sync), nil

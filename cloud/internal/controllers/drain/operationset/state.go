@@ -43,6 +43,16 @@ func reader[T, M any](kind *controller.Kind[T], convert func(*T) *M) func(*kube.
 	}
 }
 
+// node reads a node of the shared copy, and shares its metadata: there may be thousands.
+func (l *leadership) node(o *kube.Object) (*Node, error) {
+	n, err := reader(l.nodeKind, NewNode)(o)
+	if err != nil {
+		return nil, err
+	}
+	n.Name, n.UID, n.Labels = o.Name, o.UID, o.Labels
+	return n, nil
+}
+
 // sameSet reports whether all but the status is the same.
 func sameSet(old, now *Set) bool {
 	return old.UID == now.UID && old.Generation == now.Generation && maps.Equal(old.Annotations, now.Annotations)
