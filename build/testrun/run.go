@@ -168,7 +168,7 @@ func (r *runner) inLanes(ctx context.Context, jobs []job, lanes int) {
 	if lanes > 1 {
 		progress.Go(func() { r.progress(stop) })
 		if !r.lanesGiven {
-			all.Go(func() { spareJobs(next, noMore, func(j job) { r.job(ctx, j, true) }) })
+			all.Go(func() { spareJobs(next, noMore, roomOfThisMachine(), func(j job) { r.job(ctx, j, true) }) })
 		}
 	}
 	for range lanes {

@@ -22,25 +22,21 @@ const (
 	mostSpare = 3
 )
 
-// spareJobs runs jobs in addition to those of the lanes where processors and memory are idle. It
-// returns when stop is closed and its jobs have ended.
-func spareJobs(jobs <-chan job, stop <-chan struct{}, run func(job)) {
+// spareJobs runs jobs in addition to those of the lanes, one more after each interval in which room
+// reports true. It returns when stop is closed and its jobs have ended.
+func spareJobs(jobs <-chan job, stop <-chan struct{}, room func() bool, run func(job)) {
 	var running sync.WaitGroup
 	defer running.Wait()
 	free := make(chan struct{}, mostSpare) // a bound for the jobs that run here
 	ticks := time.NewTicker(spareInterval)
 	defer ticks.Stop()
-	before := readMachine()
 	for {
 		select {
 		case <-stop:
 			return
 		case <-ticks.C:
 		}
-		now := readMachine()
-		room := hasRoom(now.since(before), availableMemory())
-		before = now
-		if !room {
+		if !room() {
 			continue
 		}
 		select {
@@ -60,6 +56,17 @@ func spareJobs(jobs <-chan job, stop <-chan struct{}, run func(job)) {
 		case <-stop:
 			return
 		}
+	}
+}
+
+// roomOfThisMachine returns a function that reports whether one more job may start, by the time
+// since it was called last.
+func roomOfThisMachine() func() bool {
+	before := readMachine()
+	return func() bool {
+		now := readMachine()
+		defer func() { before = now }()
+		return hasRoom(now.since(before), availableMemory())
 	}
 }
 

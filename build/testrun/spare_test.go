@@ -1,6 +1,60 @@
 package main
 
-import "testing"
+import (
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// Jobs start one by one while there is room, never more than the bound, and end before it returns.
+func TestSpareJobs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		jobs, stop := make(chan job), make(chan struct{})
+		var room atomic.Bool
+		var running, most, ran atomic.Int32
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			spareJobs(jobs, stop, room.Load, func(job) {
+				most.Store(max(most.Load(), running.Add(1)))
+				time.Sleep(10 * time.Minute)
+				running.Add(-1)
+				ran.Add(1)
+			})
+		}()
+		go func() {
+			for {
+				select {
+				case jobs <- job{}:
+				case <-stop:
+					return
+				}
+			}
+		}()
+		after := func(d time.Duration, want int32) {
+			t.Helper()
+			time.Sleep(d)
+			synctest.Wait()
+			if n := running.Load(); n != want {
+				t.Errorf("%d jobs run after %v more, want %d", n, d, want)
+			}
+		}
+		after(time.Minute, 0)
+		room.Store(true)
+		after(spareInterval, 1)
+		after(spareInterval, 2)
+		room.Store(false)
+		after(time.Minute, 2)
+		room.Store(true)
+		after(5*time.Minute, mostSpare)
+		close(stop)
+		<-ended
+		if running.Load() != 0 || most.Load() != mostSpare || ran.Load() < mostSpare {
+			t.Errorf("%d run, %d ran, %d at once", running.Load(), ran.Load(), most.Load())
+		}
+	})
+}
 
 func TestHasRoom(t *testing.T) {
 	const plenty = 16 << 30

@@ -97,7 +97,7 @@ type Module struct {
 	gate     *gate
 	periods  []Period
 	runtime  string       // the container runtime's own endpoint
-	toward   *runtimeGate // the kubelet's way to it; nil: the kubelet asks it itself
+	access   *runtimeGate // the kubelet's, to it; nil: the kubelet asks it itself
 	images   string       // the container runtime's own image service
 	machine  func() (*machineInfo, error)
 	notes    *notes
@@ -126,7 +126,7 @@ func New(config Config) (*Module, error) {
 		m.images = m.runtime
 	}
 	if config.RuntimeService != "" {
-		m.toward = newRuntimeGate(config.RuntimeService, m.runtime)
+		m.access = newRuntimeGate(config.RuntimeService, m.runtime)
 		server.ContainerRuntimeEndpoint = config.RuntimeService
 	}
 	if config.ImageService != "" {
@@ -168,8 +168,8 @@ func (m *Module) run(parent context.Context, ready func()) error {
 // power cut.
 func (m *Module) Stop() {
 	m.gate.stop()
-	if m.toward != nil {
-		m.toward.stop(context.Background())
+	if m.access != nil {
+		m.access.stop(context.Background())
 	}
 }
 
@@ -232,11 +232,11 @@ func (m *Module) serve(ctx context.Context, ready func()) error {
 	reload(ctx.Done()) // returns at once
 	deps.Auth = &localAuth{AuthInterface: auth, local: m.local}
 	klog.FromContext(ctx).Info("Starting the kubelet", "node", m.config.NodeName, "runtime", m.runtime)
-	if m.toward != nil {
-		if err := m.toward.open(); err != nil {
+	if m.access != nil {
+		if err := m.access.open(); err != nil {
 			return err
 		}
-		defer m.toward.stop(context.WithoutCancel(ctx))
+		defer m.access.stop(context.WithoutCancel(ctx))
 	}
 	if m.resolver != nil {
 		if _, err := m.resolver.point(); err != nil {

@@ -22,7 +22,7 @@ import (
 const (
 	// dialTimeout is for connections to sockets of this device.
 	dialTimeout = 2 * time.Second
-	// connecting is longer than a connection takes that was begun by a name that is gone.
+	// connecting is ample time for a connect(2) that has found the link before it was removed.
 	connecting = 20 * time.Millisecond
 )
 
@@ -34,7 +34,9 @@ const (
 type runtimeGate struct {
 	link    string // the path that the kubelet connects to
 	runtime string // the runtime's own socket
-	stopped sync.Once
+
+	mu      sync.Mutex // held while it is opened or stopped
+	stopped bool
 }
 
 // newRuntimeGate returns a gate for two endpoints of Unix sockets.
@@ -43,8 +45,14 @@ func newRuntimeGate(link, runtime string) *runtimeGate {
 	return &runtimeGate{link: path(link), runtime: path(runtime)}
 }
 
-// open makes the link, in the place of what an earlier process has left there.
+// open makes the link, in the place of what an earlier process has left there. A stopped gate stays
+// closed.
 func (g *runtimeGate) open() error {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.stopped {
+		return errStopped
+	}
 	if err := os.MkdirAll(filepath.Dir(g.link), 0o755); err != nil {
 		return fmt.Errorf("making the directory of the kubelet's link to the container runtime: %w", err)
 	}
@@ -65,10 +73,12 @@ func (g *runtimeGate) open() error {
 // parts of edgecore stay: those of cri.Dial, and those that are opened after the first stop, as the
 // shutdown's by Kubernetes' client.
 func (g *runtimeGate) stop(ctx context.Context) {
-	g.stopped.Do(func() { g.cut(ctx) })
-}
-
-func (g *runtimeGate) cut(ctx context.Context) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.stopped {
+		return
+	}
+	g.stopped = true
 	if err := os.Remove(g.link); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		klog.FromContext(ctx).Error(err, "Failed to remove the kubelet's link to the container runtime: it may start containers again")
 	}

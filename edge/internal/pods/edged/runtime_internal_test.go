@@ -2,15 +2,15 @@ package edged
 
 import (
 	"context"
+	"errors"
 	"io"
 	"net"
 	"path/filepath"
 	"testing"
 	"time"
 
-	runtimev1 "k8s.io/cri-api/pkg/apis/runtime/v1"
-
 	"google.golang.org/grpc"
+	runtimev1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/skerry-io/skerry/edge/internal/pods/cri"
 )
@@ -77,9 +77,13 @@ func TestRuntimeGate(t *testing.T) {
 	later := dial("runtime")
 	g.stop(t.Context())
 	check(t, answers(later))
+	// A start that a stop has overtaken opens nothing.
+	if err := g.open(); !errors.Is(err, errStopped) {
+		t.Errorf("opened after its stop: %v", err)
+	}
 }
 
-// waiting is a runtime whose version comes when it is told to.
+// waitingRuntime is a runtime whose version comes when it is told to.
 type waitingRuntime struct {
 	runtimev1.UnimplementedRuntimeServiceServer
 	asked, answer chan struct{}
