@@ -36,7 +36,7 @@ func TestTrialIsConfirmed(t *testing.T) {
 }
 
 // A power cut in a trial restarts all containers, which is no evidence against the version.
-func TestTrialOverAPowerCut(t *testing.T) {
+func TestFleet_05_PowerCutInATrialIsNoEvidence(t *testing.T) {
 	for name, boot := range map[string]string{"the switch restarted them": "1", "the boot did": "2"} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
