@@ -18,7 +18,7 @@ var ladder = [][]string{
 	// L2: the bus between modules of a process
 	{"beehive"},
 	// L3: packages that both sides share
-	{"common/applog", "common/claim", "common/topic", "common/pki", "common/config", "common/httpserver", "common/logging", "common/recovery", "common/rerun", "common/notifytest", "common/login1test", "common/dependency", "common/selectable", "common/podstream", "common/terminal"},
+	{"common/applog", "common/claim", "common/topic", "common/pki", "common/config", "common/httpserver", "common/logging", "common/recovery", "common/rerun", "common/notifytest", "common/login1test", "common/dependency", "common/selectable", "common/i18n", "common/podstream", "common/terminal"},
 	{"common/link", "common/nodemetrics"},
 	{"common/cli", "common/gctuner", "common/programpages", "common/health", "common/tunnel"},
 	{"common/watchdog"},

@@ -22,6 +22,7 @@ import (
 	cmdutil "k8s.io/kubectl/pkg/cmd/util"
 	"k8s.io/kubectl/pkg/util/completion"
 
+	_ "github.com/skerry-io/skerry/common/i18n"
 	"github.com/skerry-io/skerry/common/version"
 )
 

@@ -10,6 +10,8 @@ import (
 	"k8s.io/component-base/logs"
 	"k8s.io/kubectl/pkg/cmd"
 	cmdutil "k8s.io/kubectl/pkg/cmd/util"
+
+	_ "github.com/skerry-io/skerry/common/i18n"
 )
 
 // kubectlCommand stands in the help; main calls runKubectl before it gets here.
