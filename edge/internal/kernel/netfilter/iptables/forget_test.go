@@ -18,16 +18,22 @@ import (
 )
 
 // A client that always connects from one port, as machines in a plant do, is served by the new pod
-// at once when the old one has ended its connection with a reset: the kernel keeps that entry for
-// 10 s.
-func TestOnePortAfterAReset(t *testing.T) {
+// at once when the old one has ended its connection: with a reset, whose entry the kernel keeps for
+// 10 s, or with a FIN.
+func TestOnePort(t *testing.T) {
+	for _, end := range []string{"reset", "FIN"} {
+		t.Run(end, func(t *testing.T) { onePort(t, end == "reset") })
+	}
+}
+
+func onePort(t *testing.T, reset bool) {
 	lan := lantest.New(t)
 	node, client := lan.Host("10.78.0.1/24"), lan.Host("10.78.0.200/24")
 	vip := netip.MustParseAddr("10.78.0.100")
 	node.Shell(fmt.Sprintf("ip addr add %s/32 dev %s", vip, lantest.Interface))
 	pods := map[string]netip.AddrPort{"one": netip.MustParseAddrPort("10.244.1.2:8080"), "two": netip.MustParseAddrPort("10.244.1.3:8080")}
 	for word, at := range pods {
-		resets(t, node.Pod(at.Addr()), at, word)
+		serve(t, node.Pod(at.Addr()), at, word, reset)
 	}
 	apply := func(pod string) {
 		t.Helper()
@@ -46,14 +52,15 @@ func TestOnePortAfterAReset(t *testing.T) {
 	}
 	for i, pod := range []string{"one", "two", "one", "two"} {
 		apply(pod)
-		if word, err := fromOnePort(client, netip.AddrPortFrom(vip, 80)); err != nil || word != pod {
+		if word, err := fromOnePort(client, netip.AddrPortFrom(vip, 80), reset); err != nil || word != pod {
 			t.Errorf("%d: %q answers (%v), want %q", i, word, err, pod)
 		}
 	}
 }
 
-// resets starts a pod that sends its word and ends each connection with a reset, without a FIN.
-func resets(t *testing.T, pod *lantest.Host, at netip.AddrPort, word string) {
+// serve starts a pod that sends its word and ends each connection with a reset, without a FIN, or
+// with a FIN before its client's.
+func serve(t *testing.T, pod *lantest.Host, at netip.AddrPort, word string, reset bool) {
 	t.Helper()
 	err := pod.Do(func() error {
 		l, err := net.Listen("tcp", at.String())
@@ -69,7 +76,9 @@ func resets(t *testing.T, pod *lantest.Host, at netip.AddrPort, word string) {
 				}
 				_, _ = c.Write([]byte(word))
 				_, _ = c.Read(make([]byte, 1)) // the client has it, and confirms
-				_ = c.(*net.TCPConn).SetLinger(0)
+				if reset {
+					_ = c.(*net.TCPConn).SetLinger(0)
+				}
 				c.Close()
 			}
 		}()
@@ -80,8 +89,8 @@ func resets(t *testing.T, pod *lantest.Host, at netip.AddrPort, word string) {
 	}
 }
 
-// fromOnePort asks from a port that is always the same, and waits for the reset.
-func fromOnePort(client *lantest.Host, at netip.AddrPort) (word string, err error) {
+// fromOnePort asks from a port that is always the same, and waits for the reset or the FIN.
+func fromOnePort(client *lantest.Host, at netip.AddrPort, reset bool) (word string, err error) {
 	err = client.Do(func() error {
 		d := net.Dialer{
 			Timeout: 10 * time.Second, LocalAddr: &net.TCPAddr{Port: 4000},
@@ -108,8 +117,8 @@ func fromOnePort(client *lantest.Host, at netip.AddrPort) (word string, err erro
 		if _, err := c.Write([]byte("!")); err != nil {
 			return err
 		}
-		if _, err := c.Read(buffer); err == nil || err == io.EOF {
-			return fmt.Errorf("it ended without a reset: %v", err)
+		if _, err := c.Read(buffer); err == nil || (err == io.EOF) == reset {
+			return fmt.Errorf("it ended otherwise: %v", err)
 		}
 		return nil
 	})

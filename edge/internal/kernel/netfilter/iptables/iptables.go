@@ -15,11 +15,13 @@ import (
 	"net/netip"
 	"slices"
 	"strconv"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
+	"github.com/skerry-io/skerry/common/rerun"
 	"github.com/skerry-io/skerry/edge/internal/kernel/netfilter/balance"
 	"github.com/skerry-io/skerry/edge/internal/kernel/network/dump"
 )
@@ -76,7 +78,7 @@ func New() (*Plane, error) {
 func (*Plane) Name() string { return "iptables" }
 
 // Apply makes the kernel serve exactly this.
-func (p *Plane) Apply(_ context.Context, want []balance.Service) error {
+func (p *Plane) Apply(ctx context.Context, want []balance.Service) error {
 	if err := balance.Validate(want); err != nil {
 		return fmt.Errorf("virtual IPs: %w", err)
 	}
@@ -98,7 +100,7 @@ func (p *Plane) Apply(_ context.Context, want []balance.Service) error {
 			leaves = append(leaves, nat(s)...)
 			leaves = append(leaves, Guard(s, false)...)
 		}
-		errs = append(errs, f.rules.Apply(Bases(), leaves), Forget(mine, f.six))
+		errs = append(errs, f.rules.Apply(Bases(), leaves), Forget(ctx, mine, f.six))
 	}
 	return errors.Join(errs...)
 }
@@ -219,44 +221,69 @@ func Guard(s balance.Service, local bool) []Leaf {
 	return out
 }
 
+// unanswered is how long a pod that lives may take for its SYN+ACK, which its kernel sends.
+const unanswered = 200 * time.Millisecond
+
 // Forget removes the kernel's entries of flows to pods that are no longer served. A client that
 // keeps sending UDP from one port would be sent to the dead pod for as long as it does. A TCP
-// connection that is open stays: a pod may end it in its own time. One that is over, or was never
-// answered, would send a client that reconnects from the same port to the previous pod:
+// connection that is open stays: a pod may end it in its own time. One that was reset by the pod, or
+// was never answered, would send a client that reconnects from the same port to the previous pod:
 // nf_conntrack_proto_tcp creates a new entry only after a FIN, not after the pod's RST; and the
 // retransmissions of an unanswered client belong to its first attempt.
-func Forget(all []balance.Service, six bool) error {
-	f := stale{}
+//
+// The kernel deletes an entry in whatever state it is by then, and a connection that loses its entry
+// is reset. So a flow in TIME_WAIT stays, which a new connection replaces, and one that waits for an
+// answer is looked at again after a while, for which Forget blocks.
+func Forget(ctx context.Context, all []balance.Service, six bool) error {
+	served := stale{}
 	for _, s := range all {
 		for _, p := range s.Ports {
-			f[served{number(p.Protocol), netip.AddrPortFrom(s.Address, p.Number)}] = p.Backends
+			served[port{number(p.Protocol), netip.AddrPortFrom(s.Address, p.Number)}] = p.Backends
 		}
 	}
-	if len(f) == 0 {
+	if len(served) == 0 {
 		return nil
 	}
+	opening, err := forget(served, nil, six)
+	if err != nil || len(opening) == 0 {
+		return err
+	}
+	if err := rerun.Pause(ctx, unanswered); err != nil {
+		return nil // the next Apply forgets them
+	}
+	_, err = forget(served, opening, six)
+	return err
+}
+
+// forget removes stale flows. Of those that wait for an answer it removes the ones that waited
+// before, and returns the others.
+func forget(served stale, before map[connection]bool, six bool) (opening map[connection]bool, err error) {
 	family := netlink.InetFamily(netlink.FAMILY_V4)
 	if six {
 		family = netlink.FAMILY_V6
 	}
-	err := dump.Repeat(func() error {
-		_, err := netlink.ConntrackDeleteFilters(netlink.ConntrackTable, family, f)
+	err = dump.Repeat(func() error {
+		opening = map[connection]bool{}
+		_, err := netlink.ConntrackDeleteFilters(netlink.ConntrackTable, family, &sweep{served, before, opening})
 		return err
 	})
 	if err != nil {
-		return fmt.Errorf("forgetting flows to pods that are gone: %w", err)
+		return nil, fmt.Errorf("forgetting flows to pods that are gone: %w", err)
 	}
-	return nil
+	return opening, nil
 }
 
-// served is one port of an address, by the protocol's number.
-type served struct {
+// port is one of an address, by the protocol's number.
+type port struct {
 	protocol uint8
 	at       netip.AddrPort
 }
 
 // stale finds flows to served addresses whose pod is no longer served.
-type stale map[served][]netip.AddrPort
+type stale map[port][]netip.AddrPort
+
+// connection is a flow by its ends, as the client sees them, and its pod.
+type connection struct{ from, to, pod netip.AddrPort }
 
 // number is a protocol's (IANA).
 func number(p balance.Protocol) uint8 {
@@ -269,32 +296,43 @@ func number(p balance.Protocol) uint8 {
 	return unix.IPPROTO_SCTP
 }
 
-// ended reports whether a flow is no open connection.
-func ended(flow *netlink.ConntrackFlow) bool {
+// sweep is one pass over the flows.
+type sweep struct {
+	stale
+	before  map[connection]bool // waited for an answer in the pass before
+	opening map[connection]bool // wait now
+}
+
+// MatchConntrackFlow implements netlink.CustomConntrackFilter.
+func (s *sweep) MatchConntrackFlow(flow *netlink.ConntrackFlow) bool {
+	c, ok := s.find(flow)
+	if !ok {
+		return false
+	}
 	tcp, ok := flow.ProtoInfo.(*netlink.ProtoInfoTCP)
 	if !ok {
 		return flow.Forward.Protocol == unix.IPPROTO_UDP
 	}
 	switch tcp.State {
-	case nl.TCP_CONNTRACK_SYN_SENT, nl.TCP_CONNTRACK_LAST_ACK, nl.TCP_CONNTRACK_TIME_WAIT, nl.TCP_CONNTRACK_CLOSE:
+	case nl.TCP_CONNTRACK_SYN_SENT:
+		if !s.before[c] {
+			s.opening[c] = true
+		}
+		return s.before[c]
+	case nl.TCP_CONNTRACK_LAST_ACK, nl.TCP_CONNTRACK_CLOSE:
 		return true
 	}
 	return false
 }
 
-// MatchConntrackFlow implements netlink.CustomConntrackFilter.
-func (f stale) MatchConntrackFlow(flow *netlink.ConntrackFlow) bool {
-	if !ended(flow) {
-		return false
-	}
-	to, ok := netip.AddrFromSlice(flow.Forward.DstIP)
-	if !ok {
-		return false
-	}
-	backends, ours := f[served{flow.Forward.Protocol, netip.AddrPortFrom(to.Unmap(), flow.Forward.DstPort)}]
-	if !ours {
-		return false
-	}
+// find returns the flow if it is stale.
+func (s stale) find(flow *netlink.ConntrackFlow) (connection, bool) {
+	from, _ := netip.AddrFromSlice(flow.Forward.SrcIP)
+	to, _ := netip.AddrFromSlice(flow.Forward.DstIP)
 	pod, ok := netip.AddrFromSlice(flow.Reverse.SrcIP)
-	return ok && !slices.Contains(backends, netip.AddrPortFrom(pod.Unmap(), flow.Reverse.SrcPort))
+	c := connection{
+		netip.AddrPortFrom(from.Unmap(), flow.Forward.SrcPort), netip.AddrPortFrom(to.Unmap(), flow.Forward.DstPort), netip.AddrPortFrom(pod.Unmap(), flow.Reverse.SrcPort),
+	}
+	backends, ours := s[port{flow.Forward.Protocol, c.to}]
+	return c, ok && ours && !slices.Contains(backends, c.pod)
 }

@@ -1,7 +1,13 @@
 package iptables_test
 
 import (
+	"fmt"
+	"net/netip"
+
 	"testing"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/skerry-io/skerry/edge/internal/kernel/netfilter/balance/balancetest"
 	"github.com/skerry-io/skerry/edge/internal/kernel/netfilter/iptables"
@@ -23,6 +29,22 @@ func plane() balancetest.Case {
 		Foreign: "for i in iptables ip6tables; do $i -t nat -N KUBE-SERVICES; $i -t nat -A PREROUTING -j KUBE-SERVICES; $i -t filter -A INPUT -p tcp --dport 9999 -j DROP; " +
 			"$i -t nat -A KUBE-SERVICES -p tcp --dport 9998 -j RETURN; $i -t mangle -A FORWARD -p udp --dport 9 -j DROP; $i -t filter -A FORWARD -p tcp --dport 9 -j DROP; " +
 			"$i -t nat -A POSTROUTING -p udp --dport 9 -j RETURN; $i -t nat -A OUTPUT -p udp --dport 9 -j RETURN; done",
-		RoundRobin: true,
+		Busy: busy, RoundRobin: true,
 	}
+}
+
+// busy makes flows of a busy node: looking through them takes long enough for connections to be
+// established meanwhile.
+func busy() error {
+	for n := range 20_000 {
+		from := netip.AddrFrom4([4]byte{192, 0, 2, byte(n >> 14)})
+		to := netip.AddrFrom4([4]byte{198, 51, 100, 1})
+		there := netlink.IPTuple{Protocol: unix.IPPROTO_UDP, SrcIP: from.AsSlice(), DstIP: to.AsSlice(), SrcPort: uint16(1024 + n&0x3fff), DstPort: 53}
+		back := netlink.IPTuple{Protocol: unix.IPPROTO_UDP, SrcIP: there.DstIP, DstIP: there.SrcIP, SrcPort: there.DstPort, DstPort: there.SrcPort}
+		flow := &netlink.ConntrackFlow{FamilyType: unix.AF_INET, TimeOut: 600, Forward: there, Reverse: back}
+		if err := netlink.ConntrackCreate(netlink.ConntrackTable, unix.AF_INET, flow); err != nil {
+			return fmt.Errorf("making flow %d: %w", n, err)
+		}
+	}
+	return nil
 }

@@ -10,6 +10,7 @@ package lantest
 import (
 	"context"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"net"
 	"net/netip"
@@ -255,8 +256,7 @@ func (h *Host) Serve(port uint16, word string) {
 				if err != nil {
 					return
 				}
-				_, _ = fmt.Fprintf(c, "%s %s", word, ip(c.RemoteAddr()))
-				c.Close()
+				go answer(c, word)
 			}
 		}()
 		go func() {
@@ -274,6 +274,16 @@ func (h *Host) Serve(port uint16, word string) {
 	if err != nil {
 		h.t.Fatal(err)
 	}
+}
+
+// answer sends the word, and ends the connection after its client has: data that nobody has read
+// would make it a reset (RFC 1122, 4.2.2.13).
+func answer(c net.Conn, word string) {
+	defer c.Close()
+	_ = c.SetDeadline(time.Now().Add(time.Minute))
+	_, _ = fmt.Fprintf(c, "%s %s", word, ip(c.RemoteAddr()))
+	_ = c.(*net.TCPConn).CloseWrite()
+	_, _ = io.Copy(io.Discard, c)
 }
 
 func ip(a net.Addr) string {

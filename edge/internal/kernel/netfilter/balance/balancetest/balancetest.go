@@ -16,6 +16,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/skerry-io/skerry/edge/internal/kernel/netfilter/balance"
 	"github.com/skerry-io/skerry/edge/internal/kernel/network/lantest"
 )
@@ -31,6 +33,9 @@ type Case struct {
 	// Look prints all kernel state that the implementation may write, without counters, and Foreign
 	// adds another program's state there: shell commands.
 	Look, Foreign string
+	// Busy, where it is set, gives the kernel more state of connections to look through, as on a
+	// node with many clients.
+	Busy func() error
 	// RoundRobin: connections go to the backends strictly in turn, also those of UDP.
 	RoundRobin bool
 }
@@ -279,24 +284,28 @@ func sourceAddress(b *bench) {
 
 // changes: while backends come and go, every connection of a client finds one.
 func changes(b *bench) {
+	const clients = 4
 	b.apply(b.service("one"))
-	var asked atomic.Int64
-	stop, done := make(chan struct{}), make(chan error, 1)
-	go func() {
-		for {
-			select {
-			case <-stop:
-				done <- nil
-				return
-			default:
-			}
-			if _, _, err := b.client.Ask("tcp", b.at(80), patience); err != nil {
-				done <- err
-				return
-			}
-			asked.Add(1)
+	if b.c.Busy != nil {
+		if err := b.node.Do(b.c.Busy); err != nil {
+			b.t.Fatal(err)
 		}
-	}()
+	}
+	var asked atomic.Int64
+	ctx, stop := context.WithCancel(b.t.Context())
+	defer stop()
+	var asking errgroup.Group
+	for range clients {
+		asking.Go(func() error {
+			for ctx.Err() == nil {
+				if _, _, err := b.client.Ask("tcp", b.at(80), patience); err != nil {
+					return err
+				}
+				asked.Add(1)
+			}
+			return nil
+		})
+	}
 	other := b.service("two")
 	other.Address = other.Address.Next()
 	for i := range 6 {
@@ -309,12 +318,12 @@ func changes(b *bench) {
 		case 2:
 			b.apply(b.service("one"))
 		}
-		for deadline := time.Now().Add(patience); asked.Load() < before+3 && time.Now().Before(deadline); {
+		for deadline := time.Now().Add(patience); asked.Load() < before+3*clients && time.Now().Before(deadline); {
 			time.Sleep(5 * time.Millisecond)
 		}
 	}
-	close(stop)
-	if err := <-done; err != nil {
+	stop()
+	if err := asking.Wait(); err != nil {
 		b.t.Errorf("after %d connections: %v", asked.Load(), err)
 	}
 	if word, _ := b.ask(b.client, "tcp", 80); word != "one" {
