@@ -226,14 +226,14 @@ const unanswered = 200 * time.Millisecond
 
 // Forget removes the kernel's entries of flows to pods that are no longer served. A client that
 // keeps sending UDP from one port would be sent to the dead pod for as long as it does. A TCP
-// connection that is open stays: a pod may end it in its own time. One that was reset by the pod, or
-// was never answered, would send a client that reconnects from the same port to the previous pod:
+// connection that is open stays: a pod may end it in its own time. One that the pod has reset, or
+// never answered, would send a client that reconnects from the same port to the previous pod:
 // nf_conntrack_proto_tcp creates a new entry only after a FIN, not after the pod's RST; and the
 // retransmissions of an unanswered client belong to its first attempt.
 //
-// The kernel deletes an entry in whatever state it is by then, and a connection that loses its entry
-// is reset. So a flow in TIME_WAIT stays, which a new connection replaces, and one that waits for an
-// answer is looked at again after a while, for which Forget blocks.
+// The kernel deletes an entry in whatever state it is by then, and a connection without its entry
+// is reset. So a flow in TIME_WAIT stays, which a new connection replaces, and one that waits for
+// an answer is looked at again after a while: Forget blocks that long.
 func Forget(ctx context.Context, all []balance.Service, six bool) error {
 	served := stale{}
 	for _, s := range all {
