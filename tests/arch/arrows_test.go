@@ -111,7 +111,7 @@ func TestPackagesStaySmall(t *testing.T) {
 // for work that is under way; a feature that needs more raises them in its commit.
 const (
 	mostLines    = 128_000
-	mostPackages = 183
+	mostPackages = 184
 )
 
 func TestProductStaysSmall(t *testing.T) {

@@ -111,7 +111,7 @@ var exclusive = []struct {
 	},
 	{
 		[]string{"k8s.io/kubectl", "k8s.io/cli-runtime"},
-		[]string{"cloud/cmd/kubectl-skerry"},
+		[]string{"cloud/cmd/kubectl-skerry", "common/i18n"},
 		"they bring kustomize too: 126 packages and 2.3 MB of every device's memory, for an evict and a wait",
 	},
 	{
