@@ -128,7 +128,7 @@ func (c *ControlPlane) Start(ctx context.Context) error {
 func (c *ControlPlane) start(ctx context.Context) error {
 	args := append([]string{"--dir=" + c.Dir, "--bind=127.0.0.1", "--advertise=127.0.0.1", "--port=" + c.port}, c.args...)
 	tally.Add(tally.ControlPlane)
-	child, err := process.Start(process.Spec{Path: c.path, Args: args, Log: c.log(), Bound: c.lock == nil})
+	child, err := process.Start(process.Spec{Path: c.path, Args: args, Log: c.log(), Bound: c.lock == nil, TimerSlack: process.Relaxed})
 	if err != nil {
 		return err
 	}

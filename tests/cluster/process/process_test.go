@@ -55,6 +55,20 @@ func TestStopAndKill(t *testing.T) {
 	}
 }
 
+func TestTimerSlack(t *testing.T) {
+	for _, want := range []time.Duration{0, process.Relaxed} {
+		s := start(t, process.Spec{Path: "sleep", Args: []string{"100"}, TimerSlack: want})
+		raw, err := os.ReadFile("/proc/" + strconv.Itoa(s.PID) + "/timerslack_ns")
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := strconv.ParseInt(strings.TrimSpace(string(raw)), 10, 64)
+		if err != nil || (got == process.Relaxed.Nanoseconds()) != (want == process.Relaxed) {
+			t.Errorf("with %v asked for it has %d ns (%v)", want, got, err)
+		}
+	}
+}
+
 func TestIdentity(t *testing.T) {
 	s := start(t, process.Spec{Path: "sleep", Args: []string{"100"}})
 	found, err := process.Find(s.PID)

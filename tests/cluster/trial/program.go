@@ -35,12 +35,16 @@ const (
 
 // A program is a daemon of a host.
 type program struct {
-	name string
-	path string
-	args []string
+	name  string
+	path  string
+	args  []string
+	slack time.Duration // of its timers; 0: the kernel's own
 	// ready returns nil once the program serves; nil means that it is ready when it runs.
 	ready func(context.Context) error
 }
+
+// EdgecoreTimerSlack is TimerSlackNSec= of edgecore's unit.
+const EdgecoreTimerSlack = 10 * time.Millisecond
 
 // programs lists a host's daemons in the order they start.
 func (t *Trial) programs(name string) []program {
@@ -96,7 +100,9 @@ func (t *Trial) programs(name string) []program {
 			return err
 		},
 	}
-	return []program{logind, containerd, {name: "edgecore", path: t.binary("edgecore"), args: []string{"--config", edgecoreConfig}}}
+	return []program{logind, containerd, {
+		name: "edgecore", path: t.binary("edgecore"), args: []string{"--config", edgecoreConfig}, slack: EdgecoreTimerSlack,
+	}}
 }
 
 func (t *Trial) kubeplane(h host.Host) program {
@@ -124,7 +130,7 @@ func (t *Trial) kubeplane(h host.Host) program {
 		args = append(args, "--controller-arg=--cluster-signing-duration="+life.String())
 	}
 	return program{
-		name: "kubeplane", path: t.binary("kubeplane"), args: args,
+		name: "kubeplane", path: t.binary("kubeplane"), args: args, slack: process.Relaxed,
 		ready: func(context.Context) error {
 			_, err := os.Stat(filepath.Join(h.Root(), planeDir, "ready.json"))
 			return err
@@ -213,7 +219,7 @@ func (t *Trial) start(ctx context.Context, name string, p program) error {
 	if other := m.Replaced[p.name]; len(other) > 0 {
 		command = append(slices.Clone(other), p.args...)
 	}
-	child, err := m.Host.Start(process.Spec{Path: command[0], Args: command[1:], Dir: "/", Log: t.LogPath(name, p.name)})
+	child, err := m.Host.Start(process.Spec{Path: command[0], Args: command[1:], Dir: "/", Log: t.LogPath(name, p.name), TimerSlack: p.slack})
 	if err != nil {
 		return fmt.Errorf("starting %s on %s: %w", p.name, name, err)
 	}
