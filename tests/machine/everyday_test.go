@@ -14,6 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/skerry-io/skerry/tests/cluster/trial"
 	"github.com/skerry-io/skerry/tests/machine"
 )
 
@@ -172,6 +173,9 @@ func TestEveryday_04_RealMachineIsWatched(t *testing.T) {
 	s := newSystem(t)
 	changed, before := s.follow(), s.running()
 	const pid = "systemctl show --property=MainPID --value edgecore"
+	if slack, want := strings.TrimSpace(s.run("cat /proc/$("+pid+")/timerslack_ns")), fmt.Sprint(trial.EdgecoreTimerSlack.Nanoseconds()); slack != want {
+		t.Errorf("edgecore has a timer slack of %s ns, want its unit's %s", slack, want)
+	}
 	for how, signal := range map[string]string{"a kill": "KILL", "a hang": "STOP"} {
 		s.run("old=$(" + pid + "); kill -" + signal + " $old; until new=$(" + pid + "); [ $new != 0 -a $new != $old ] && timeout 10 edgecore status >/dev/null; do sleep 1; done")
 		s.same(before, how+" of edgecore")
