@@ -156,7 +156,7 @@ func (a attack) links(ctx context.Context, secure func(context.Context, int) (*t
 		kind, began := kinds[i%len(kinds)], sync.OnceFunc(ready.Done)
 		g.Go(func() error {
 			for ctx.Err() == nil {
-				c.Epoch = uint64(time.Now().UnixMicro())
+				c.Epoch = uint64(time.Now().UnixMilli())
 				d, err := hostile.Dial(ctx, c)
 				if err == nil {
 					done.add("links", 1)

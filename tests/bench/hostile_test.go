@@ -312,7 +312,7 @@ func (s *bench) reconnects(b *testing.B, t link.Transport, secure *tls.Config) (
 	for range reconnects {
 		begin := time.Now()
 		for {
-			d, err := hostile.Dial(ctx, hostile.Config{Transport: t, Address: net.JoinHostPort(s.address(b), "443"), TLS: secure, Epoch: uint64(time.Now().UnixMicro())})
+			d, err := hostile.Dial(ctx, hostile.Config{Transport: t, Address: net.JoinHostPort(s.address(b), "443"), TLS: secure, Epoch: uint64(time.Now().UnixMilli())})
 			if err == nil {
 				took = append(took, ms(time.Since(begin)))
 				d.Close()
