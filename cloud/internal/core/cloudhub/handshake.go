@@ -83,6 +83,9 @@ func (h *Hub) handshake(ctx context.Context, conn link.Conn) (*session, error) {
 		return nil, &link.CloseError{Code: link.CloseOverloaded, Reason: "too many links of this node have said nothing yet"}
 	}
 	defer leave()
+	if ok, _ := h.openings.Take(node); !ok {
+		return nil, &link.CloseError{Code: link.CloseOverloaded, Reason: "too many links of this node, one after the other"}
+	}
 	if err := h.admit(ctx, node, cert); err != nil {
 		return nil, err
 	}

@@ -296,3 +296,58 @@ func TestHostile_09_OneCertificate600TimesKeepsNobodyOut(t *testing.T) {
 		}
 	})
 }
+
+// Fifty nodes open a session, leave, and connect again at once, for half a minute. A bounded number
+// of sessions opens, the other links are told when to come again; another node's session opens, and
+// theirs do once they have rested.
+func TestHostile_09_NodesThatConnectAgainAndAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t, cloudhub.Config{})
+		epoch, opened, refused := uint64(0), 0, 0
+		certs := map[string]*x509.Certificate{}
+		try := func(node string) bool {
+			epoch++
+			if certs[node] == nil {
+				certs[node] = b.authority.Node(t, node).Leaf
+			}
+			e := b.dialAs(certs[node])
+			synctest.Wait()
+			if e.live() {
+				e.hello(epoch)
+				synctest.Wait()
+			}
+			if !e.live() {
+				end := e.ended()
+				if end.Code != link.CloseOverloaded || !strings.Contains(end.Reason, "retry-after=") {
+					t.Fatalf("refused by %v", end)
+				}
+				return false
+			}
+			e.welcomed()
+			b.hub.Kick(types.NodeName(node), link.CloseReplaced, "it leaves")
+			synctest.Wait()
+			return true
+		}
+		const nodes, seconds, each = 50, 30, 5
+		for range seconds * each {
+			for n := range nodes {
+				if try(fmt.Sprintf("bad-%d", n)) {
+					opened++
+				} else {
+					refused++
+				}
+			}
+			time.Sleep(time.Second / each)
+		}
+		if most := nodes*60 + 2*10*seconds; opened > most || refused < nodes*seconds*each-most {
+			t.Errorf("%d sessions were opened and %d refused, want %d at most", opened, refused, most)
+		}
+		if !try("good") {
+			t.Error("a node that connects once was refused")
+		}
+		time.Sleep(20 * time.Second) // the longest retry-after
+		if !try("bad-0") {
+			t.Error("a node is refused after it has rested")
+		}
+	})
+}

@@ -29,6 +29,7 @@ type Hub struct {
 	shares     *link.Shares[types.NodeName] // of handshakes
 	refusals   chan struct{}                // a token for each link that is being turned away for overload
 	charges    *quota.Rates
+	openings   *quota.Rates
 }
 
 // New returns a hub that serves the links of the listeners with the parts. Run starts it.
@@ -38,7 +39,7 @@ func New(config Config, listeners []link.Listener, parts []Part) *Hub {
 		config: config, listeners: listeners, parts: parts,
 		table: newTable(config.MaxSessions, config.Elsewhere), metrics: newMetrics(),
 		handshakes: make(chan struct{}, config.MaxHandshakes), shares: link.NewShares[types.NodeName](config.MaxHandshakes),
-		refusals: make(chan struct{}, closers), charges: quota.NewRates(charges),
+		refusals: make(chan struct{}, closers), charges: quota.NewRates(charges), openings: quota.NewRates(openings),
 	}
 }
 

@@ -14,6 +14,11 @@ import (
 // its link is not read until the usage has decayed.
 var charges = quota.Rate{PerSecond: 1, Burst: 10}
 
+// openings bounds the links of each node: a session costs kube-apiserver and cloudcore 10 ms of CPU
+// before its node has sent anything that is charged, so nodes that only connect and leave would
+// delay all others. A device whose network comes and goes opens no more than one a second for long.
+var openings = quota.Rate{PerSecond: 1, Burst: 60, Heavy: 10}
+
 const (
 	// opening is charged for each session: else a device that connects again and again would not
 	// pay for its handshakes.
