@@ -17,6 +17,7 @@ import (
 	"github.com/skerry-io/skerry/common/link"
 	"github.com/skerry-io/skerry/common/pki"
 	"github.com/skerry-io/skerry/common/protocol"
+	"github.com/skerry-io/skerry/common/rerun"
 	"github.com/skerry-io/skerry/common/topic"
 	"github.com/skerry-io/skerry/common/topic/topicpb"
 )
@@ -84,6 +85,8 @@ func (h *Hub) handshake(ctx context.Context, conn link.Conn) (*session, error) {
 	}
 	defer leave()
 	if ok, _ := h.openings.Take(node); !ok {
+		// One that heeds no retry-after would have the next handshake of TLS at once.
+		_ = rerun.Pause(ctx, refusedFor)
 		return nil, &link.CloseError{Code: link.CloseOverloaded, Reason: "too many links of this node, one after the other"}
 	}
 	if err := h.admit(ctx, node, cert); err != nil {

@@ -20,6 +20,9 @@ var charges = quota.Rate{PerSecond: 1, Burst: 10}
 var openings = quota.Rate{PerSecond: 1, Burst: 60, Heavy: 10}
 
 const (
+	// refusedFor is how long a link above openings waits for its refusal, in its node's share of
+	// the handshakes.
+	refusedFor = time.Second
 	// opening is charged for each session: else a device that connects again and again would not
 	// pay for its handshakes.
 	opening = 50 * time.Millisecond
