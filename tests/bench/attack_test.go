@@ -134,12 +134,14 @@ func (c *tally) String() string {
 	return strings.Join(all, ", ")
 }
 
+const linksEnded = "links that ended or were refused"
+
 // links opens a link for each node, and opens it again whenever it ends.
 func (a attack) links(ctx context.Context, secure func(context.Context, int) (*tls.Config, error)) error {
 	kinds := []struct {
 		name string
 		do   func(context.Context, *hostile.Device, string, string, *tally) error
-	}{{"answers that are not read", stall}, {"events", floodEvents}, {"interests", floodInterests}, {"reports", floodReports}, {"bytes of statuses", floodBytes}}
+	}{{"answers of a megabyte that are not read", stall}, {"events", floodEvents}, {"interests", floodInterests}, {"reports", floodReports}, {"bytes of statuses", floodBytes}}
 	var done tally
 	var ready sync.WaitGroup
 	ready.Add(a.Nodes)
@@ -165,7 +167,7 @@ func (a attack) links(ctx context.Context, secure func(context.Context, int) (*t
 					d.Close()
 				}
 				if err != nil && ctx.Err() == nil {
-					done.add("links that ended or were refused", 1)
+					done.add(linksEnded, 1)
 				}
 				wait(ctx, 100*time.Millisecond)
 			}
@@ -184,7 +186,18 @@ func (a attack) links(ctx context.Context, secure func(context.Context, int) (*t
 	fmt.Println("begun")
 	err := g.Wait()
 	fmt.Println(done.String())
-	return err
+	if err != nil {
+		return err
+	}
+	for _, kind := range kinds {
+		if done.n[kind.name] == 0 {
+			return fmt.Errorf("this is no attack: it made no %s: %s", kind.name, &done)
+		}
+	}
+	if ended := done.n[linksEnded]; ended > a.Nodes {
+		return fmt.Errorf("this is no attack by links that stay: %s", &done)
+	}
+	return nil
 }
 
 func wait(ctx context.Context, d time.Duration) {
