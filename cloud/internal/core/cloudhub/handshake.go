@@ -84,13 +84,15 @@ func (h *Hub) handshake(ctx context.Context, conn link.Conn) (*session, error) {
 		return nil, &link.CloseError{Code: link.CloseOverloaded, Reason: "too many links of this node have said nothing yet"}
 	}
 	defer leave()
+	// Before its openings are counted: who has a revoked certificate uses up none of the device's that
+	// took its place.
+	if err := h.admit(ctx, node, cert); err != nil {
+		return nil, err
+	}
 	if ok, _ := h.openings.Take(node); !ok {
 		// One that heeds no retry-after would have the next handshake of TLS at once.
 		_ = rerun.Pause(ctx, refusedFor)
 		return nil, &link.CloseError{Code: link.CloseOverloaded, Reason: "too many links of this node, one after the other"}
-	}
-	if err := h.admit(ctx, node, cert); err != nil {
-		return nil, err
 	}
 	m, err := conn.Receive(ctx)
 	if err != nil {

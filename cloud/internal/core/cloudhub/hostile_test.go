@@ -347,3 +347,29 @@ func TestHostile_09_NodesThatConnectAgainAndAgain(t *testing.T) {
 		}
 	})
 }
+
+// Who has the revoked certificate of a stolen device connects again and again, and the device that
+// took its place opens its session at once.
+func TestHostile_07_RevokedCertificateUsesUpNoOpenings(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var stolen *x509.Certificate
+		b := newBench(t, cloudhub.Config{Admission: admission(func(_ types.NodeName, cert *x509.Certificate) error {
+			if cert.Equal(stolen) {
+				return errors.New("the certificate was revoked")
+			}
+			return nil
+		})})
+		stolen = b.authority.Node(t, "till").Leaf
+		for i := range 300 {
+			_, err := b.dialAs(stolen).conn.Receive(t.Context())
+			if end, ok := errors.AsType[*link.CloseError](err); !ok || end.Code != link.CloseForbidden {
+				t.Fatalf("link %d with a revoked certificate ended by %v, want %d", i, err, link.CloseForbidden)
+			}
+		}
+		e := b.dialAs(b.authority.Node(t, "till").Leaf)
+		e.hello(1)
+		if _, err := e.conn.Receive(t.Context()); err != nil {
+			t.Errorf("the device that took its place: %v", err)
+		}
+	})
+}
