@@ -6,10 +6,15 @@ import (
 	"io"
 	"net"
 	"sync"
+	"time"
 )
 
 // copySize is the buffer of one direction of Splice: a message's worth.
 const copySize = chunk
+
+// lingerTimeout bounds how long the bytes of a client that does not close are discarded. It is long
+// enough for the last megabytes of an answer over a thin link.
+const lingerTimeout = 10 * time.Minute
 
 // Splice copies between two connections until both directions have ended, one of them can't be read
 // any more, or ctx ends, and closes both. The end of one direction is handed on as such where the
@@ -17,7 +22,9 @@ const copySize = chunk
 //
 // A connection that takes no more data has ended that direction alone: a server that closes as
 // soon as it has answered, as a kubelet does after an exec, resets the connection at the next byte
-// of the client (a ping), and its answer is still to be read here.
+// of the client (a ping), and its answer is still to be read here. The client's bytes are discarded
+// from then on, for lingerTimeout at most: its connection would be reset by the next if it were
+// closed, and the part of the answer that waits in the kernel be dropped (RFC 9112, section 9.6).
 func Splice(ctx context.Context, a, b net.Conn) {
 	shut := sync.OnceFunc(func() { _, _ = a.Close(), b.Close() }) // both copies end with an error of their own
 	defer shut()
@@ -32,9 +39,12 @@ func Splice(ctx context.Context, a, b net.Conn) {
 func pass(to, from net.Conn, shut func()) {
 	w := &taker{conn: to}
 	// Without the methods by which io.Copy would take another buffer than this one.
-	_, err := io.CopyBuffer(w, struct{ io.Reader }{from}, make([]byte, copySize))
+	reader, buffer := struct{ io.Reader }{from}, make([]byte, copySize)
+	_, err := io.CopyBuffer(w, reader, buffer)
 	switch {
 	case w.err != nil:
+		defer time.AfterFunc(lingerTimeout, shut).Stop()
+		_, _ = io.CopyBuffer(struct{ io.Writer }{io.Discard}, reader, buffer)
 		return // the other direction ends by itself, since nobody writes to it any more
 	case err != nil:
 		if s, ok := to.(interface{ abort(reason string) }); ok && !errors.Is(err, net.ErrClosed) { // a Stream, whose peer gets the reason

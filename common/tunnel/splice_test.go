@@ -3,9 +3,13 @@ package tunnel_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"io"
 	"net"
+	"sync"
+	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/skerry-io/skerry/common/tunnel"
@@ -63,6 +67,86 @@ func TestSplice_AnswerOfAServerThatHasClosed(t *testing.T) {
 	}
 	<-ended
 }
+
+// The whole answer is on its way to a client that reads nothing yet, and sends pings to a server
+// that is gone: its connection stays until it closes it, or a reset would drop the answer.
+func TestSplice_ClientReadsLate(t *testing.T) {
+	near, server := tcpPair(t)
+	client, end := tcpPair(t)
+	ended, all := make(chan struct{}), make(chan struct{})
+	go func() { defer close(ended); tunnel.Splice(t.Context(), end, &readToEnd{Conn: near, end: all}) }()
+
+	answer := bytes.Repeat([]byte("answer"), 100<<10)
+	go func() {
+		_, _ = server.Write(answer)
+		_ = server.Close()
+	}()
+	<-all
+	for range 100 {
+		if _, err := client.Write([]byte("ping")); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Millisecond)
+	}
+	got, err := io.ReadAll(client)
+	if err != nil || !bytes.Equal(got, answer) {
+		t.Errorf("%d of %d bytes, %v", len(got), len(answer), err)
+	}
+	client.Close()
+	<-ended
+}
+
+// readToEnd closes its channel when all has been read from a connection.
+type readToEnd struct {
+	net.Conn
+	end chan struct{}
+}
+
+func (c *readToEnd) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	if errors.Is(err, io.EOF) {
+		close(c.end)
+	}
+	return n, err
+}
+
+func (c *readToEnd) CloseWrite() error { return c.Conn.(*net.TCPConn).CloseWrite() }
+
+// A client that goes on sending after the end of the answer keeps the connections for a bounded
+// time.
+func TestSplice_ClientThatNeverCloses(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		client, end := net.Pipe()
+		ended, began := make(chan struct{}), time.Now()
+		go func() { defer close(ended); tunnel.Splice(t.Context(), halfPipe{end}, &gone{}) }()
+		var pings sync.WaitGroup
+		pings.Go(func() {
+			for {
+				if _, err := client.Write([]byte("ping")); err != nil {
+					return
+				}
+				time.Sleep(5 * time.Second)
+			}
+		})
+		<-ended
+		if took := time.Since(began); took < time.Minute || took > time.Hour {
+			t.Errorf("Splice ended after %v", took)
+		}
+		pings.Wait()
+	})
+}
+
+// halfPipe can end one direction; its peer does not notice.
+type halfPipe struct{ net.Conn }
+
+func (halfPipe) CloseWrite() error { return nil }
+
+// gone is a connection to a server that takes no bytes, and whose answer is read to its end.
+type gone struct{ net.Conn }
+
+func (*gone) Read([]byte) (int, error)  { return 0, io.EOF }
+func (*gone) Write([]byte) (int, error) { return 0, syscall.EPIPE }
+func (*gone) Close() error              { return nil }
 
 // Where one end is gone Splice ends, whether the other has something to write or not.
 func TestSplice_EndsWithEitherEnd(t *testing.T) {

@@ -111,7 +111,7 @@ func TestPackagesStaySmall(t *testing.T) {
 // for work that is under way; a feature that needs more raises them in its commit.
 const (
 	mostLines    = 128_000
-	mostPackages = 184
+	mostPackages = 185
 )
 
 func TestProductStaysSmall(t *testing.T) {

@@ -1,6 +1,7 @@
 package e2e_test
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"errors"
@@ -15,6 +16,8 @@ import (
 	"github.com/creack/pty"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/skerry-io/skerry/tests/cluster/lab"
 )
 
 // A terminal on this side, kubectl in it, and a program in a pod that prints its own terminal.
@@ -80,6 +83,30 @@ func TestTunnel_07_CopyBothWays(t *testing.T) {
 	s.Check(err)
 	if sum := fmt.Sprintf("%x", sha256.Sum256(got)); sum != want {
 		t.Errorf("what came back has %d bytes and the sum %s, want %s", len(got), sum, want)
+	}
+}
+
+// A file comes from a device behind a thin link: the kubelet has closed the connection long before
+// its last megabytes have crossed the link, and kubectl sends pings meanwhile.
+func TestTunnel_07_CopyFromADeviceBehindAThinLink(t *testing.T) {
+	s := newSystem(t)
+	ns := s.Namespace()
+	s.Apply(ns, samplePod("copies", "edge2"))
+	s.WaitPods(ns, "app=copies", "edge2", 1)
+	dir := t.TempDir()
+	there, back := filepath.Join(dir, "there"), filepath.Join(dir, "back")
+	content := make([]byte, 8<<20)
+	_, _ = rand.NewChaCha8([32]byte{8}).Read(content)
+	s.Check(os.WriteFile(there, content, 0o600))
+	s.Kubectl("cp", "-n", ns, there, "copies:/tmp/big")
+
+	s.waitLinked("edge2")
+	s.Check(s.Trial.Shape(t.Context(), "edge2", lab.Shape{Rate: 3_000_000}))
+	s.Kubectl("cp", "-n", ns, "copies:/tmp/big", back)
+	got, err := os.ReadFile(back)
+	s.Check(err)
+	if !bytes.Equal(got, content) {
+		t.Errorf("what came back has %d bytes, of %d, or others", len(got), len(content))
 	}
 }
 

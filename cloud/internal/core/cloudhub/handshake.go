@@ -84,8 +84,8 @@ func (h *Hub) handshake(ctx context.Context, conn link.Conn) (*session, error) {
 		return nil, &link.CloseError{Code: link.CloseOverloaded, Reason: "too many links of this node have said nothing yet"}
 	}
 	defer leave()
-	// Before its openings are counted: who has a revoked certificate uses up none of the device's that
-	// took its place.
+	// Before its openings are counted: who has a revoked certificate uses up none of the device's
+	// that took its place.
 	if err := h.admit(ctx, node, cert); err != nil {
 		return nil, err
 	}

@@ -26,6 +26,8 @@ import (
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	"k8s.io/kubernetes/cmd/kubelet/app/options"
 	"k8s.io/kubernetes/pkg/kubelet/server"
+
+	"github.com/skerry-io/skerry/edge/internal/kernel/network/sockdiag"
 )
 
 // localPaths are the allowed paths of the local client: the subresources of pods that people use.
@@ -88,7 +90,7 @@ func (a *localAuth) Authorize(ctx context.Context, attributes authorizer.Attribu
 }
 
 // dial connects to the kubelet's server, which must present the certificate in the kubelet's own
-// folder: a pod on the host's network could listen at its port.
+// folder: a pod on the host's network could listen at its port. The connection keeps its answer.
 func (l *localClient) dial(ctx context.Context, kubelet *options.KubeletServer, address string) (net.Conn, error) {
 	if address == "" {
 		return nil, errors.New("the kubelet has no server: KubeletConfiguration enableServer")
@@ -108,7 +110,7 @@ func (l *localClient) dial(ctx context.Context, kubelet *options.KubeletServer, 
 	if err != nil {
 		return nil, fmt.Errorf("the kubelet does not answer: %w", err)
 	}
-	return conn, nil
+	return sockdiag.KeepAnswer(conn), nil
 }
 
 // servingFile is the certificate of the kubelet's server.

@@ -25,6 +25,7 @@ import (
 	"github.com/skerry-io/skerry/beehive/message"
 	"github.com/skerry-io/skerry/common/tunnel"
 	"github.com/skerry-io/skerry/edge/internal/core/linkstate"
+	"github.com/skerry-io/skerry/edge/internal/kernel/network/sockdiag"
 )
 
 // Targets of streams: the kubelet's server itself, or by a connection of this device's own, for
@@ -44,8 +45,8 @@ const (
 type Config struct {
 	// Kubelet returns the address of the kubelet's server; "" without a server.
 	Kubelet func() string
-	// Subresources connects to the kubelet as this device's own client; nil where that is
-	// switched off.
+	// Subresources connects to the kubelet as this device's own client, by a connection that keeps
+	// its answer (sockdiag); nil where that is switched off.
 	Subresources func(ctx context.Context) (net.Conn, error)
 	// Status is the part of `edgecore status`, in the form that an Accept header asks for, and its
 	// content type; nil: it is not shown to the cloud.
@@ -145,7 +146,7 @@ func (t *Tunnel) accept(ctx context.Context, target string) (net.Conn, error) {
 		t.metrics.refuse("unreachable")
 		return nil, fmt.Errorf("the kubelet does not answer: %w", err)
 	}
-	return t.metrics.begin(conn), nil
+	return t.metrics.begin(sockdiag.KeepAnswer(conn)), nil
 }
 
 // report connects to one of edgecore's own reports; nil where it is not offered.

@@ -1,6 +1,7 @@
 package tunnel_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"io"
@@ -99,6 +100,82 @@ skerry_tunnel_streams_total 1
 	if err := testutil.CollectAndCompare(end, strings.NewReader(want), "skerry_tunnel_bytes_total", "skerry_tunnel_streams_total"); err != nil {
 		t.Error(err)
 	}
+}
+
+// The kubelet answers with more than the link takes at once and closes, as after an exec, and the
+// client, which is slow to read, goes on sending pings: all of the answer comes.
+func TestAttach_AnswerOfAKubeletThatHasClosed(t *testing.T) {
+	answer := bytes.Repeat([]byte("answer"), 1<<19)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	closed := make(chan struct{})
+	go func() {
+		c, err := l.Accept()
+		if err != nil {
+			return
+		}
+		go io.Copy(io.Discard, c) // it reads for as long as its program writes
+		_, _ = c.Write(answer)
+		_ = c.Close()
+		close(closed)
+	}()
+	mux, _ := cloud(t, l.Addr().String())
+	s, err := mux.Open(t.Context(), tunnel.Kubelet)
+	if err != nil {
+		t.Fatal(err)
+	}
+	near, client := tcpPair(t)
+	spliced := make(chan struct{})
+	go func() { defer close(spliced); common.Splice(t.Context(), s, near) }()
+
+	var got []byte
+	b := make([]byte, 64<<10)
+	pings := 0
+	for {
+		n, err := client.Read(b)
+		got = append(got, b[:n]...)
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			t.Fatalf("after %d of %d bytes, and %d pings: %v", len(got), len(answer), pings, err)
+		}
+		select {
+		case <-closed:
+			if _, err := client.Write([]byte("ping")); err != nil {
+				t.Fatalf("after %d of %d bytes, and %d pings: %v", len(got), len(answer), pings, err)
+			}
+			pings++
+			time.Sleep(time.Millisecond)
+		default: // the kernel's buffers are not full yet
+		}
+	}
+	if !bytes.Equal(got, answer) || pings == 0 {
+		t.Errorf("got %d of %d bytes, after %d pings", len(got), len(answer), pings)
+	}
+	client.Close()
+	<-spliced
+}
+
+// tcpPair returns the two ends of a TCP connection.
+func tcpPair(t *testing.T) (dialled, accepted net.Conn) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	if dialled, err = net.Dial("tcp", l.Addr().String()); err != nil {
+		t.Fatal(err)
+	}
+	if accepted, err = l.Accept(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { dialled.Close(); accepted.Close() })
+	return dialled, accepted
 }
 
 func TestAttach_RefusesAllElse(t *testing.T) {
