@@ -37,8 +37,8 @@ import (
 // repeats it after that time, as an honest edge does.
 func TestHostile_05_QuotasAnswer429WithRetryAfter(t *testing.T) {
 	// Quotas smaller than the defaults: this test is about requests above them.
-	s := newSystem(t, "tunnel: {listen: \"\"}\nrelay: {quotas: {eventBurst: 1000, eventsPerSecond: 50, requestBurst: 1000, requestsPerSecond: 20, "+
-		"reportBurst: 500, reportsPerSecond: 20, statusBurst: 1000, statusesPerSecond: 20, statusByteBurst: 8388608, statusBytesPerSecond: 131072}}\n")
+	s := newSystem(t, "tunnel: {listen: \"\"}\nrelay: {quotas: {eventBurst: 400, eventsPerSecond: 10, requestBurst: 1000, requestsPerSecond: 20, "+
+		"reportBurst: 200, reportsPerSecond: 10, statusBurst: 256, statusesPerSecond: 5, statusByteBurst: 8388608, statusBytesPerSecond: 131072}}\n")
 	ns := things(t)
 	device, other := s.dial(t, link.QUIC, own), s.dial(t, link.WebSocket, another)
 	t.Run("events", func(t *testing.T) { floodOfEvents(t, s, device, other, ns, 12*time.Second) })
@@ -147,7 +147,7 @@ func floodOfEvents(t *testing.T, s *system, device, other *hostile.Device, ns st
 			last = i
 		}
 	}
-	f.check(t, quota, 1000, 50, began)
+	f.check(t, quota, 400, 10, began)
 	if n := counted() - before; n != f.refused {
 		t.Errorf("the metric counts %d of %d refusals", n, f.refused)
 	}
@@ -173,7 +173,7 @@ func floodOfStatuses(t *testing.T, s *system, device, other *hostile.Device) {
 		writes, bytes, burst, perSecond int
 	}{
 		{"relay.quotas.statusBytesPerSecond", 40, 400 << 10, 8 << 20 / (400 << 10), 1},
-		{"relay.quotas.statusesPerSecond", 1500, 10, 1000, 20}, // the last: it leaves no number of writes for bytes
+		{"relay.quotas.statusesPerSecond", 400, 10, 256, 5}, // the last: it leaves no number of writes for bytes
 	} {
 		began, f := time.Now(), &flooded{}
 		// On a busy machine the quota is used up not much faster than it is given: until it is.
@@ -304,7 +304,7 @@ func certificateRequest(t *testing.T, node string) []byte {
 }
 
 func floodOfReports(t *testing.T, s *system, device, other *hostile.Device, ns string) {
-	const reports = 1000
+	const reports = 500
 	began, f := time.Now(), &flooded{}
 	results := make([]*topicpb.WriteResult, reports)
 	var g errgroup.Group
@@ -325,7 +325,7 @@ func floodOfReports(t *testing.T, s *system, device, other *hostile.Device, ns s
 			t.Fatal(err)
 		}
 	}
-	f.check(t, "relay.quotas.reportsPerSecond", 500, 20, began)
+	f.check(t, "relay.quotas.reportsPerSecond", 200, 10, began)
 	if n := s.metric(t, "skerry_aggregate_over_quota_total"); n != f.refused {
 		t.Errorf("the metric counts %d of %d refusals", n, f.refused)
 	}
