@@ -136,6 +136,19 @@ func TestSplice_ClientThatNeverCloses(t *testing.T) {
 	})
 }
 
+// A server whose client is gone is not heard to the end of its answer.
+func TestSplice_ServerWithoutAClient(t *testing.T) {
+	near, server := tcpPair(t)
+	ended := make(chan struct{})
+	go func() { defer close(ended); tunnel.Splice(t.Context(), &gone{}, near) }()
+	for answer := bytes.Repeat([]byte("answer"), 1<<10); ; {
+		if _, err := server.Write(answer); err != nil {
+			break
+		}
+	}
+	<-ended
+}
+
 // halfPipe can end one direction; its peer does not notice.
 type halfPipe struct{ net.Conn }
 
@@ -147,6 +160,7 @@ type gone struct{ net.Conn }
 func (*gone) Read([]byte) (int, error)  { return 0, io.EOF }
 func (*gone) Write([]byte) (int, error) { return 0, syscall.EPIPE }
 func (*gone) Close() error              { return nil }
+func (*gone) CloseWrite() error         { return nil }
 
 // Where one end is gone Splice ends, whether the other has something to write or not.
 func TestSplice_EndsWithEitherEnd(t *testing.T) {

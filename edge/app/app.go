@@ -18,6 +18,7 @@ import (
 	"sync"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc/encoding"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
@@ -107,6 +108,15 @@ func (a *App) Report(ctx context.Context, resource schema.GroupVersionResource, 
 // own do, until settled returns true. It is called before Run. edgecore itself does not use it.
 func (a *App) StandIn(repeat func(), settled func() bool) {
 	a.reporters.repeatOthers, a.reporters.othersSettled = repeat, settled
+}
+
+// Codec is gRPC's codec for this process (edged.Module); nil without a kubelet. It is registered
+// before Run.
+func (a *App) Codec() encoding.CodecV2 {
+	if a.kubelet.module == nil {
+		return nil
+	}
+	return a.kubelet.module.Codec()
 }
 
 // ReleasePages gives back the pages of the device's files that are mapped.

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"google.golang.org/grpc/encoding"
 
 	"github.com/skerry-io/skerry/common/cli"
 	"github.com/skerry-io/skerry/common/gctuner"
@@ -72,6 +73,9 @@ Without a command it runs until SIGTERM. Containers keep running when it stops.`
 			a.ShowStatus(writeStatus)
 			a.ConfiguredBy(file)
 			a.LogsTo(log)
+			if codec := a.Codec(); codec != nil {
+				encoding.RegisterCodecV2(codec) // only before anything runs
+			}
 			policy, burst := gctuner.Default(), make(chan struct{}, 1)
 			policy.Rest = restingGC
 			policy.AfterBurst = func() {

@@ -1,7 +1,7 @@
 // Package cri connects to a container runtime by its own API (CRI), where Kubernetes' client has
-// too little of it, and asks how it is. Its connections are marked as edgecore's own, which the
-// stop of the kubelet does not end (package peer). It has no state; a connection is its caller's,
-// and may be used by many goroutines.
+// too little of it, asks how it is, and leads the kubelet to its streams. Its connections are
+// marked as edgecore's own, which the stop of the kubelet does not end (package peer). It has no
+// state but that of Streams; a connection is its caller's, and may be used by many goroutines.
 package cri
 
 import (

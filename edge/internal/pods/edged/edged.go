@@ -19,6 +19,7 @@ import (
 	"sync"
 	"time"
 
+	"google.golang.org/grpc/encoding"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
@@ -36,6 +37,7 @@ import (
 	"github.com/skerry-io/skerry/beehive"
 	"github.com/skerry-io/skerry/beehive/message"
 	"github.com/skerry-io/skerry/edge/internal/core/agent"
+	"github.com/skerry-io/skerry/edge/internal/pods/cri"
 	"github.com/skerry-io/skerry/edge/internal/pods/pluginwatch"
 )
 
@@ -102,6 +104,7 @@ type Module struct {
 	machine  func() (*machineInfo, error)
 	notes    *notes
 	resolver *resolver // nil: pods get no name servers of the device
+	streams  *cri.Streams
 
 	mu      sync.Mutex
 	ran     bool
@@ -118,7 +121,7 @@ func New(config Config) (*Module, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := &Module{config: config, server: server, local: local, gate: newGate(config.Transport), machine: readMachine, notes: &notes{node: config.NodeName, events: config.Events}, periods: takePeriods(&server.KubeletConfiguration)}
+	m := &Module{config: config, server: server, local: local, gate: newGate(config.Transport), machine: readMachine, streams: cri.NewStreams(), notes: &notes{node: config.NodeName, events: config.Events}, periods: takePeriods(&server.KubeletConfiguration)}
 	m.config.Transport = m.gate
 	m.images = server.ImageServiceEndpoint
 	m.runtime = server.ContainerRuntimeEndpoint
@@ -138,6 +141,11 @@ func New(config Config) (*Module, error) {
 	}
 	return m, nil
 }
+
+// Codec is gRPC's codec for the process that this module runs in, to be registered before anything
+// runs (encoding.RegisterCodecV2): by it the kubelet finds the way to the container runtime's
+// streams. Without it, it connects to them itself.
+func (m *Module) Codec() encoding.CodecV2 { return m.streams }
 
 // Name implements beehive.Module.
 func (m *Module) Name() message.Name { return Name }
@@ -252,6 +260,11 @@ func (m *Module) serve(ctx context.Context, ready func()) error {
 	defer watching.Wait()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+	watching.Go(func() {
+		if err := m.streams.Run(ctx); err != nil {
+			klog.FromContext(ctx).Error(err, "Failed to lead the kubelet's streams, it connects to the container runtime itself")
+		}
+	})
 	hangs := pluginwatch.New(func(ctx context.Context, text string) {
 		klog.FromContext(ctx).Info("Ended a call of a device plugin that hung", "message", text)
 		m.notes.add(ctx, "DevicePluginHangs", text)

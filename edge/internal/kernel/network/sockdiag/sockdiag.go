@@ -1,7 +1,8 @@
-// Package sockdiag reads the state of TCP sockets of this host from the kernel, by sock_diag(7).
+// Package sockdiag reads the state of TCP sockets of this host from the kernel, by sock_diag(7),
+// and keeps the answers of servers that close their connections while they are still on their way.
 //
-// It owns no state, and closes no socket. Its functions may be called from any goroutine; they see
-// the network namespace of the calling thread.
+// It owns no state, and closes no socket of others. Its functions may be called from any goroutine;
+// they see the network namespace of the calling thread.
 package sockdiag
 
 import (
@@ -29,17 +30,10 @@ const (
 // what was written to it. At the first byte that arrives there it drops that rest, and resets the
 // connection. It is false where the kernel knows no such socket, or can't be asked for one
 // (CONFIG_INET_DIAG).
-func Orphaned(conn net.Conn) (bool, error) {
-	local, ok := conn.LocalAddr().(*net.TCPAddr)
-	if !ok {
-		return false, nil
-	}
-	remote, ok := conn.RemoteAddr().(*net.TCPAddr)
-	if !ok {
-		return false, nil
-	}
+func Orphaned(conn *net.TCPConn) (bool, error) {
+	local, remote := conn.LocalAddr().(*net.TCPAddr).AddrPort(), conn.RemoteAddr().(*net.TCPAddr).AddrPort()
 	req := nl.NewNetlinkRequest(nl.SOCK_DIAG_BY_FAMILY, 0)
-	req.AddRawData(request(remote.AddrPort(), local.AddrPort()))
+	req.AddRawData(request(remote, local))
 	replies, err := req.Execute(unix.NETLINK_INET_DIAG, nl.SOCK_DIAG_BY_FAMILY)
 	switch {
 	case errors.Is(err, unix.ENOENT):
@@ -50,6 +44,21 @@ func Orphaned(conn net.Conn) (bool, error) {
 		return false, fmt.Errorf("reading the state of the socket at %s: unexpected answer", remote)
 	}
 	return binary.NativeEndian.Uint32(replies[0][inodeAt:]) == 0, nil
+}
+
+// Unread is how many bytes have arrived at conn and are not read yet (SIOCINQ, tcp(7)). A sender
+// within this host has none left to send where it is 0: the kernel moves them on as soon as there
+// is room.
+func Unread(conn syscall.Conn) (int, error) {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	n, errAsked := 0, error(nil)
+	if err := raw.Control(func(fd uintptr) { n, errAsked = unix.IoctlGetInt(int(fd), unix.TIOCINQ) }); err != nil {
+		return 0, err
+	}
+	return n, errAsked
 }
 
 // request asks for the one socket at local that is connected to remote.
@@ -73,19 +82,4 @@ func request(local, remote netip.AddrPort) []byte {
 	const noCookie = 1<<32 - 1                 // INET_DIAG_NOCOOKIE
 	b = binary.NativeEndian.AppendUint32(b, noCookie)
 	return binary.NativeEndian.AppendUint32(b, noCookie)
-}
-
-// Unread is how many bytes have arrived at conn and are not read yet (SIOCINQ, tcp(7)). A sender
-// within this host has none left to send where it is 0: the kernel moves them on as soon as there
-// is room.
-func Unread(conn syscall.Conn) (int, error) {
-	raw, err := conn.SyscallConn()
-	if err != nil {
-		return 0, err
-	}
-	n, errAsked := 0, error(nil)
-	if err := raw.Control(func(fd uintptr) { n, errAsked = unix.IoctlGetInt(int(fd), unix.TIOCINQ) }); err != nil {
-		return 0, err
-	}
-	return n, errAsked
 }

@@ -158,12 +158,13 @@ func testcert(t *testing.T) tls.Certificate {
 	return tls.Certificate{Certificate: [][]byte{raw}, PrivateKey: key}
 }
 
-func TestOrphaned_noTCP(t *testing.T) {
+// No TCP, no Answer.
+func TestKeepAnswer_noTCP(t *testing.T) {
 	a, b := net.Pipe()
 	defer a.Close()
 	defer b.Close()
-	if got, err := sockdiag.Orphaned(a); got || err != nil {
-		t.Errorf("got %v, %v", got, err)
+	if got := sockdiag.KeepAnswer(a); got != a {
+		t.Errorf("got %T", got)
 	}
 }
 
@@ -179,7 +180,7 @@ func BenchmarkOrphaned(b *testing.B) {
 	}
 	defer c.Close()
 	for b.Loop() {
-		if _, err := sockdiag.Orphaned(c); err != nil {
+		if _, err := sockdiag.Orphaned(c.(*net.TCPConn)); err != nil {
 			b.Fatal(err)
 		}
 	}
