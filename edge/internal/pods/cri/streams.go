@@ -31,8 +31,9 @@ const (
 // a connection as soon as the program has ended, and the kubelet sends it pings.
 //
 // It is gRPC's codec, too (encoding.RegisterCodecV2): answers of the runtime with the URL of its
-// stream server get the URL of this one. It refuses more streams than a node's link carries, and
-// leaves URLs alone that it can't lead. Its methods may be called by many goroutines at once.
+// stream server get the URL of this one. It refuses other processes, which could use up its places,
+// and more streams than a node's link carries, and leaves URLs alone that it can't lead. Its methods
+// may be called by many goroutines at once.
 type Streams struct {
 	encoding.CodecV2 // gRPC's own
 
@@ -98,6 +99,11 @@ func (s *Streams) Run(ctx context.Context) error {
 		if err != nil { // no file descriptors, or a client that is gone
 			klog.FromContext(ctx).Error(err, "Failed to accept a stream of the kubelet, retrying")
 			_ = rerun.Pause(ctx, time.Second)
+			continue
+		}
+		if own, err := sockdiag.Own(conn.(*net.TCPConn)); err != nil || !own {
+			klog.FromContext(ctx).V(2).Info("Closed a stream that is not the kubelet's", "remote", conn.RemoteAddr(), "err", err)
+			_ = conn.Close()
 			continue
 		}
 		select {

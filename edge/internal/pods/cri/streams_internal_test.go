@@ -4,9 +4,11 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/url"
+	"os/exec"
 	"testing"
 	"time"
 
@@ -101,6 +103,36 @@ func TestStreams_AnswerOfARuntimeThatHasClosed(t *testing.T) {
 	}
 	if !bytes.Equal(got, answer) || pings == 0 {
 		t.Errorf("%d of %d bytes, after %d pings", len(got), len(answer), pings)
+	}
+}
+
+// Another process on the host gets nothing of the runtime.
+func TestStreams_OthersAreRefused(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	check(t, err)
+	defer l.Close()
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			_, _ = io.WriteString(c, "answer")
+			c.Close()
+		}
+	}()
+	s := running(t)
+	answered(t, s, "http://"+l.Addr().String()+"/exec/token")
+	own := s.own.Load()
+	out, err := exec.Command("bash", "-c", fmt.Sprintf("exec 3<>/dev/tcp/%s/%d; cat <&3", own.Addr(), own.Port())).Output()
+	if len(out) > 0 { // cat fails where the connection is reset
+		t.Errorf("another process got %q, %v", out, err)
+	}
+	conn, err := net.Dial("tcp", own.String())
+	check(t, err)
+	defer conn.Close()
+	if got, err := io.ReadAll(conn); err != nil || string(got) != "answer" {
+		t.Errorf("this process got %q, %v", got, err)
 	}
 }
 

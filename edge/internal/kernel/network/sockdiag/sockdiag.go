@@ -11,6 +11,9 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
 	"syscall"
 
 	"github.com/vishvananda/netlink/nl"
@@ -31,19 +34,43 @@ const (
 // connection. It is false where the kernel knows no such socket, or can't be asked for one
 // (CONFIG_INET_DIAG).
 func Orphaned(conn *net.TCPConn) (bool, error) {
+	inode, known, err := otherEnd(conn)
+	return known && inode == 0, err
+}
+
+// Own reports whether the other end of conn is a socket of this process. It is true where the kernel
+// knows no such socket, or can't be asked for one.
+func Own(conn *net.TCPConn) (bool, error) {
+	inode, known, err := otherEnd(conn)
+	if err != nil || !known {
+		return err == nil, err
+	}
+	const dir, socket = "/proc/self/fd", "socket:[%d]" // proc_pid_fd(5)
+	files, err := os.ReadDir(dir)
+	if err != nil {
+		return false, fmt.Errorf("listing the sockets of this process: %w", err)
+	}
+	return slices.ContainsFunc(files, func(f os.DirEntry) bool {
+		target, err := os.Readlink(filepath.Join(dir, f.Name()))
+		return err == nil && target == fmt.Sprintf(socket, inode)
+	}), nil
+}
+
+// otherEnd is the inode of the socket at the other end; 0 for an orphan.
+func otherEnd(conn *net.TCPConn) (inode uint32, known bool, err error) {
 	local, remote := conn.LocalAddr().(*net.TCPAddr).AddrPort(), conn.RemoteAddr().(*net.TCPAddr).AddrPort()
 	req := nl.NewNetlinkRequest(nl.SOCK_DIAG_BY_FAMILY, 0)
 	req.AddRawData(request(remote, local))
 	replies, err := req.Execute(unix.NETLINK_INET_DIAG, nl.SOCK_DIAG_BY_FAMILY)
 	switch {
 	case errors.Is(err, unix.ENOENT):
-		return false, nil
+		return 0, false, nil
 	case err != nil:
-		return false, fmt.Errorf("reading the state of the socket at %s: %w", remote, err)
+		return 0, false, fmt.Errorf("reading the state of the socket at %s: %w", remote, err)
 	case len(replies) != 1 || len(replies[0]) < sizeOfReply:
-		return false, fmt.Errorf("reading the state of the socket at %s: unexpected answer", remote)
+		return 0, false, fmt.Errorf("reading the state of the socket at %s: unexpected answer", remote)
 	}
-	return binary.NativeEndian.Uint32(replies[0][inodeAt:]) == 0, nil
+	return binary.NativeEndian.Uint32(replies[0][inodeAt:]), true, nil
 }
 
 // Unread is how many bytes have arrived at conn and are not read yet (SIOCINQ, tcp(7)). A sender

@@ -10,6 +10,7 @@ import (
 	"io"
 	"math/big"
 	"net"
+	"os/exec"
 	"testing"
 	"time"
 
@@ -57,6 +58,9 @@ func TestOrphaned(t *testing.T) {
 				}
 			}
 			check("open", false)
+			if own, err := sockdiag.Own(near); err != nil || !own {
+				t.Errorf("a socket of this process is another's: %v, %v", own, err)
+			}
 			if n, err := sockdiag.Unread(near); n != 0 || err != nil {
 				t.Errorf("%d bytes are unread before any was written, %v", n, err)
 			}
@@ -156,6 +160,28 @@ func testcert(t *testing.T) tls.Certificate {
 		t.Fatal(err)
 	}
 	return tls.Certificate{Certificate: [][]byte{raw}, PrivateKey: key}
+}
+
+// Another process' socket is not our own.
+func TestOwn_another(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	cmd := exec.Command("bash", "-c", "exec 3<>/dev/tcp/127.0.0.1/"+port(l)+"; read -u 3")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer cmd.Wait()
+	conn, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if own, err := sockdiag.Own(conn.(*net.TCPConn)); err != nil || own {
+		t.Errorf("got %v, %v", own, err)
+	}
 }
 
 // No TCP, no Answer.
