@@ -32,8 +32,8 @@ const (
 //
 // It is gRPC's codec, too (encoding.RegisterCodecV2): answers of the runtime with the URL of its
 // stream server get the URL of this one. It refuses other processes, which could use up its places,
-// and more streams than a node's link carries, and leaves URLs alone that it can't lead. Its methods
-// may be called by many goroutines at once.
+// and more streams than a node's link carries, and leaves URLs alone that it can't lead. Its
+// methods may be called by many goroutines at once.
 type Streams struct {
 	encoding.CodecV2 // gRPC's own
 

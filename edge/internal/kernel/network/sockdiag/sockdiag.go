@@ -38,8 +38,8 @@ func Orphaned(conn *net.TCPConn) (bool, error) {
 	return known && inode == 0, err
 }
 
-// Own reports whether the other end of conn is a socket of this process. It is true where the kernel
-// knows no such socket, or can't be asked for one.
+// Own reports whether the other end of conn is a socket of this process. It is true where the
+// kernel knows no such socket, or can't be asked for one.
 func Own(conn *net.TCPConn) (bool, error) {
 	inode, known, err := otherEnd(conn)
 	if err != nil || !known {
