@@ -32,11 +32,14 @@ const maxRefusal = 16 << 10
 // error is one of package apierrors, and no answer was written then; failed answers for a stream
 // that can't be.
 func Serve(w http.ResponseWriter, r *http.Request, conn net.Conn, location *url.URL, sub Subresource, failed proxy.ErrorResponder) error {
-	transport := &http.Transport{DialContext: Once(conn), DisableKeepAlives: true, DisableCompression: true, MaxResponseHeaderBytes: 16 << 10}
+	client := &hijacking{ResponseWriter: w}
+	transport := &http.Transport{
+		DialContext: Once(&breaking{conn, client.abort}), DisableKeepAlives: true, DisableCompression: true, MaxResponseHeaderBytes: 16 << 10,
+	}
 	if !sub.Streams {
 		return relay(r.Context(), w, transport, location)
 	}
-	stream(w, bare(r), transport, location, sub, failed)
+	stream(client, bare(r), transport, location, sub, failed)
 	return nil
 }
 
