@@ -262,13 +262,15 @@ func TestEveryday_09_PodsEndedByMemoryPressureRunAgain(t *testing.T) {
 		}
 		return err
 	})
-	node, err := s.device("edge1").CoreV1().Nodes().Get(t.Context(), "edge1", metav1.GetOptions{})
-	s.Check(err)
-	if !slices.ContainsFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool {
-		return c.Type == corev1.NodeMemoryPressure && c.Status == corev1.ConditionTrue
-	}) {
-		t.Errorf("the node has no memory pressure: %+v", node.Status.Conditions)
-	}
+	s.WaitFor("the node's memory pressure", func(ctx context.Context) error { // the kubelet reports it after the eviction
+		node, err := s.device("edge1").CoreV1().Nodes().Get(ctx, "edge1", metav1.GetOptions{})
+		if err == nil && !slices.ContainsFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool {
+			return c.Type == corev1.NodeMemoryPressure && c.Status == corev1.ConditionTrue
+		}) {
+			err = fmt.Errorf("its conditions are %+v", node.Status.Conditions)
+		}
+		return err
+	})
 	s.Check(evictBelow(t.Context(), usual))
 	s.waitRunningHere("edge1", pod)
 	s.Heal("edge1")
