@@ -85,8 +85,9 @@ const (
 	cuts, lasting = 20, 5 // each so many-th outlasts the link
 	moment        = 300 * time.Millisecond
 	// inFlight is the bytes of a stream that cloudcore has sent and the device has not received: a
-	// window that a thin link keeps small, and the blocks at its ends.
-	inFlight = 64 << 10
+	// window that a thin link keeps small (64 KiB where a busy machine makes the way longer), and
+	// the blocks at its ends.
+	inFlight = 80 << 10
 )
 
 // cutsDuring cuts the link 20 times while a file comes. had is how much of it the device had when
