@@ -22,8 +22,8 @@ import (
 )
 
 const (
-	maxStreams    = 640 // as many as a node's link carries; more are closed
-	streamTimeout = 10 * time.Second
+	maxStreams    = 640              // as many as a node's link carries; more are closed
+	streamTimeout = 10 * time.Second // of a connection to the runtime
 )
 
 // Streams leads the kubelet's connections for exec, attach and port-forward to the stream server of
