@@ -3,11 +3,13 @@ package trial
 import (
 	"context"
 	"crypto/x509/pkix"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -370,7 +372,8 @@ func (t *Trial) serveKubelet(n Node) error {
 	return nil
 }
 
-// awaitNodes waits until every node that is not cut is Ready and runs its sample pod.
+// awaitNodes waits until every node that is not cut is Ready, runs its sample pod, and, where it is
+// an edge, answers through its link.
 func (t *Trial) awaitNodes(ctx context.Context, nodes []Node) error {
 	cfg, err := t.Admin()
 	if err != nil {
@@ -443,11 +446,36 @@ func (t *Trial) lookAtNodes(ctx context.Context, client kubernetes.Interface, wa
 				why = sample.Missing(pods.Items, n.Name, edge(&n), func(id string) bool { return t.containerRuns(n.Name, id) })
 			}
 		}
+		if why == "" && edge(&n) {
+			why = kubeletMisses(ctx, client, n.Name, pods.Items)
+		}
 		if waiting[n.Name] = why; why == "" {
 			delete(waiting, n.Name)
 		}
 	}
 	return nil
+}
+
+// kubeletMisses returns "" or why an edge's kubelet can't be asked for its pods yet. A node stays
+// Ready for a while after its link has gone, and a kubelet that has just started does not know its
+// pods: the next command may be one for either.
+func kubeletMisses(ctx context.Context, client kubernetes.Interface, node string, pods []corev1.Pod) string {
+	ctx, cancel := context.WithTimeout(ctx, statusTimeout)
+	defer cancel()
+	raw, err := client.CoreV1().RESTClient().Get().Resource("nodes").Name(node).SubResource("proxy").Suffix("pods").DoRaw(ctx)
+	if err != nil {
+		return "its kubelet does not answer through the link: " + err.Error()
+	}
+	var known corev1.PodList
+	if err := json.Unmarshal(raw, &known); err != nil {
+		return "its kubelet answers no list of pods: " + err.Error()
+	}
+	for _, p := range pods {
+		if p.Spec.NodeName == node && p.DeletionTimestamp == nil && !slices.ContainsFunc(known.Items, func(k corev1.Pod) bool { return k.UID == p.UID }) {
+			return "its kubelet does not know the pod " + p.Name
+		}
+	}
+	return ""
 }
 
 // edge reports whether edgecore runs a node.

@@ -153,6 +153,9 @@ func (t *Trial) awaitGuestReady(ctx context.Context, n Node, m *guests.Machine) 
 		if why := nodeReady(node, boot); why != "" {
 			return false, errors.New(why)
 		}
+		if why := kubeletMisses(ctx, client, n.Name, nil); why != "" {
+			return false, errors.New(why)
+		}
 		return true, nil
 	})
 	if err != nil {
