@@ -8,6 +8,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	"github.com/skerry-io/skerry/beehive/message"
 	"github.com/skerry-io/skerry/common/nodemetrics"
 	"github.com/skerry-io/skerry/common/topic"
@@ -170,4 +172,50 @@ func TestOperate_04_MetricsOfACutArriveWithTheirTimes(t *testing.T) {
 		expect(start.Add(24*time.Hour+blockSamples*time.Minute), start.Add(48*time.Hour), 24*60-blockSamples+1)
 		d.stop()
 	})
+}
+
+// A busy machine takes a sample late, and the next one in the same second.
+func TestSample_NoSecondOneOfASecond(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		slow := true
+		a := New(Config{
+			Read: func(context.Context) map[uint32]float64 {
+				if slow {
+					slow = false
+					time.Sleep(1500 * time.Millisecond)
+				}
+				return map[uint32]float64{nodemetrics.CPUs: 4}
+			},
+			Path: filepath.Join(t.TempDir(), "samples"), Interval: time.Second, SendInterval: time.Minute, Keep: time.Hour,
+		})
+		ctx, cancel := context.WithTimeout(t.Context(), 9500*time.Millisecond)
+		defer cancel()
+		a.sampleUntil(ctx)
+		seen := map[int64]int{}
+		for _, one := range a.buffer.blocks {
+			samples, err := unpack(one.packed)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, s := range samples {
+				seen[s.Unix]++
+			}
+		}
+		if len(seen) != 8 { // of seconds 2 to 9
+			t.Errorf("samples of %d seconds: %v", len(seen), seen)
+		}
+		for at, n := range seen {
+			if n != 1 {
+				t.Errorf("%d samples of second %d", n, at)
+			}
+		}
+	})
+}
+
+func unpack(packed []byte) ([]nodemetrics.Sample, error) {
+	var m topicpb.NodeMetrics
+	if err := proto.Unmarshal(packed, &m); err != nil {
+		return nil, err
+	}
+	return nodemetrics.Unpack(&m)
 }

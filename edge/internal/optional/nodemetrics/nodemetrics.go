@@ -68,6 +68,8 @@ type Agent struct {
 	file    file
 	problem string
 	sent    time.Time // when open samples were sent last
+
+	last int64 // the second of the last sample; of the goroutine that takes them
 }
 
 // New makes an Agent. Run starts it.
@@ -127,9 +129,15 @@ func (a *Agent) load(ctx context.Context) {
 	}
 }
 
+// sample takes a sample, but no second one of a second: receivers identify samples by their times,
+// and a tick that came late is followed by one in time.
 func (a *Agent) sample(ctx context.Context) {
 	values := a.config.Read(ctx)
 	s := nodemetrics.Sample{Unix: a.now().Unix(), Values: make(map[uint32]int64, len(values))}
+	if s.Unix == a.last {
+		return
+	}
+	a.last = s.Unix
 	for _, series := range a.series {
 		if v, ok := values[series.ID]; ok {
 			s.Set(series, v)
