@@ -44,9 +44,9 @@ const (
 const longer = `^TestTraps_09_VIPsWithIPVS$/^the_others$|^TestOrder_14_ShortCampaigns$/^seed_(2|14)$|^TestServices_14_KubeVIP$|^TestEveryday_21_NoPodIsMissingAfterPressureAndShutdowns$/^long$|^TestHostile_05_QuotasAnswer429WithRetryAfter$/^events_for_a_minute$|^Test(Everyday_(02_19|03|04)|Operate_11)_RealMachine.*$`
 
 // again is run by all in a short form and by long in full: reboots one after the other, real
-// minutes, and 50 healthy pods; and each boot of a real machine. Those tests ask for longVariable
-// and minuteVariable.
-const again = `^TestEveryday_(06|07|08|11|14)_.*$|^TestOperate_10_RehearsalPredictsAnOfflineReboot$|^Test(Everyday|Fleet)_.*_RealMachine.*$`
+// minutes, 50 healthy pods, and 100,000 changes; and each boot of a real machine. Those tests ask
+// for longVariable and minuteVariable.
+const again = `^TestEveryday_(06|07|08|11|14)_.*$|^TestOrder_13_ManyChangesOfflineTakeNoMoreMemory$|^TestOperate_10_RehearsalPredictsAnOfflineReboot$|^Test(Everyday|Fleet)_.*_RealMachine.*$`
 
 var (
 	// needsRoot matches packages of tests/ that make namespaces, control planes or kernels.
@@ -87,7 +87,8 @@ func plan(what string, packages []string, shards int, lengths lengths) []job {
 	case "short":
 		jobs = []job{unit}
 	case "long":
-		jobs = []job{each("e2e", "e2e"), each("uml", "uml"), each("services", "services"), each("machine", "machine"), campaign, each("hostile", "hostile")}
+		jobs = []job{each("e2e", "e2e"), each("uml", "uml"), each("services", "services"), each("machine", "machine"), campaign, each("hostile", "hostile"),
+			{"order", []phase{{name: "order", parallel: 1, packages: matching(func(p string) bool { return p == "edge/internal/core/metamanager" })}}}}
 	default:
 		for n := 1; n <= shards; n++ {
 			part := strconv.Itoa(n) + "/" + strconv.Itoa(shards)

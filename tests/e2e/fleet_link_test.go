@@ -85,8 +85,8 @@ const (
 	cuts, lasting = 20, 5 // each so many-th outlasts the link
 	moment        = 300 * time.Millisecond
 	// inFlight is the bytes of a stream that cloudcore has sent and the device has not received: a
-	// window, and the blocks at its ends. The window is what the link carries in twice the time of an
-	// answer: 32 KiB here, and 128 KiB where a busy machine answers after 2 s.
+	// window, and the blocks at its ends. The window is what the link carries in twice the time of
+	// an answer: 32 KiB here, and 128 KiB where a busy machine answers after 2 s.
 	inFlight = 144 << 10
 )
 

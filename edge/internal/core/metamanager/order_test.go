@@ -3,6 +3,7 @@ package metamanager_test
 import (
 	"context"
 	"fmt"
+	"os"
 	"runtime"
 	"slices"
 	"sync/atomic"
@@ -88,12 +89,13 @@ func TestOrder_07_MergedWhileSentGoesUpAgain(t *testing.T) {
 	}
 }
 
-// Repeated writes of the same object without a link take no more memory than a single write.
+// Repeated writes of the same object without a link take no more memory than a single write. The
+// scenario's hundred thousand are made with SKERRY_LONG=1.
 func TestOrder_13_ManyChangesOfflineTakeNoMoreMemory(t *testing.T) {
 	const pods = 50
-	changes := 100_000
-	if testing.Short() {
-		changes /= 10
+	changes := 20_000
+	if os.Getenv("SKERRY_LONG") != "" {
+		changes = 100_000
 	}
 	c := newCloud(t)
 	e := newEdge(t, c, metamanager.Config{ReportEvents: true})
