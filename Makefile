@@ -8,7 +8,8 @@ export CGO_ENABLED := 0
 # As Kubernetes builds its own programs. Without this tag gRPC brings pages for debugging along that nothing shows, and with them a third more of edgecore
 # (docs/dev/decisions/0071-what-the-binaries-hold.md).
 # Nor does a program have what debuggers read, which would take a fifth of the compilation of Kubernetes; for a debugger: GOFLAGS=-gcflags= make build
-export GOFLAGS := $(strip $(filter-out -tags=%,$(GOFLAGS)) -tags=grpcnotrace $(if $(filter -gcflags%,$(GOFLAGS)),,-gcflags=all=-dwarf=false))
+# Without the folder in them, compiled packages serve every checkout and the release (docs/dev/decisions/0041-one-cache.md).
+export GOFLAGS := $(strip $(filter-out -tags=% -trimpath,$(GOFLAGS)) -trimpath -tags=grpcnotrace $(if $(filter -gcflags%,$(GOFLAGS)),,-gcflags=all=-dwarf=false))
 
 # Before the first tag git describe gives a bare hash, which is no version.
 VERSION ?= $(shell v=$$(git describe --tags --always --dirty 2>/dev/null) || v=dev; [[ $$v == v* ]] || v=v0.0.0-$$v; echo $$v)

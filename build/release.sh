@@ -9,8 +9,6 @@
 #   SKERRY_SIGN_KEY=FILE            a minisign key that signs SHA256SUMS; install.sh then asks for this signature
 #   UPGRADE_ROOT=FILE               root.json of the repository of versions (kubectl skerry artefact init); devices that
 #                                   install edgecore's package trust it, without a copy in /etc/skerry/keys.d
-#   RELEASE_FLAGS=-trimpath         what go build is given; without it the compiled packages of `make build` are used,
-#                                   and the folder stands in the programs: for tests that compare no bytes
 # TEST_LDFLAGS (the version of Kubernetes) and OLDER_LDFLAGS (of the one before) come from make.
 set -euo pipefail
 version=${1:?version} out=$(realpath -m "${2:?directory}")
@@ -23,7 +21,6 @@ if [ -n "$older" ] && [ ! -e "build/kubernetes/$older/go.mod" ]; then
 	exit 2
 fi
 registry=${REGISTRY:-skerry.local}
-flags=${RELEASE_FLAGS--trimpath}
 tags=grpcnotrace compiler=all=-dwarf=false # as the Makefile has them
 [[ $version =~ ^v[0-9]+\.[0-9]+\.[0-9]+ ]] || { echo "release: $version is no version: v1.2.3" >&2; exit 2; }
 if [ -n "${SKERRY_SIGN_KEY:-}" ] && [ ! -r "$SKERRY_SIGN_KEY" ]; then
@@ -64,8 +61,7 @@ package=${package//-/.}
 
 compile() { # compile PACKAGE ARCH FILE LDFLAGS [TAG [FLAG...]]
 	local suffix=${5:+"+k8s${5#kubernetes}"} # install.sh keeps to it when it upgrades a device
-	# shellcheck disable=SC2086
-	GOOS=linux GOARCH=$2 build/compile.sh "$(basename "$3")" go build -v $flags -gcflags "$compiler" -tags "$tags,${5:-}" "${@:6}" -buildvcs=false -ldflags \
+	GOOS=linux GOARCH=$2 build/compile.sh "$(basename "$3")" go build -v -trimpath -gcflags "$compiler" -tags "$tags,${5:-}" "${@:6}" -buildvcs=false -ldflags \
 		"-s -w -X github.com/skerry-io/skerry/common/version.version=$version$suffix -X github.com/skerry-io/skerry/common/version.registry=${REGISTRY:-} $4" \
 		-o "$3" "$1"
 }

@@ -122,9 +122,8 @@ var (
 	next = sync.OnceValues(func() (string, error) { return made(newer, "OLDER=") })
 )
 
-// made makes a signed release in the folder of the tests. Its programs are compiled with the flags
-// of `make build`, so that compiled packages are reused: no byte is compared here. PROGRAMS of the
-// environment lists its programs.
+// made makes a signed release in the folder of the tests. PROGRAMS of the environment lists its
+// programs.
 func made(version string, further ...string) (string, error) {
 	root, err := binary.Root()
 	if err != nil {
@@ -138,7 +137,7 @@ func made(version string, further ...string) (string, error) {
 	if exists(out) {
 		return out, nil
 	}
-	env := []string{"SKERRY_SIGN_KEY=" + secret, "RELEASE_FLAGS=", "ARCHES=" + runtime.GOARCH, "REGISTRY=" + registry}
+	env := []string{"SKERRY_SIGN_KEY=" + secret, "ARCHES=" + runtime.GOARCH, "REGISTRY=" + registry}
 	_, err = try(context.Background(), root, append(env, further...), "build/release.sh", version, out)
 	return out, err
 }
