@@ -10,10 +10,12 @@ import (
 	"maps"
 	"math"
 	"math/bits"
+	"os/exec"
 	"path"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 )
 
@@ -286,18 +288,29 @@ func describe(circles []arrows) string {
 // Kubernetes need not be compiled. A reference is missed only where the type of a value comes out
 // of a generic function of such a package.
 type checker struct {
+	build build.Context
 	fset  *token.FileSet
 	packs map[string]*sourcePack // by import path
 	done  map[string]*types.Package
 }
 
 func newChecker(s *tree) *checker {
-	c := &checker{fset: s.fset, packs: map[string]*sourcePack{}, done: map[string]*types.Package{"unsafe": types.Unsafe}}
+	c := &checker{build: standard(), fset: s.fset, packs: map[string]*sourcePack{}, done: map[string]*types.Package{"unsafe": types.Unsafe}}
 	for _, p := range s.packs {
 		c.packs[path.Join(module, p.dir)] = p
 	}
 	return c
 }
+
+// standard finds packages of the standard library. A program that is compiled with -trimpath does
+// not know where they are.
+var standard = sync.OnceValue(func() build.Context {
+	found := build.Default
+	if root, err := exec.Command("go", "env", "GOROOT").Output(); err == nil {
+		found.GOROOT = strings.TrimSpace(string(root))
+	}
+	return found
+})
 
 // Import implements types.Importer.
 func (c *checker) Import(name string) (*types.Package, error) {
@@ -310,7 +323,7 @@ func (c *checker) Import(name string) (*types.Package, error) {
 	case p != nil:
 		files = p.compiled()
 	case !strings.Contains(first, "."):
-		found, err := build.Default.Import(name, "", 0)
+		found, err := c.build.Import(name, "", 0)
 		if err != nil {
 			return nil, err
 		}
