@@ -126,7 +126,7 @@ func module(t *testing.T, test string) {
 	dir := t.TempDir()
 	for name, text := range map[string]string{
 		"go.mod":              "module example.com/a/b\n\ngo 1.26\n",
-		"good/good.go":        "package good\n",
+		"good/good.go":        "package good // in " + dir + ": else it would be compiled already\n",
 		"good/good_test.go":   "package good\n\nimport \"testing\"\n\nfunc TestGood(*testing.T) {}\n",
 		"other/other.go":      "package other\n",
 		"other/other_test.go": "package other\n\n" + test,
