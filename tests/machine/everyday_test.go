@@ -53,7 +53,7 @@ func TestEveryday_03_09_12_RealMachineIsSwitchedOff(t *testing.T) {
 		` + powerButton) // at once: the kubelet evicts within seconds
 	s.switchOn()
 	// A critical pod is admitted to any node.
-	year := s.await("the pods to be rejected", fmt.Sprintf(`until status=$(edgecore status); grep -q '^pods *1 of %d running' <<<"$status" && grep -q 'enough disk (DiskPressure)' <<<"$status"; do sleep 2; done
+	year := s.await("the pods to be rejected", fmt.Sprintf(`until status=$(edgecore status); grep -q '^pods *1 of %d running' <<<"$status" && grep -q 'enough disk (DiskPressure)' <<<"$status"; do sleep 5; done
 		date +%%Y; rm /var/foreign`, len(s.pods)))
 	if !strings.Contains(year, "1970") {
 		t.Errorf("the machine has the right clock: %s", year)
@@ -131,7 +131,7 @@ func TestEveryday_20_RealMachineIsUpgraded(t *testing.T) {
 	upgrade := machine.Package{Root: s.Root, Images: filepath.Join(s.Dir, "images"), Version: other}
 	s.Check(upgrade.Make(t.Context(), filepath.Join(s.guest.Share(), "edgecore.deb")))
 	s.run("dpkg --install /host/edgecore.deb")
-	s.await("the new edgecore", "until edgecore status | grep -q '^edgecore *running, "+other+" '; do sleep 1; done")
+	s.await("the new edgecore", "until edgecore status | grep -q '^edgecore *running, "+other+" '; do sleep 3; done")
 	s.same(before, "edgecore's upgrade")
 	// As Debian's package does it: the program is replaced, and its unit restarted.
 	numbers := regexp.MustCompile(`\d+\.\d+\.\d+`).FindString(s.run("containerd --version"))

@@ -96,7 +96,7 @@ func (f *fleet) installDuringTrial() {
 	if o := f.ended("superseded"); reason(o) != "Superseded" || !strings.Contains(o.Status.Conditions[0].Message, newer) {
 		f.T.Errorf("the trial: %+v", o.Status)
 	}
-	f.await("the package's edgecore", "until edgecore status | grep -q '^edgecore *running, "+newer+" '; do sleep 1; done")
+	f.await("the package's edgecore", "until edgecore status | grep -q '^edgecore *running, "+newer+" '; do sleep 3; done")
 }
 
 const slotsDir = "/var/lib/skerry/bin"

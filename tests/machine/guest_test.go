@@ -95,7 +95,7 @@ func (s *system) running() []container {
 // the device has all pods Running and Ready.
 func (s *system) again(before []container) {
 	s.T.Helper()
-	now := s.parse(s.await("the pods to run again", machine.Cgroups+fmt.Sprintf("until [ $(count) -ge %d ]; do sleep 1; done; cgroups", s.containers())))
+	now := s.parse(s.await("the pods to run again", machine.Cgroups+fmt.Sprintf("until [ $(count) -ge %d ]; do sleep 3; done; cgroups", s.containers())))
 	uids := func(all []container) (uids []string) {
 		for _, c := range all {
 			uids = append(uids, c.pod)
@@ -111,9 +111,10 @@ func (s *system) again(before []container) {
 	s.await("the device to have them Running", allRunning(len(s.pods)))
 }
 
-// allRunning waits for the device to have all its pods Running.
+// allRunning waits for the device to have all its pods Running. A start of edgecore takes a guest a
+// second and a half of its processor.
 func allRunning(pods int) string {
-	return fmt.Sprintf("until edgecore status | grep -q '^pods *%d of %[1]d running$'; do sleep 2; done", pods)
+	return fmt.Sprintf("until edgecore status | grep -q '^pods *%d of %[1]d running$'; do sleep 5; done", pods)
 }
 
 // same fails where other containers run than before.
@@ -186,7 +187,7 @@ func (s *system) cut() { s.CutSilently(node) }
 func (s *system) heal() {
 	s.T.Helper()
 	s.Heal(node)
-	s.await("the link", "until edgecore status | grep -q '^link *up '; do sleep 1; done")
+	s.await("the link", "until edgecore status | grep -q '^link *up '; do sleep 3; done")
 	s.WaitReady(node, true)
 	s.awaitPods(len(s.pods))
 }

@@ -109,6 +109,9 @@ func newSystem(t *testing.T) *system {
 		return s
 	}
 	s.joined = new(joined)
+	// From the next boot on: with its defaults journald deletes the log of the boot before where a
+	// test has filled the disk, and it would not tell how that boot ended.
+	s.run(`mkdir -p /etc/systemd/journald.conf.d; printf '[Journal]\nSystemKeepFree=1M\n' >/etc/systemd/journald.conf.d/keep.conf`)
 	s.makeNamespace()
 	s.Apply(s.namespace, pods())
 	s.pods = s.awaitPods(4)
