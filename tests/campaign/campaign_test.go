@@ -156,7 +156,7 @@ func againstTrial(t *testing.T, o campaign.Options) func(context.Context, campai
 		result, err := campaign.OnTrial(ctx, o, s.Trial)
 		for _, log := range must(filepath.Glob(filepath.Join(s.Dir, "hosts", "*", "log", "*.log"))) {
 			raw, copied := os.ReadFile(log)
-			// containerd's has the panics of its shims, too: those of 1.6 panic in a shutdown now and
+			// containerd's has the panics of its shims: those of 1.6 panic in a shutdown now and
 			// then ("send on closed channel"). What becomes of the pods is judged.
 			ours := filepath.Base(log) != "containerd.log"
 			for _, end := range []string{"\npanic: ", "\nfatal error: "} {

@@ -1,6 +1,7 @@
 package machine_test
 
 import (
+	"context"
 	"regexp"
 	"slices"
 	"strings"
@@ -12,8 +13,13 @@ import (
 func TestOperate_16_JournalOfAUnitThroughTheLink(t *testing.T) {
 	s := newSystem(t)
 	s.run("systemd-run --quiet --wait --unit=fan echo the fan stands still")
-	journal := func(query string) string {
-		return s.Kubectl("get", "--raw", "/api/v1/nodes/"+node+"/proxy/logs/?query="+query)
+	journal := func(query string) (out string) {
+		t.Helper()
+		s.WaitFor("a journal", func(ctx context.Context) (err error) { // a busy computer may cost the guest its link
+			out, err = s.Run(ctx, "kubectl", "get", "--raw", "/api/v1/nodes/"+node+"/proxy/logs/?query="+query)
+			return err
+		})
+		return out
 	}
 	if out := journal("fan"); !strings.Contains(out, "the fan stands still") || strings.Contains(out, " skerry-launch[") {
 		t.Errorf("the unit's journal is %q", out)
