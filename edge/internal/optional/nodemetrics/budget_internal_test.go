@@ -4,6 +4,7 @@ import (
 	"context"
 	"math/rand/v2"
 	"path/filepath"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -54,13 +55,6 @@ func busy() func(context.Context) map[uint32]float64 {
 	}
 }
 
-// sentAt is when open samples were sent last.
-func (a *Agent) sentAt() time.Time {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.sent
-}
-
 // The metrics of an hour, sampled each minute and sent each five, stay below 20 kB on the cable.
 // Bytes are counted, of messages one after the other: no time passes.
 func TestOperate_05_MetricsOfAnHourStayBelowTheirBudget(t *testing.T) {
@@ -75,10 +69,15 @@ func TestOperate_05_MetricsOfAnHourStayBelowTheirBudget(t *testing.T) {
 			cloud.Address(t, "down", "10.0.0.2/24")
 			near, far := dial(t, name, device, cloud)
 
-			now := time.Unix(1_800_000_000, 0)
+			// asked counts who has read the clock, which is set again once the session has read it.
+			var clock, asked atomic.Int64
+			clock.Store(1_800_000_000)
 			a := New(Config{Read: busy(), Path: filepath.Join(t.TempDir(), "samples"), Interval: time.Minute, SendInterval: 5 * time.Minute, Keep: 24 * time.Hour})
-			a.now = func() time.Time { return now }
-			a.sent = now
+			a.now = func() time.Time {
+				defer asked.Add(1)
+				return time.Unix(clock.Load(), 0)
+			}
+			a.sent = time.Unix(clock.Load(), 0)
 			handle, run := a.Attach(linkstate.Link{Metrics: true}, near.Send)
 			ctx, cancel := context.WithCancel(t.Context())
 			ended := make(chan struct{})
@@ -120,12 +119,18 @@ func TestOperate_05_MetricsOfAnHourStayBelowTheirBudget(t *testing.T) {
 				}
 				return l.Attrs().Statistics.RxBytes + l.Attrs().Statistics.TxBytes
 			}
+			reads := int64(1) // the session's first
 			minutes := func(n int) (samples int) {
-				for range n {
-					now = now.Add(time.Minute)
+				for minute := 1; minute <= n; minute++ {
+					for asked.Load() < reads {
+						time.Sleep(time.Millisecond)
+					}
+					clock.Add(60)
 					a.sample(t.Context())
-					if now.Sub(a.sentAt()) >= 5*time.Minute {
+					reads += 2 // the sample's, and the session's
+					if minute%5 == 0 {
 						samples += exchange()
+						reads++                            // the session's, after the answer
 						time.Sleep(100 * time.Millisecond) // an acknowledgement is delayed by up to 40 ms (tcp(7)), and the next message must not carry it
 					}
 				}
