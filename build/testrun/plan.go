@@ -17,10 +17,18 @@ type phase struct {
 	// where Kubernetes is linked.
 	parallel int
 	shard    string // which part of a suite's tests, like 1/2; "" for all
+	timeout  string // of one test binary; "" is the usual
 }
 
-// timeout is for one test binary; the longest takes some 20 minutes.
-const timeout = "75m"
+const (
+	// usualTimeout is for one test binary; the longest takes some 30 minutes.
+	usualTimeout = "75m"
+	// unitTimeout is for one without a trial, which takes up to 8 minutes: a hang leaves time for
+	// a second try.
+	unitTimeout = "20m"
+)
+
+func (p phase) binaryTimeout() string { return cmp.Or(p.timeout, usualTimeout) }
 
 // wholeShard is all of a suite's tests, for a package that can run in parts.
 const wholeShard = "1/1"
@@ -73,11 +81,11 @@ func plan(what string, packages []string, shards int, lengths lengths) []job {
 		return j
 	}
 	realOf := func(side string) job {
-		return job{"real " + side, []phase{{name: "real " + side, parallel: 1, packages: matching(func(p string) bool {
+		return job{"real " + side, []phase{{name: "real " + side, parallel: 1, timeout: unitTimeout, packages: matching(func(p string) bool {
 			return realParts.MatchString(p) && strings.HasPrefix(p, side+"/")
 		})}}}
 	}
-	unit := job{"unit", []phase{{name: "unit", parallel: 2, packages: matching(func(p string) bool {
+	unit := job{"unit", []phase{{name: "unit", parallel: 2, timeout: unitTimeout, packages: matching(func(p string) bool {
 		return !needsRoot.MatchString(p) && !realParts.MatchString(p)
 	})}}}
 	campaign := job{"campaign", []phase{{name: "campaign", parallel: 1, packages: matching(func(p string) bool { return p == "tests/campaign" })}}}

@@ -310,7 +310,7 @@ func (r *runner) secondTries(ctx context.Context) {
 // goTestCommand is go test for all packages of a phase.
 func (r *runner) goTestCommand(p phase, selection []string, graph string) *exec.Cmd {
 	args := []string{
-		"test", "-json", "-vet", "off", "-p", strconv.Itoa(p.parallel), "-timeout", timeout, "-ldflags", r.ldflags, "-exec", "'" + r.self + "' exec", "-debug-actiongraph", graph,
+		"test", "-json", "-vet", "off", "-p", strconv.Itoa(p.parallel), "-timeout", p.binaryTimeout(), "-ldflags", r.ldflags, "-exec", "'" + r.self + "' exec", "-debug-actiongraph", graph,
 	}
 	args = append(append(args, r.flags...), selection...)
 	for _, dir := range p.packages {

@@ -305,3 +305,15 @@ func TestExec_countsOrphans(t *testing.T) {
 		})
 	}
 }
+
+// A test that hangs must leave the run time for a second try.
+func TestPlan_TestsWithoutATrialEndSoon(t *testing.T) {
+	r := &runner{}
+	for _, j := range plan("all", []string{"beehive", "edge/internal/agents/vip", "tests/e2e"}, 1, lengths{}) {
+		want := map[string]string{"unit": "20m", "real edge": "20m", "e2e 1/1": "75m"}[j.name]
+		args := r.goTestCommand(j.phases[0], nil, "graph").Args
+		if i := slices.Index(args, "-timeout"); want == "" || args[i+1] != want {
+			t.Errorf("%s: %q, want %s", j.name, args, want)
+		}
+	}
+}

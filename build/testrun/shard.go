@@ -88,7 +88,7 @@ func (s *shards) command(ctx context.Context, p phase, flags []string, graph str
 	if b.err != nil {
 		return nil, true, b.err
 	}
-	args := []string{"tool", "test2json", "-t", "-p", s.module + "/" + pkg, s.self, "exec", b.file, "-test.v=test2json", "-test.paniconexit0", "-test.timeout=" + timeout}
+	args := []string{"tool", "test2json", "-t", "-p", s.module + "/" + pkg, s.self, "exec", b.file, "-test.v=test2json", "-test.paniconexit0", "-test.timeout=" + p.binaryTimeout()}
 	cmd = exec.Command("go", append(args, translated...)...)
 	cmd.Dir = pkg // as go test does
 	return cmd, true, nil
