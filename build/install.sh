@@ -231,6 +231,7 @@ if [ -n "$image" ] && [ -z "$root" ]; then
 		name=$(ctr -n k8s.io images import "$tmp/$image" | sed -n 's/^unpacking \([^ ]*\) .*/\1/p' | head -n 1)
 		wanted=$(containerd config dump 2>/dev/null | sed -n "s/^ *\(sandbox_image\|sandbox\) = [\"']\([^\"']*\)[\"'].*/\2/p" | head -n 1)
 		if [ -n "$name" ] && [ -n "$wanted" ]; then ctr -n k8s.io images tag --force "$name" "$wanted" >/dev/null || failed "the sandbox image could not be named $wanted"; fi
+		sync # containerd does not write unpacked layers to the disk
 	else
 		echo "containerd does not run: start it and run this again, so that it gets the image of pods' sandboxes"
 	fi

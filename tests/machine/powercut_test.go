@@ -43,6 +43,39 @@ func TestEveryday_23_PowerIsCutRightAfterPodsStarted(t *testing.T) {
 	t.Log(s.run("journalctl --boot --unit edgecore --no-pager | grep -E 'Deleted files|Removed an image' | cut -c -300; true"))
 }
 
+// TestEveryday_29: the power of a new device is cut as soon as its first pods run, and its link too.
+// Nothing but edgecore has written to the disk what containerd unpacked: the image of sandboxes,
+// from edgecore's package, and one that was imported with ctr.
+func TestEveryday_29_PowerIsCutAfterTheFirstPods(t *testing.T) {
+	s := newSystem(t)
+	before := s.running()
+	s.emptyRuntime()
+	s.again(before)
+	before = s.running()
+	s.cut()
+	s.Check(s.guest.Cut(t.Context()))
+	s.switchOn()
+	s.again(before)
+	s.heal()
+}
+
+// emptyRuntime gives the machine a containerd that has never run, with the sample's image alone,
+// and edgecore its first start with it. The rest of the machine stays, on the disk.
+func (s *system) emptyRuntime() {
+	s.T.Helper()
+	s.run(`set -e
+		systemctl stop edgecore containerd
+		for pods in /sys/fs/cgroup/kubepods*; do echo 1 >$pods/cgroup.kill; done
+		pkill -KILL -f /usr/bin/containerd-shim || true
+		while pgrep -f /usr/bin/containerd-shim; do sleep .2; done
+		grep -o ' /run/containerd/[^ ]* ' /proc/mounts | xargs -r umount
+		rm -rf /var/lib/containerd /run/containerd
+		sync
+		systemctl start containerd
+		ctr -n k8s.io images import /host/sample.tar
+		systemctl start edgecore`)
+}
+
 // pulled is a pod with an image of the test's registry.
 func pulled() string {
 	return barePod("pulled", `

@@ -153,7 +153,7 @@ func All() []Switch {
 		{
 			Name: "sandbox-image", Off: "a sandbox image that is missing is not restored",
 			Edits: []Edit{
-				{"edge/internal/pods/images/images.go", "if name == \"\" || s.config.Archive == \"\" {", "if name == \"\" || s.config.Archive == \"\" || off(\"sandbox-image\") {"},
+				{"edge/internal/pods/images/restore.go", "if s.config.Archive == \"\" {", "if s.config.Archive == \"\" || off(\"sandbox-image\") {"},
 			},
 			Machine: []string{"TestEveryday_01_11_RealMachineRebootsOnAnIsland"}, Symptom: "failed to get sandbox image",
 		},

@@ -5,12 +5,13 @@
 //
 // It owns the socket that the kubelet finds images at, and which of them are shown as pinned: CRI's
 // term for images that are never collected. containerd itself pins only the sandbox image, from 1.7
-// on. It also restores the sandbox image if containerd does not have it (Restore). A pull has ended
-// when the image's files are on the disk; the image of a pull that a power cut has interrupted is
-// removed at the next start (Settle). A pull that fails without a link gives a pod the image with
-// which it has run before (heldBy). All other image requests of the kubelet go to the runtime,
-// whose answers are returned unchanged; it does not refuse requests or remove other images. While
-// it is not known which images are wanted, all are pinned.
+// on. It also restores the sandbox image if containerd does not have it (Restore). No container
+// starts before its image's files are on the disk, whoever brought the image (complete.go); the
+// image of a pull that a power cut has interrupted is removed at the next start (Settle). A pull
+// that fails without a link gives a pod the image with which it has run before (heldBy). All other
+// image requests of the kubelet go to the runtime, whose answers are returned unchanged; it does
+// not refuse requests or remove other images. While it is not known which images are wanted, all
+// are pinned.
 // A Server may be used by many goroutines.
 package images
 
@@ -32,7 +33,6 @@ import (
 	"github.com/skerry-io/skerry/beehive/message"
 	"github.com/skerry-io/skerry/edge/internal/core/agent"
 	"github.com/skerry-io/skerry/edge/internal/pods/cri"
-	"github.com/skerry-io/skerry/edge/internal/pods/images/archive"
 )
 
 // Name is the module's address on the bus. It receives no messages.
@@ -56,8 +56,8 @@ type Config struct {
 	Archive string
 	// Linked reports whether there is a link to the cloud; nil: pulls that fail have failed.
 	Linked func() bool
-	// Memory stores the pulls that are not complete, by image.
-	Memory agent.Memory
+	// Memory stores the pulls that are not complete, by image; Complete the complete images, by ID.
+	Memory, Complete agent.Memory
 	// Boot is the unique ID of this boot (proc(5)).
 	Boot string
 	// Sync writes the files of a path's file system to the disk.
@@ -74,9 +74,14 @@ type Server struct {
 
 	mu      sync.Mutex
 	used    map[string][]string // at the kubelet's start, see Used; bounded by the pods of the device
-	sandbox string              // "": not known yet
+	sandbox string              // its image; "": not known
+	asked   int                 // the runtime's process that was asked for it
 	unknown bool                // the last question for the wanted images failed
 	failure string              // of the last attempt to restore the sandbox image; "" if it succeeded
+	// complete are the images whose files are on the disk, by ID; bounded by those of the runtime.
+	complete map[string]bool
+
+	completing chan struct{} // has an element while an image is made complete
 
 	pulls sync.Mutex
 	// settled: no pull of an earlier process is stored. pulling are the pulls under way, by image.
@@ -91,7 +96,7 @@ func New(config Config) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Server{config: config, pods: pods, wanted: wanted, pulling: map[string]int{}}, nil
+	return &Server{config: config, pods: pods, wanted: wanted, pulling: map[string]int{}, complete: map[string]bool{}, completing: make(chan struct{}, 1)}, nil
 }
 
 // Name implements beehive.Module.
@@ -128,31 +133,6 @@ type service struct {
 	runtime runtimev1.ImageServiceClient
 }
 
-// ListImages implements runtimev1.ImageServiceServer.
-func (s service) ListImages(ctx context.Context, r *runtimev1.ListImagesRequest) (*runtimev1.ListImagesResponse, error) {
-	answer, err := s.runtime.ListImages(ctx, r)
-	if err != nil {
-		return nil, err
-	}
-	s.pin(ctx, answer.Images)
-	// The kubelet asks every 30 s: an image removed by another program is restored before a sandbox
-	// needs it. The next answer has the restored image.
-	if name := s.sandboxImage(ctx); r.GetFilter().GetImage() == nil && name != "" && !listed(answer.Images, name) {
-		s.TryRestore(ctx)
-	}
-	return answer, nil
-}
-
-// RemoveImage implements runtimev1.ImageServiceServer.
-func (s service) RemoveImage(ctx context.Context, r *runtimev1.RemoveImageRequest) (*runtimev1.RemoveImageResponse, error) {
-	return s.runtime.RemoveImage(ctx, r)
-}
-
-// ImageFsInfo implements runtimev1.ImageServiceServer.
-func (s service) ImageFsInfo(ctx context.Context, r *runtimev1.ImageFsInfoRequest) (*runtimev1.ImageFsInfoResponse, error) {
-	return s.runtime.ImageFsInfo(ctx, r)
-}
-
 // pin marks the images that must not be collected.
 func (s *Server) pin(ctx context.Context, images []*runtimev1.Image) {
 	wanted, err := s.wanted(ctx)
@@ -183,64 +163,30 @@ func (s *Server) note(ctx context.Context, err error) {
 // askTimeout bounds a question to the runtime that nobody's deadline bounds.
 const askTimeout = 10 * time.Second
 
-// sandboxImage is the image of pods' sandboxes; "" if the runtime doesn't report it.
+// sandboxImage is the image of pods' sandboxes; "" if the runtime doesn't report it. A runtime is
+// asked once: another version has another image.
 func (s *Server) sandboxImage(ctx context.Context) string {
-	s.mu.Lock()
-	known := s.sandbox
-	s.mu.Unlock()
-	if known != "" {
-		return known
-	}
 	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
+	server, err := cri.Server(ctx, s.config.Runtime)
+	if err != nil {
+		klog.FromContext(ctx).V(2).Info("Failed to connect to the container runtime", "err", err)
+	}
+	s.mu.Lock()
+	known, asked := s.sandbox, s.asked
+	s.mu.Unlock()
+	if err != nil || server == asked {
+		return known
+	}
 	name, err := SandboxImage(ctx, s.config.Runtime)
 	if err != nil {
 		klog.FromContext(ctx).V(2).Info("Container runtime does not report its sandbox image", "err", err)
-		return ""
+		if !errors.Is(err, ErrUntold) {
+			return known
+		}
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.sandbox = name
+	s.sandbox, s.asked = name, server
 	return name
-}
-
-// TryRestore restores the sandbox image, and logs a failure once.
-func (s *Server) TryRestore(ctx context.Context) {
-	err := s.Restore(ctx)
-	text := ""
-	if err != nil {
-		text = err.Error()
-	}
-	s.mu.Lock()
-	before := s.failure
-	s.failure = text
-	s.mu.Unlock()
-	if err != nil && text != before {
-		klog.FromContext(ctx).Error(err, "Failed to restore the sandbox image, retrying")
-	}
-}
-
-// Restore imports the sandbox image from the archive if the container runtime does not have it:
-// without it no pod can start, and a device without a link can't pull it. The image gets the name
-// that the runtime asks for. It may be called again and again.
-func (s *Server) Restore(ctx context.Context) error {
-	name := s.sandboxImage(ctx)
-	if name == "" || s.config.Archive == "" {
-		return nil
-	}
-	ctx, cancel := context.WithTimeout(ctx, askTimeout)
-	defer cancel()
-	if there, err := present(ctx, s.config.Images, name); err != nil || there {
-		return err
-	}
-	conn, err := cri.Dial(s.config.Runtime)
-	if err != nil {
-		return err
-	}
-	defer conn.Close()
-	if err := archive.Import(ctx, conn, s.config.Archive, name); err != nil {
-		return fmt.Errorf("importing the sandbox image %s from %s: %w", name, s.config.Archive, err)
-	}
-	klog.FromContext(ctx).Info("Restored the sandbox image", "image", name, "from", s.config.Archive)
-	return nil
 }

@@ -8,12 +8,10 @@ import (
 	"maps"
 	"slices"
 
-	"golang.org/x/sys/unix"
 	runtimev1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 	"k8s.io/klog/v2"
 
-	"github.com/skerry-io/skerry/edge/internal/pods/cri"
-	"github.com/skerry-io/skerry/edge/internal/pods/images/archive"
+	"github.com/skerry-io/skerry/edge/internal/pods/images/containerd"
 )
 
 // A pull is stored from before its begin until the image's files are on the disk. containerd syncs
@@ -30,7 +28,19 @@ type pull struct {
 // ImageStatus implements runtimev1.ImageServiceServer.
 func (s service) ImageStatus(ctx context.Context, r *runtimev1.ImageStatusRequest) (*runtimev1.ImageStatusResponse, error) {
 	_ = s.Settle(ctx) // or an incomplete image would count as pulled; the kubelet's start reports errors
-	return s.runtime.ImageStatus(ctx, r)
+	answer, err := s.runtime.ImageStatus(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	s.completed(ctx, s.runtime, answer.Image)
+	// containerd pulls that of sandboxes itself where it is in no archive, for the sandbox in which
+	// the container is about to be created.
+	if name := s.sandboxImage(ctx); name != "" {
+		if sandbox, err := s.runtime.ImageStatus(ctx, &runtimev1.ImageStatusRequest{Image: &runtimev1.ImageSpec{Image: name}}); err == nil {
+			s.completed(ctx, s.runtime, sandbox.Image)
+		}
+	}
+	return answer, nil
 }
 
 // PullImage implements runtimev1.ImageServiceServer.
@@ -41,7 +51,11 @@ func (s service) PullImage(ctx context.Context, r *runtimev1.PullImageRequest) (
 	}
 	answer, err := s.runtime.PullImage(ctx, r)
 	// Also after a failure: the next pull takes the layers that this one has unpacked.
-	if syncErr := s.leave(context.WithoutCancel(ctx), s.runtime, name); syncErr != nil {
+	syncErr := s.leave(context.WithoutCancel(ctx), s.runtime, name)
+	if syncErr == nil && err == nil {
+		syncErr = s.setComplete(ctx, answer.ImageRef)
+	}
+	if syncErr != nil {
 		klog.FromContext(ctx).Error(syncErr, "Failed to write a pulled image to the disk: a power cut may leave it incomplete", "image", name)
 	}
 	if err != nil {
@@ -95,25 +109,9 @@ func (s *Server) begin(ctx context.Context, runtime runtimev1.ImageServiceClient
 	return s.config.Memory.Save(ctx, map[string][]byte{name: raw})
 }
 
-// write writes all files of images to the disk, which may take as long as the disk does.
-func (s *Server) write(ctx context.Context, runtime runtimev1.ImageServiceClient) error {
-	askCtx, cancel := context.WithTimeout(ctx, askTimeout)
-	defer cancel()
-	info, err := runtime.ImageFsInfo(askCtx, &runtimev1.ImageFsInfoRequest{})
-	if err != nil {
-		return fmt.Errorf("asking for the file systems of images: %w", err)
-	}
-	for _, f := range info.ImageFilesystems {
-		if err := s.config.Sync(f.GetFsId().GetMountpoint()); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 // Settle removes images whose pull a power cut has interrupted, so that they are pulled again as a
-// whole. It is for the time before the kubelet starts, and may be called again and again: once it
-// has succeeded, it has nothing to do.
+// whole, and has those unpacked again that came otherwise. It is for the time before the kubelet
+// starts, and may be called again and again: once it has succeeded, it has nothing to do.
 func (s *Server) Settle(ctx context.Context) error {
 	s.pulls.Lock()
 	defer s.pulls.Unlock()
@@ -121,22 +119,23 @@ func (s *Server) Settle(ctx context.Context) error {
 }
 
 // settle is Settle while pulls is locked. It leaves pulls alone that are under way.
-func (s *Server) settle(ctx context.Context) (err error) {
+func (s *Server) settle(ctx context.Context) error {
 	if s.settled {
 		return nil
 	}
-	defer func() { s.settled = err == nil }()
+	err := s.images(func(runtime runtimev1.ImageServiceClient) error {
+		return errors.Join(s.settlePulls(ctx, runtime), s.survey(ctx, runtime))
+	})
+	s.settled = err == nil
+	return err
+}
+
+func (s *Server) settlePulls(ctx context.Context, runtime runtimev1.ImageServiceClient) error {
 	all, err := s.config.Memory.Load()
 	maps.DeleteFunc(all, func(name string, _ []byte) bool { return s.pulling[name] > 0 })
 	if err != nil || len(all) == 0 {
 		return err
 	}
-	conn, err := cri.Dial(s.config.Images)
-	if err != nil {
-		return err
-	}
-	defer conn.Close()
-	runtime := runtimev1.NewImageServiceClient(conn)
 	var errs []error
 	lost := false
 	for name, raw := range all {
@@ -157,7 +156,8 @@ func (s *Server) settle(ctx context.Context) (err error) {
 		errs = append(errs, s.config.Memory.Save(ctx, map[string][]byte{name: nil}))
 	}
 	if lost && len(s.pulling) == 0 { // layers of images that are not complete
-		if err := archive.DeleteExpiring(ctx, conn); err != nil {
+		err := s.containerd(ctx, runtime, func(c *containerd.Client) error { return c.DeleteExpiring(ctx) })
+		if err != nil {
 			errs = append(errs, fmt.Errorf("removing the layers of interrupted pulls: %w", err))
 		}
 	}
@@ -178,20 +178,5 @@ func (s *Server) discard(ctx context.Context, runtime runtimev1.ImageServiceClie
 		return fmt.Errorf("removing the image %s: %w", name, err)
 	}
 	klog.FromContext(ctx).Info("Removed an image whose pull was interrupted by a power cut, it is pulled again", "image", name)
-	return nil
-}
-
-// Sync writes all files of a path's file system to the disk (syncfs(2)); those of all file systems
-// if the path is not there, as with a snapshotter in a mount namespace of its own.
-func Sync(path string) error {
-	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_DIRECTORY, 0)
-	if err != nil {
-		unix.Sync()
-		return nil
-	}
-	err = unix.Syncfs(fd)
-	if err := errors.Join(err, unix.Close(fd)); err != nil {
-		return fmt.Errorf("writing %s to the disk: %w", path, err)
-	}
 	return nil
 }

@@ -70,11 +70,13 @@ func (r *runtime) PullImage(_ context.Context, q *runtimev1.PullImageRequest) (*
 	if r.fail == nil {
 		r.images = append(r.images, q.Image.Image)
 	}
-	return &runtimev1.PullImageResponse{ImageRef: q.Image.Image}, r.fail
+	id, _, _ := strings.Cut(q.Image.Image, "/")
+	return &runtimev1.PullImageResponse{ImageRef: id}, r.fail
 }
 
 func (r *runtime) RemoveImage(_ context.Context, q *runtimev1.RemoveImageRequest) (*runtimev1.RemoveImageResponse, error) {
 	*r.log = append(*r.log, "remove "+q.Image.Image)
+	r.images = slices.DeleteFunc(r.images, func(i string) bool { return i == q.Image.Image })
 	return &runtimev1.RemoveImageResponse{}, nil
 }
 
@@ -103,7 +105,7 @@ func newServerOf(t *testing.T, r *runtime, memory pulls, change func(*images.Con
 	t.Cleanup(server.Stop)
 	config := images.Config{
 		Listen: func() (net.Listener, error) { return listen("kubelet") }, Images: filepath.Join(dir, "runtime"), Runtime: filepath.Join(dir, "runtime"),
-		API: &rest.Config{Host: "localhost:1"}, Memory: memory, Boot: "second",
+		API: &rest.Config{Host: "localhost:1"}, Memory: memory, Boot: "second", Complete: pulls{map[string][]byte{"boot": []byte("second")}, new([]string)},
 		Sync: func(path string) error { *r.log = append(*r.log, "sync "+path); return nil },
 	}
 	change(&config)

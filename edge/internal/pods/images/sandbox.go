@@ -9,13 +9,15 @@ import (
 	runtimev1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/skerry-io/skerry/edge/internal/pods/cri"
+	"github.com/skerry-io/skerry/edge/internal/pods/images/containerd"
 )
 
 // ErrUntold means that a container runtime does not report the image of its sandboxes.
 var ErrUntold = errors.New("the container runtime does not report its sandbox image")
 
 // SandboxImage asks a container runtime for the image of pods' sandboxes. containerd reports it in
-// its configuration (`crictl info`): until 1.7 as sandboxImage, later among the pinned images.
+// its configuration (`crictl info`) until 1.7; later only its program does (`containerd config
+// dump`), which is run as the process was that serves the endpoint.
 func SandboxImage(ctx context.Context, endpoint string) (string, error) {
 	conn, err := cri.Dial(endpoint)
 	if err != nil {
@@ -27,31 +29,18 @@ func SandboxImage(ctx context.Context, endpoint string) (string, error) {
 		return "", fmt.Errorf("asking the container runtime for its configuration: %w", err)
 	}
 	var told struct {
-		SandboxImage string            `json:"sandboxImage"`
-		PinnedImages map[string]string `json:"pinnedImages"`
+		SandboxImage string `json:"sandboxImage"`
 	}
-	if err := json.Unmarshal([]byte(answer.Info["config"]), &told); err != nil {
-		return "", ErrUntold
-	}
-	if told.SandboxImage != "" {
+	if err := json.Unmarshal([]byte(answer.Info["config"]), &told); err == nil && told.SandboxImage != "" {
 		return told.SandboxImage, nil
 	}
-	if name := told.PinnedImages["sandbox"]; name != "" {
-		return name, nil
-	}
-	return "", ErrUntold
-}
-
-// present reports whether a runtime has an image.
-func present(ctx context.Context, endpoint, name string) (bool, error) {
-	conn, err := cri.Dial(endpoint)
+	pid, err := cri.Server(ctx, endpoint)
 	if err != nil {
-		return false, err
+		return "", err
 	}
-	defer conn.Close()
-	answer, err := runtimev1.NewImageServiceClient(conn).ImageStatus(ctx, &runtimev1.ImageStatusRequest{Image: &runtimev1.ImageSpec{Image: name}})
-	if err != nil {
-		return false, fmt.Errorf("asking for the sandbox image %s: %w", name, err)
+	name, err := containerd.SandboxImage(ctx, pid)
+	if err == nil && name == "" {
+		err = ErrUntold
 	}
-	return answer.Image != nil, nil
+	return name, err
 }
