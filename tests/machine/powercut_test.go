@@ -43,7 +43,7 @@ func TestEveryday_23_PowerIsCutRightAfterPodsStarted(t *testing.T) {
 	t.Log(s.run("journalctl --boot --unit edgecore --no-pager | grep -E 'Deleted files|Removed an image' | cut -c -300; true"))
 }
 
-// TestEveryday_29: the power of a new device is cut as soon as its first pods run, and its link too.
+// TestEveryday_29: the power of a new device is cut as soon as its first pods run, and its link.
 // Nothing but edgecore has written to the disk what containerd unpacked: the image of sandboxes,
 // from edgecore's package, and one that was imported with ctr.
 func TestEveryday_29_PowerIsCutAfterTheFirstPods(t *testing.T) {
