@@ -18,6 +18,7 @@ type phase struct {
 	parallel int
 	shard    string // which part of a suite's tests, like 1/2; "" for all
 	timeout  string // of one test binary; "" is the usual
+	runtime  string // a version of containerd, for runtimeTests; "" is the machine's, for all tests
 }
 
 const (
@@ -44,7 +45,14 @@ type job struct {
 const (
 	longVariable   = "SKERRY_LONG"   // that a test plays its scenario in full
 	minuteVariable = "SKERRY_MINUTE" // how long a minute of a scenario takes
+	// runtimeVariable is the version of the containerd of all nodes, which is compiled for it.
+	runtimeVariable = "SKERRY_CONTAINERD"
+	// newRuntime is the version beside the machine's: Kubernetes 1.38 needs 2.x.
+	newRuntime = "v2.1.4"
 )
+
+// runtimeTests are those in which the container runtime matters, for a further version of it.
+const runtimeTests = `^TestEveryday_(01|03|04|06|07|08|09|11|12|14|18|22|25)_.*$`
 
 // longer is left out by all and run by long: each takes a whole machine for minutes. all runs
 // another part of each but kube-vip, which must be compiled: that has the tests of
@@ -95,7 +103,9 @@ func plan(what string, packages []string, shards int, lengths lengths) []job {
 	case "short":
 		jobs = []job{unit}
 	case "long":
-		jobs = []job{each("e2e", "e2e"), each("uml", "uml"), each("services", "services"), each("machine", "machine"), campaign, each("hostile", "hostile"),
+		e2e := each("e2e", "e2e")
+		e2e.phases = append(e2e.phases, phase{name: "e2e, containerd " + newRuntime, packages: below("e2e"), parallel: 1, runtime: newRuntime})
+		jobs = []job{e2e, each("uml", "uml"), each("services", "services"), each("machine", "machine"), campaign, each("hostile", "hostile"),
 			{"order", []phase{{name: "order", parallel: 1, packages: matching(func(p string) bool { return p == "edge/internal/core/metamanager" })}}}}
 	default:
 		for n := 1; n <= shards; n++ {
@@ -129,12 +139,14 @@ func (l lengths) of(j job, shards int) int {
 	return 1 << 20
 }
 
-// selection are the flags that select the tests.
-func selection(what string) []string {
-	switch what {
-	case "all":
+// selection are the flags that select the tests of a phase.
+func selection(what string, p phase) []string {
+	switch {
+	case p.runtime != "":
+		return []string{"-run", runtimeTests}
+	case what == "all":
 		return []string{"-skip", longer}
-	case "long":
+	case what == "long":
 		return []string{"-run", longer + "|" + again}
 	}
 	return nil
@@ -143,6 +155,9 @@ func selection(what string) []string {
 // environment is the environment of a phase's tests.
 func environment(what string, p phase) []string {
 	env := []string{"SKERRY_E2E_SHARD=" + p.shard}
+	if p.runtime != "" {
+		return append(env, runtimeVariable+"="+p.runtime)
+	}
 	if what == "long" {
 		env = append(env, longVariable+"=1", minuteVariable+"=1m")
 	}

@@ -239,7 +239,7 @@ func (r *runner) fail() {
 // phase runs a phase, and notes the tests that are to be tried again.
 func (r *runner) phase(ctx context.Context, p phase, out io.Writer) {
 	fmt.Fprintf(out, "== %s: %d packages\n", p.name, len(p.packages))
-	s, c, err := r.goTest(ctx, p, selection(r.what), out)
+	s, c, err := r.goTest(ctx, p, selection(r.what, p), out)
 	ok := err == nil && s.counts.Failed == 0
 	fmt.Fprintf(out, "== %s: %s; it took %v s, %v s of a processor and %v s of the kernel\n", p.name, s.counts, c.Wall, c.User, c.Kernel)
 	var again []retry
@@ -288,7 +288,7 @@ func (r *runner) secondTries(ctx context.Context) {
 		if len(a.Tests) > 0 {
 			p.shard = wholeShard // of these few tests another part could be empty
 		}
-		flags := selection(r.what)
+		flags := selection(r.what, p)
 		if len(a.Tests) > 0 {
 			flags = append(flags, "-run", a.pattern())
 		}

@@ -317,3 +317,22 @@ func TestPlan_TestsWithoutATrialEndSoon(t *testing.T) {
 		}
 	}
 }
+
+// A further containerd has the tests of runtimeTests alone, and after those of the machine's own:
+// both have the same networks.
+func TestPlan_FurtherContainerd(t *testing.T) {
+	jobs := plan("long", []string{"tests/e2e"}, 1, lengths{})
+	if len(jobs) != 1 || len(jobs[0].phases) != 2 {
+		t.Fatalf("%+v", jobs)
+	}
+	own, further := jobs[0].phases[0], jobs[0].phases[1]
+	if own.runtime != "" || slices.Contains(selection("long", own), runtimeTests) {
+		t.Errorf("the machine's own: %+v", own)
+	}
+	if got := selection("long", further); !slices.Equal(got, []string{"-run", runtimeTests}) {
+		t.Errorf("its tests: %q", got)
+	}
+	if env := environment("long", further); !slices.Contains(env, runtimeVariable+"="+newRuntime) || slices.Contains(env, longVariable+"=1") {
+		t.Errorf("its environment: %q", env)
+	}
+}

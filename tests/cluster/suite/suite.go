@@ -33,6 +33,8 @@ const (
 	// the trial up and down is its parent, so that a test which runs out of time, or panics, can't
 	// keep the trial from being taken down.
 	inner = "SKERRY_E2E_TRIAL"
+	// runtimeVersion is another containerd than the machine's, for all nodes (binary.Containerd).
+	runtimeVersion = "SKERRY_CONTAINERD"
 	// UpTimeout is for a loaded machine; 15 s is usual.
 	UpTimeout = 5 * time.Minute
 )
@@ -184,6 +186,15 @@ func (s Suite) outer() (code int, err error) {
 	dir := s.folder(root, n, of)
 	if _, err := binary.Build(ctx, root, append(s.Options.Programs(), "trial")...); err != nil {
 		return 1, err
+	}
+	if version := os.Getenv(runtimeVersion); version != "" {
+		programs, err := binary.Containerd(ctx, root, version)
+		if err != nil {
+			return 1, err
+		}
+		if err := os.Setenv("PATH", programs+string(os.PathListSeparator)+os.Getenv("PATH")); err != nil { // hosts find it by that
+			return 1, err
+		}
 	}
 	t, err := trial.Open(root, dir, os.Stderr)
 	if err != nil && t == nil {
