@@ -18,7 +18,7 @@ type phase struct {
 	parallel int
 	shard    string // which part of a suite's tests, like 1/2; "" for all
 	timeout  string // of one test binary; "" is the usual
-	runtime  string // a version of containerd, for runtimeTests; "" is the machine's, for all tests
+	runtime  string // another containerd, for runtimeTests; "" is the machine's, for all tests
 }
 
 const (
@@ -47,8 +47,8 @@ const (
 	minuteVariable = "SKERRY_MINUTE" // how long a minute of a scenario takes
 	// runtimeVariable is the version of the containerd of all nodes, which is compiled for it.
 	runtimeVariable = "SKERRY_CONTAINERD"
-	// newRuntime is the version beside the machine's: Kubernetes 1.38 needs 2.x.
-	newRuntime = "v2.1.4"
+	// nextRuntime is that of tests/cluster/binary.
+	nextRuntime = "next"
 )
 
 // runtimeTests are those in which the container runtime matters, for a further version of it.
@@ -60,9 +60,9 @@ const runtimeTests = `^TestEveryday_(01|03|04|06|07|08|09|11|12|14|18|22|25)_.*$
 const longer = `^TestTraps_09_VIPsWithIPVS$/^the_others$|^TestOrder_14_ShortCampaigns$/^seed_(2|14)$|^TestServices_14_KubeVIP$|^TestEveryday_21_NoPodIsMissingAfterPressureAndShutdowns$/^long$|^TestHostile_05_QuotasAnswer429WithRetryAfter$/^events_for_a_minute$|^Test(Everyday_(02_19|03|04)|Operate_11)_RealMachine.*$`
 
 // again is run by all in a short form and by long in full: reboots one after the other, real
-// minutes, 50 healthy pods, and 100,000 changes; and each boot of a real machine. Those tests ask
-// for longVariable and minuteVariable.
-const again = `^TestEveryday_(06|07|08|11|14)_.*$|^TestOrder_13_ManyChangesOfflineTakeNoMoreMemory$|^TestOperate_10_RehearsalPredictsAnOfflineReboot$|^Test(Everyday|Fleet)_.*_RealMachine.*$`
+// minutes, a newer containerd, 50 healthy pods, and 100,000 changes; and each boot of a real
+// machine. Those tests ask for longVariable and minuteVariable.
+const again = `^TestEveryday_(06|07|08|11|14|20)_.*$|^TestOrder_13_ManyChangesOfflineTakeNoMoreMemory$|^TestOperate_10_RehearsalPredictsAnOfflineReboot$|^Test(Everyday|Fleet)_.*_RealMachine.*$`
 
 var (
 	// needsRoot matches packages of tests/ that make namespaces, control planes or kernels.
@@ -104,7 +104,7 @@ func plan(what string, packages []string, shards int, lengths lengths) []job {
 		jobs = []job{unit}
 	case "long":
 		e2e := each("e2e", "e2e")
-		e2e.phases = append(e2e.phases, phase{name: "e2e, containerd " + newRuntime, packages: below("e2e"), parallel: 1, runtime: newRuntime})
+		e2e.phases = append(e2e.phases, phase{name: "e2e, next containerd", packages: below("e2e"), parallel: 1, runtime: nextRuntime})
 		jobs = []job{e2e, each("uml", "uml"), each("services", "services"), each("machine", "machine"), campaign, each("hostile", "hostile"),
 			{"order", []phase{{name: "order", parallel: 1, packages: matching(func(p string) bool { return p == "edge/internal/core/metamanager" })}}}}
 	default:

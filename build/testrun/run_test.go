@@ -332,7 +332,7 @@ func TestPlan_FurtherContainerd(t *testing.T) {
 	if got := selection("long", further); !slices.Equal(got, []string{"-run", runtimeTests}) {
 		t.Errorf("its tests: %q", got)
 	}
-	if env := environment("long", further); !slices.Contains(env, runtimeVariable+"="+newRuntime) || slices.Contains(env, longVariable+"=1") {
+	if env := environment("long", further); !slices.Contains(env, runtimeVariable+"="+nextRuntime) || slices.Contains(env, longVariable+"=1") {
 		t.Errorf("its environment: %q", env)
 	}
 }

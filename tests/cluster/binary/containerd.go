@@ -9,6 +9,10 @@ import (
 	"strings"
 )
 
+// NextContainerd is the version with which a device's is tested beside the machine's own: Kubernetes
+// 1.38 needs 2.x.
+const NextContainerd = "v2.1.4"
+
 // Containerd builds the containerd of a version of its Go module, such as v2.1.4, with its shim and
 // ctr, once for this checkout, and returns their directory. It takes minutes.
 func Containerd(ctx context.Context, root, version string) (dir string, err error) {
