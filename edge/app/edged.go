@@ -12,6 +12,7 @@ import (
 
 	"github.com/skerry-io/skerry/beehive"
 	"github.com/skerry-io/skerry/common/api/v1alpha1"
+	"github.com/skerry-io/skerry/edge/internal/core/agent"
 	"github.com/skerry-io/skerry/edge/internal/core/edgeapi"
 	"github.com/skerry-io/skerry/edge/internal/pods/creationorder"
 	"github.com/skerry-io/skerry/edge/internal/pods/deviceplugin"
@@ -51,10 +52,14 @@ func newPods(b *base, core *coreWing, k *kubelet, c podsConfig) (_ *podsWing, er
 	if w.order, err = creationorder.New(creationorder.Config{NodeName: b.node, Runtime: k.module.Runtime(), API: core.client()}); err != nil {
 		return nil, err
 	}
+	var complete agent.Memory // the kubelet may ask the runtime itself
+	if imageService(b.config) != "" {
+		complete = b.memory(images.Name + ".complete")
+	}
 	if w.images, err = images.New(images.Config{
 		Listen: func() (net.Listener, error) { return edgeapi.ListenUnix(imagesSocket(b.config)) }, Runtime: k.module.Runtime(), Images: k.module.Images(),
 		Archive: b.config.Modules.Edged.SandboxImageArchive, API: core.client(), NodeName: b.node, Apps: c.apps,
-		Kept: c.kept, Memory: b.memory(images.Name), Complete: b.memory(images.Name + ".complete"), Boot: bootID(), Sync: images.Sync,
+		Kept: c.kept, Memory: b.memory(images.Name), Complete: complete, Boot: bootID(), Sync: images.Sync,
 		Linked: core.meta.Linked,
 	}); err != nil {
 		return nil, err

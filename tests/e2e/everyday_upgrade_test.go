@@ -82,8 +82,8 @@ func (s *system) upgrade(node, program, path string) {
 
 // TestEveryday_20: edgecore and containerd are upgraded while pods run, with a link and without:
 // containers keep running, and the device, and later the cluster, report both versions. The
-// upgraded programs restart a container that crashes. In `make long-test` the containerd is really a
-// newer one, and is downgraded in between.
+// upgraded programs restart a container that crashes. In `make long-test` the containerd is really
+// a newer one, and is downgraded in between.
 func TestEveryday_20_UpgradesWithPodsRunning(t *testing.T) {
 	s := newSystem(t)
 	ns := s.Namespace()

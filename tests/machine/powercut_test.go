@@ -59,8 +59,9 @@ func TestEveryday_29_PowerIsCutAfterTheFirstPods(t *testing.T) {
 	s.heal()
 }
 
-// emptyRuntime gives the machine a containerd that has never run, with the sample's image alone,
-// and edgecore its first start with it. The rest of the machine stays, on the disk.
+// emptyRuntime gives the machine a containerd that has never run, and edgecore its first start with
+// it. The sample's image is imported once that of sandboxes is there: what wrote that has not
+// written this. The rest of the machine stays, on the disk.
 func (s *system) emptyRuntime() {
 	s.T.Helper()
 	s.run(`set -e
@@ -71,9 +72,9 @@ func (s *system) emptyRuntime() {
 		grep -o ' /run/containerd/[^ ]* ' /proc/mounts | xargs -r umount
 		rm -rf /var/lib/containerd /run/containerd
 		sync
-		systemctl start containerd
-		ctr -n k8s.io images import /host/sample.tar
-		systemctl start edgecore`)
+		systemctl start containerd edgecore
+		until [ -n "$(ctr -n k8s.io images ls -q)" ]; do sleep 1; done
+		ctr -n k8s.io images import /host/sample.tar`)
 }
 
 // pulled is a pod with an image of the test's registry.

@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// NextContainerd is the version with which a device's is tested beside the machine's own: Kubernetes
-// 1.38 needs 2.x.
+// NextContainerd is the version of a device's containerd that is tested beside the machine's own:
+// Kubernetes 1.38 needs 2.x.
 const NextContainerd = "v2.1.4"
 
 // Containerd builds the containerd of a version of its Go module, such as v2.1.4, with its shim and

@@ -33,8 +33,8 @@ const (
 	// the trial up and down is its parent, so that a test which runs out of time, or panics, can't
 	// keep the trial from being taken down.
 	inner = "SKERRY_E2E_TRIAL"
-	// runtimeVersion is another containerd than the machine's, for all nodes (binary.Containerd), or
-	// "next" (binary.NextContainerd).
+	// runtimeVersion is another containerd than the machine's, for all nodes (binary.Containerd),
+	// or "next" (binary.NextContainerd).
 	runtimeVersion = "SKERRY_CONTAINERD"
 	// UpTimeout is for a loaded machine; 15 s is usual.
 	UpTimeout = 5 * time.Minute

@@ -28,5 +28,8 @@ func Server(ctx context.Context, endpoint string) (pid int, err error) {
 	if err := errors.Join(err, asking); err != nil {
 		return 0, fmt.Errorf("asking for the process of the container runtime at %s: %w", endpoint, err)
 	}
+	if peer.Pid == 0 {
+		return 0, fmt.Errorf("the process of the container runtime at %s is in another PID namespace", endpoint)
+	}
 	return int(peer.Pid), nil
 }

@@ -2,12 +2,14 @@ package images
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
 	"slices"
 	"time"
 
+	"golang.org/x/sys/unix"
 	runtimev1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 	"k8s.io/klog/v2"
 
@@ -18,59 +20,142 @@ import (
 // an image that came otherwise, as with `ctr images import`, containerd writes them whenever the
 // kernel does, or unpacks them only for the first container: edgecore completes it when the kubelet
 // asks for it, which is before that container. One that was not complete at a boot is unpacked
-// again, as the boot before may have ended with a power cut.
+// again, if nothing uses it: the boot before may have ended with a power cut.
 
 const (
 	// surveyed is the key of the boot of the last survey; all others are IDs of images.
 	surveyed = "boot"
-	// completeTimeout bounds the unpacking and writing of one image: longer than a slow disk takes.
+	// completeTimeout bounds the unpacking of one image: longer than a slow disk takes.
 	completeTimeout = time.Hour
 )
 
-// survey takes the images that are complete from the memory. At the first start of this device all
-// are, when they are written. The first survey of a boot removes the unpacked layers of the others,
-// except for those that are used.
-func (s *Server) survey(ctx context.Context, runtime runtimev1.ImageServiceClient) error {
-	stored, err := s.config.Complete.Load()
-	if err != nil {
-		return err
-	}
+// survey takes the images that are complete from the memory. At the first start of this device
+// those are that are unpacked, once they are written. The first survey of a boot removes the
+// unpacked layers of the others, and what an interrupted pull or import has left. Nothing is stored
+// after a failure: no image is complete before the survey.
+func (s *Server) survey(ctx context.Context, runtime runtimev1.ImageServiceClient, stored map[string][]byte) error {
 	list, err := runtime.ListImages(ctx, &runtimev1.ListImagesRequest{})
 	if err != nil {
 		return fmt.Errorf("listing the images: %w", err)
 	}
-	first, booted := len(stored) == 0, string(stored[surveyed]) != s.config.Boot
-	changes := map[string][]byte{surveyed: []byte(s.config.Boot)}
-	complete := map[string]bool{}
-	var others []string
-	for _, i := range list.Images {
-		switch _, known := stored[i.Id]; {
-		case first:
-			changes[i.Id] = []byte(s.config.Boot)
-			complete[i.Id] = true
-		case known:
-			complete[i.Id] = true
-		default:
-			others = append(others, i.Id)
+	boot, surveyedBefore := stored[surveyed]
+	known := map[string]complete{}
+	return s.containerd(ctx, runtime, func(c *containerd.Client) error {
+		var others []containerd.Image
+		for _, i := range list.Images {
+			before, ok, err := s.intact(ctx, c, stored[i.Id])
+			if err != nil {
+				return err
+			}
+			if ok && (!before.Doubtful || string(boot) == s.config.Boot) {
+				known[i.Id] = before
+			} else {
+				others = append(others, imageOf(i))
+			}
+		}
+		var err error
+		switch {
+		case !surveyedBefore:
+			err = s.takeAll(ctx, runtime, c, others, known)
+		case string(boot) != s.config.Boot:
+			err = s.unpackAgain(ctx, c, others, known)
+		}
+		if err != nil {
+			return err
+		}
+		return s.saveSurvey(ctx, stored, known)
+	})
+}
+
+// intact decodes what is stored of an image, and reports whether its layers are still those.
+func (s *Server) intact(ctx context.Context, c *containerd.Client, raw []byte) (before complete, ok bool, err error) {
+	if json.Unmarshal(raw, &before) != nil { // or nothing is stored
+		return before, false, nil
+	}
+	ok, err = c.Same(ctx, before.Layers)
+	return before, ok, err
+}
+
+// takeAll writes all images, of which those are complete that are unpacked.
+func (s *Server) takeAll(ctx context.Context, runtime runtimev1.ImageServiceClient, c *containerd.Client, all []containerd.Image, known map[string]complete) error {
+	if err := s.write(ctx, runtime); err != nil {
+		return err
+	}
+	for _, i := range all {
+		l, unpacked, err := c.Find(ctx, i)
+		switch {
+		case errors.Is(err, containerd.ErrForeign), err == nil && unpacked:
+			known[i.ID] = complete{Layers: l}
+		case err != nil && !errors.Is(err, containerd.ErrUnreadable):
+			return err
 		}
 	}
+	return nil
+}
+
+// unpackAgain has images unpacked again when they are asked for. Those are doubtful whose layers
+// could not be removed: they are in use, or their blobs are gone.
+func (s *Server) unpackAgain(ctx context.Context, c *containerd.Client, others []containerd.Image, known map[string]complete) error {
+	if err := c.DeleteExpiring(ctx, booted(time.Now())); err != nil || len(others) == 0 {
+		return err
+	}
+	if err := c.Discard(ctx, others); err != nil {
+		if errors.Is(err, containerd.ErrForeign) {
+			return nil
+		}
+		return err
+	}
+	written := map[containerd.Layers]bool{}
+	for _, k := range known {
+		written[k.Layers] = !k.Doubtful
+	}
+	for _, i := range others {
+		l, unpacked, err := c.Find(ctx, i)
+		switch {
+		case err != nil && !errors.Is(err, containerd.ErrUnreadable):
+			return err
+		case err != nil || !unpacked:
+		case written[l]: // they are another image's too
+			known[i.ID] = complete{Layers: l}
+		default:
+			klog.FromContext(ctx).Info("Kept an image that may have been incomplete at a power cut: it is in use, or its blobs are gone. If its containers fail, delete their pods, and remove and load it again", "image", i.ID, "names", i.Names)
+			known[i.ID] = complete{Layers: l, Doubtful: true}
+		}
+	}
+	return nil
+}
+
+// booted is when this boot began; with a clock before 2026, which is not right, now.
+func booted(now time.Time) time.Time {
+	var up unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &up); err != nil || now.Year() < 2026 {
+		return now
+	}
+	return now.Add(-time.Duration(up.Nano()))
+}
+
+// saveSurvey stores the complete images, and the boot.
+func (s *Server) saveSurvey(ctx context.Context, stored map[string][]byte, known map[string]complete) error {
+	changes := map[string][]byte{}
+	if string(stored[surveyed]) != s.config.Boot {
+		changes[surveyed] = []byte(s.config.Boot)
+	}
 	for id := range stored {
-		if id != surveyed && !complete[id] {
+		if _, ok := known[id]; !ok && id != surveyed {
 			changes[id] = nil
 		}
 	}
-	if first {
-		if err := s.write(ctx, runtime); err != nil {
+	for id, k := range known {
+		raw, err := json.Marshal(k)
+		if err != nil {
 			return err
 		}
-	} else if booted && len(others) > 0 {
-		if err := s.unpackAgain(ctx, runtime, others, complete); err != nil {
-			klog.FromContext(ctx).Error(err, "Failed to remove the unpacked layers of images that may be incomplete: containers of these may fail", "images", others)
+		if string(stored[id]) != string(raw) {
+			changes[id] = raw
 		}
 	}
-	if !first && !booted && len(changes) == 1 { // only edgecore has started
-		changes = nil
-	}
+	s.storing.Lock()
+	defer s.storing.Unlock()
 	if len(changes) > 0 {
 		if err := s.config.Complete.Save(ctx, changes); err != nil {
 			return err
@@ -78,92 +163,158 @@ func (s *Server) survey(ctx context.Context, runtime runtimev1.ImageServiceClien
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.complete = complete
+	s.complete, s.surveyed = known, true
 	return nil
 }
 
-// unpackAgain has images unpacked again when they are asked for.
-func (s *Server) unpackAgain(ctx context.Context, runtime runtimev1.ImageServiceClient, ids []string, keep map[string]bool) error {
-	return s.containerd(ctx, runtime, func(client *containerd.Client) error {
-		var errs []error
-		for _, id := range ids {
-			errs = append(errs, client.Remove(ctx, id, slices.Sorted(maps.Keys(keep))))
+func imageOf(i *runtimev1.Image) containerd.Image {
+	return containerd.Image{ID: i.GetId(), Names: append(append([]string{}, i.GetRepoTags()...), i.GetRepoDigests()...)}
+}
+
+// completed completes an image and logs a failure once: its container starts nevertheless.
+func (s *Server) completed(ctx context.Context, runtime runtimev1.ImageServiceClient, image *runtimev1.Image) {
+	if image == nil || s.config.Complete == nil {
+		return
+	}
+	err := s.makeComplete(ctx, runtime, imageOf(image))
+	if ctx.Err() != nil {
+		return
+	}
+	s.mu.Lock()
+	before := s.failures[image.Id]
+	delete(s.failures, image.Id)
+	if err != nil {
+		s.failures[image.Id] = err.Error()
+	}
+	s.mu.Unlock()
+	if err != nil && err.Error() != before {
+		klog.FromContext(ctx).Error(err, "Failed to complete an image on the disk: a power cut may leave it incomplete", "image", image.Id)
+	}
+}
+
+// makeComplete unpacks and writes an image that is not complete. It goes on when ctx ends, for the
+// caller's next attempt.
+func (s *Server) makeComplete(ctx context.Context, runtime runtimev1.ImageServiceClient, i containerd.Image) error {
+	done := false
+	err := s.containerd(ctx, runtime, func(c *containerd.Client) (err error) {
+		before, ok := s.completeOf(i.ID)
+		if !ok {
+			return nil
 		}
-		return errors.Join(errs...)
+		done, err = c.Same(ctx, before.Layers)
+		return err
+	})
+	if err != nil || done {
+		return err
+	}
+	return s.once(ctx, i.ID, func(ctx context.Context) error {
+		ctx, cancel := context.WithTimeout(ctx, completeTimeout)
+		defer cancel()
+		return s.images(func(runtime runtimev1.ImageServiceClient) error {
+			var l containerd.Layers
+			unpackErr := s.containerd(ctx, runtime, func(c *containerd.Client) (err error) {
+				l, err = c.Unpack(ctx, i)
+				return err
+			})
+			if errors.Is(unpackErr, containerd.ErrForeign) {
+				unpackErr = nil
+			}
+			// Also where it can't be unpacked here: it may be, and its container is about to start.
+			if err := errors.Join(unpackErr, s.write(ctx, runtime)); err != nil {
+				return err
+			}
+			return s.setComplete(ctx, i.ID, complete{Layers: l})
+		})
 	})
 }
 
-// completed logs a failure to complete an image: its container starts nevertheless.
-func (s *Server) completed(ctx context.Context, runtime runtimev1.ImageServiceClient, image *runtimev1.Image) {
-	if image == nil {
-		return
-	}
-	if err := s.makeComplete(ctx, runtime, image.Id); err != nil && ctx.Err() == nil {
-		klog.FromContext(ctx).Error(err, "Failed to write an image to the disk: a power cut may leave it incomplete", "image", image.Id)
-	}
-}
-
-// makeComplete unpacks and writes an image that is not complete. Only one at a time: a write is
-// that of the whole file system. It goes on when ctx ends, for the caller's next attempt.
-func (s *Server) makeComplete(ctx context.Context, runtime runtimev1.ImageServiceClient, id string) error {
-	if s.isComplete(id) {
-		return nil
-	}
+// once calls do, of which only one runs at a time for a key, with a context that does not end with
+// ctx: it bounds itself.
+func (s *Server) once(ctx context.Context, key string, do func(context.Context) error) error {
+	result := s.flight.DoChan(key, func() (any, error) { return nil, do(context.WithoutCancel(ctx)) })
 	select {
-	case s.completing <- struct{}{}:
-		defer func() { <-s.completing }()
+	case r := <-result:
+		return r.Err
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	if s.isComplete(id) {
-		return nil
-	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), completeTimeout)
+}
+
+// pulled notes the layers of an image that is written.
+func (s *Server) pulled(ctx context.Context, runtime runtimev1.ImageServiceClient, i containerd.Image) error {
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
-	if err := s.containerd(ctx, runtime, func(c *containerd.Client) error { return c.Unpack(ctx, id) }); err != nil {
+	var l containerd.Layers
+	unpacked := true
+	err := s.containerd(ctx, runtime, func(c *containerd.Client) (err error) {
+		l, unpacked, err = c.Find(ctx, i)
+		return err
+	})
+	if errors.Is(err, containerd.ErrForeign) {
+		err, unpacked = nil, true
+	}
+	if err != nil || !unpacked { // the image's next question completes it
 		return err
 	}
-	if err := s.write(ctx, runtime); err != nil {
-		return err
-	}
-	return s.setComplete(ctx, id)
+	return s.setComplete(ctx, i.ID, complete{Layers: l})
 }
 
-func (s *Server) isComplete(id string) bool {
+func (s *Server) completeOf(id string) (complete, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.complete[id]
+	c, ok := s.complete[id]
+	return c, ok
 }
 
-// setComplete notes that an image's files are on the disk. An unknown ID is none.
-func (s *Server) setComplete(ctx context.Context, id string) error {
-	if id == "" || s.isComplete(id) {
+// known are the IDs of the complete images.
+func (s *Server) known() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Collect(maps.Keys(s.complete))
+}
+
+// setComplete notes that an image's files are on the disk. Before the survey of this boot nobody
+// knows that of layers that are there. Those that are doubtful stay so: a pull finds and keeps
+// them.
+func (s *Server) setComplete(ctx context.Context, id string, c complete) error {
+	raw, err := json.Marshal(c)
+	if err != nil || id == "" {
+		return err
+	}
+	s.storing.Lock()
+	defer s.storing.Unlock()
+	s.mu.Lock()
+	before, ok := s.complete[id]
+	settled := !s.surveyed || ok && before.Layers == c.Layers
+	s.mu.Unlock()
+	if settled {
 		return nil
 	}
-	if err := s.config.Complete.Save(ctx, map[string][]byte{id: []byte(s.config.Boot)}); err != nil {
+	if err := s.config.Complete.Save(ctx, map[string][]byte{id: raw}); err != nil {
 		return err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.complete[id] = true
+	s.complete[id] = c
 	return nil
 }
 
-// forget forgets images that are gone: they may come back as others.
-func (s *Server) forget(ctx context.Context, gone func(id string) bool) {
-	s.mu.Lock()
-	changes := map[string][]byte{}
-	for id := range s.complete {
-		if gone(id) {
-			changes[id] = nil
-			delete(s.complete, id)
-		}
-	}
-	s.mu.Unlock()
-	if len(changes) == 0 {
+// forget forgets images that are gone.
+func (s *Server) forget(ctx context.Context, gone []string) {
+	if len(gone) == 0 {
 		return
 	}
-	if err := s.config.Complete.Save(ctx, changes); err != nil { // the next survey does
+	s.storing.Lock()
+	defer s.storing.Unlock()
+	changes := map[string][]byte{}
+	s.mu.Lock()
+	for _, id := range gone {
+		changes[id] = nil
+		delete(s.complete, id)
+		delete(s.failures, id)
+	}
+	s.mu.Unlock()
+	if err := s.config.Complete.Save(ctx, changes); err != nil {
 		klog.FromContext(ctx).Error(err, "Failed to store that images are gone, retrying at the next start")
 	}
 }

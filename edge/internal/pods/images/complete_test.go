@@ -16,7 +16,7 @@ import (
 // back otherwise.
 func TestImageIsOnTheDiskBeforeItsFirstContainer(t *testing.T) {
 	var log []string
-	complete := pulls{map[string][]byte{"boot": []byte("second"), "a": {}}, &log}
+	complete := pulls{map[string][]byte{"boot": []byte("second"), "a": []byte("{}")}, &log}
 	r := &runtime{images: []string{"a/b", "c/d"}, log: &log}
 	s, socket := newServerOf(t, r, pulls{map[string][]byte{}, new([]string)}, func(c *images.Config) { c.Complete = complete })
 	client, stop := serve(t, s, socket)
@@ -65,10 +65,10 @@ func TestSurvey(t *testing.T) {
 		after  []string
 	}{
 		"first start":       {nil, []string{"sync /images"}, []string{"a", "boot", "c"}},
-		"this boot":         {map[string]string{"boot": "second", "a": "first"}, nil, []string{"a", "boot"}},
-		"the next boot":     {map[string]string{"boot": "first", "a": "first", "c": "first"}, nil, []string{"a", "boot", "c"}},
-		"an image is gone":  {map[string]string{"boot": "second", "a": "first", "x": "first"}, nil, []string{"a", "boot"}},
-		"one was imported":  {map[string]string{"boot": "first", "a": "first"}, nil, []string{"a", "boot"}},
+		"this boot":         {map[string]string{"boot": "second", "a": "{}"}, nil, []string{"a", "boot"}},
+		"the next boot":     {map[string]string{"boot": "first", "a": "{}", "c": "{}"}, nil, []string{"a", "boot", "c"}},
+		"an image is gone":  {map[string]string{"boot": "second", "a": "{}", "x": "{}"}, nil, []string{"a", "boot"}},
+		"one was imported":  {map[string]string{"boot": "first", "a": "{}"}, nil, []string{"a", "boot"}},
 		"all were imported": {map[string]string{"boot": "first"}, nil, []string{"boot"}},
 	}
 	for name, test := range tests {

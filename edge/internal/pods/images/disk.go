@@ -63,7 +63,11 @@ func (s *Server) containerd(ctx context.Context, runtime runtimev1.ImageServiceC
 	if err != nil {
 		return err
 	}
-	return errors.Join(do(containerd.New(conn, paths[0])), conn.Close())
+	client, err := containerd.New(ctx, conn, paths[0])
+	if err == nil {
+		err = do(client)
+	}
+	return errors.Join(err, conn.Close())
 }
 
 // Sync writes all files of a path's file system to the disk (syncfs(2)); those of all file systems

@@ -23,6 +23,7 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/singleflight"
 	"google.golang.org/grpc"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/rest"
@@ -33,6 +34,7 @@ import (
 	"github.com/skerry-io/skerry/beehive/message"
 	"github.com/skerry-io/skerry/edge/internal/core/agent"
 	"github.com/skerry-io/skerry/edge/internal/pods/cri"
+	"github.com/skerry-io/skerry/edge/internal/pods/images/containerd"
 )
 
 // Name is the module's address on the bus. It receives no messages.
@@ -56,8 +58,10 @@ type Config struct {
 	Archive string
 	// Linked reports whether there is a link to the cloud; nil: pulls that fail have failed.
 	Linked func() bool
-	// Memory stores the pulls that are not complete, by image; Complete the complete images, by ID.
-	Memory, Complete agent.Memory
+	// Memory stores the pulls that are not complete, by image.
+	Memory agent.Memory
+	// Complete stores the complete images, by ID; nil if the kubelet does not ask this Server.
+	Complete agent.Memory
 	// Boot is the unique ID of this boot (proc(5)).
 	Boot string
 	// Sync writes the files of a path's file system to the disk.
@@ -76,12 +80,18 @@ type Server struct {
 	used    map[string][]string // at the kubelet's start, see Used; bounded by the pods of the device
 	sandbox string              // its image; "": not known
 	asked   int                 // the runtime's process that was asked for it
+	failed  time.Time           // the last question that failed; zero if the last one did not
 	unknown bool                // the last question for the wanted images failed
 	failure string              // of the last attempt to restore the sandbox image; "" if it succeeded
 	// complete are the images whose files are on the disk, by ID; bounded by those of the runtime.
-	complete map[string]bool
+	// surveyed: they are those of this boot.
+	complete map[string]complete
+	surveyed bool
+	failures map[string]string // of attempts to complete an image, by ID; bounded likewise
 
-	completing chan struct{} // has an element while an image is made complete
+	flight singleflight.Group // of images that are completed, by ID, and of the restore
+
+	storing sync.Mutex // changes complete and what is stored of it
 
 	pulls sync.Mutex
 	// settled: no pull of an earlier process is stored. pulling are the pulls under way, by image.
@@ -90,13 +100,22 @@ type Server struct {
 	pulling map[string]int
 }
 
+// complete is what is stored of a complete image, by its ID. It holds for its layers alone: an
+// image that comes again is unpacked again.
+type complete struct {
+	Layers containerd.Layers `json:"layers,omitzero"`
+	// Doubtful: the layers are of an earlier boot, it is not known that they were written, and they
+	// could not be removed.
+	Doubtful bool `json:"doubtful,omitempty"`
+}
+
 // New returns a Server.
 func New(config Config) (*Server, error) {
 	pods, wanted, err := askedOf(config.API, config.NodeName, config.Apps)
 	if err != nil {
 		return nil, err
 	}
-	return &Server{config: config, pods: pods, wanted: wanted, pulling: map[string]int{}, complete: map[string]bool{}, completing: make(chan struct{}, 1)}, nil
+	return &Server{config: config, pods: pods, wanted: wanted, pulling: map[string]int{}, complete: map[string]complete{}, failures: map[string]string{}}, nil
 }
 
 // Name implements beehive.Module.
@@ -160,8 +179,13 @@ func (s *Server) note(ctx context.Context, err error) {
 	}
 }
 
-// askTimeout bounds a question to the runtime that nobody's deadline bounds.
-const askTimeout = 10 * time.Second
+const (
+	// askTimeout bounds a question to the runtime that nobody's deadline bounds.
+	askTimeout = 10 * time.Second
+	// askAgain is how long a question that failed is not repeated, for which containerd's program
+	// runs.
+	askAgain = 10 * time.Second
+)
 
 // sandboxImage is the image of pods' sandboxes; "" if the runtime doesn't report it. A runtime is
 // asked once: another version has another image.
@@ -170,23 +194,24 @@ func (s *Server) sandboxImage(ctx context.Context) string {
 	defer cancel()
 	server, err := cri.Server(ctx, s.config.Runtime)
 	if err != nil {
-		klog.FromContext(ctx).V(2).Info("Failed to connect to the container runtime", "err", err)
+		klog.FromContext(ctx).V(2).Info("Failed to find the process of the container runtime", "err", err)
 	}
 	s.mu.Lock()
-	known, asked := s.sandbox, s.asked
+	known, asked, failed := s.sandbox, s.asked, s.failed
 	s.mu.Unlock()
-	if err != nil || server == asked {
+	if server == asked && server != 0 || server == 0 && known != "" || time.Since(failed) < askAgain {
 		return known
 	}
 	name, err := SandboxImage(ctx, s.config.Runtime)
-	if err != nil {
-		klog.FromContext(ctx).V(2).Info("Container runtime does not report its sandbox image", "err", err)
-		if !errors.Is(err, ErrUntold) {
-			return known
-		}
-	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.sandbox, s.asked = name, server
+	if err != nil && !errors.Is(err, ErrUntold) {
+		if s.failed.IsZero() {
+			klog.FromContext(ctx).Error(err, "Failed to ask for the image of sandboxes, retrying: a missing one is not restored")
+		}
+		s.failed = time.Now()
+		return known
+	}
+	s.sandbox, s.asked, s.failed = name, server, time.Time{}
 	return name
 }

@@ -9,14 +9,15 @@ import (
 
 // ListImages implements runtimev1.ImageServiceServer.
 func (s service) ListImages(ctx context.Context, r *runtimev1.ListImagesRequest) (*runtimev1.ListImagesResponse, error) {
+	before := s.known() // one whose pull ends meanwhile may not be in the answer
 	answer, err := s.runtime.ListImages(ctx, r)
 	if err != nil {
 		return nil, err
 	}
 	if r.GetFilter().GetImage() == nil {
-		s.forget(ctx, func(id string) bool {
-			return !slices.ContainsFunc(answer.Images, func(i *runtimev1.Image) bool { return i.Id == id })
-		})
+		s.forget(ctx, slices.DeleteFunc(before, func(id string) bool {
+			return slices.ContainsFunc(answer.Images, func(i *runtimev1.Image) bool { return i.Id == id })
+		}))
 	}
 	s.pin(ctx, answer.Images)
 	// The kubelet asks every 30 s: an image removed by another program is restored before a sandbox
@@ -29,11 +30,7 @@ func (s service) ListImages(ctx context.Context, r *runtimev1.ListImagesRequest)
 
 // RemoveImage implements runtimev1.ImageServiceServer.
 func (s service) RemoveImage(ctx context.Context, r *runtimev1.RemoveImageRequest) (*runtimev1.RemoveImageResponse, error) {
-	answer, err := s.runtime.RemoveImage(ctx, r)
-	if err == nil {
-		s.forget(ctx, func(id string) bool { return id == r.GetImage().GetImage() })
-	}
-	return answer, err
+	return s.runtime.RemoveImage(ctx, r)
 }
 
 // ImageFsInfo implements runtimev1.ImageServiceServer.

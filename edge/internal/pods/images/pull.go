@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"time"
 
 	runtimev1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 	"k8s.io/klog/v2"
@@ -21,9 +22,12 @@ import (
 type pull struct {
 	// Boot is the boot in which it began (proc(5)).
 	Boot string `json:"boot"`
-	// Before are the IDs of all images that were complete then.
+	// Before are the IDs of all images that were there then.
 	Before []string `json:"before,omitempty"`
 }
+
+// settleTimeout bounds the requests for all images at a start.
+const settleTimeout = 10 * time.Minute
 
 // ImageStatus implements runtimev1.ImageServiceServer.
 func (s service) ImageStatus(ctx context.Context, r *runtimev1.ImageStatusRequest) (*runtimev1.ImageStatusResponse, error) {
@@ -52,8 +56,8 @@ func (s service) PullImage(ctx context.Context, r *runtimev1.PullImageRequest) (
 	answer, err := s.runtime.PullImage(ctx, r)
 	// Also after a failure: the next pull takes the layers that this one has unpacked.
 	syncErr := s.leave(context.WithoutCancel(ctx), s.runtime, name)
-	if syncErr == nil && err == nil {
-		syncErr = s.setComplete(ctx, answer.ImageRef)
+	if syncErr == nil && err == nil && s.config.Complete != nil {
+		syncErr = s.pulled(context.WithoutCancel(ctx), s.runtime, containerd.Image{ID: answer.ImageRef, Names: []string{name}})
 	}
 	if syncErr != nil {
 		klog.FromContext(ctx).Error(syncErr, "Failed to write a pulled image to the disk: a power cut may leave it incomplete", "image", name)
@@ -123,8 +127,20 @@ func (s *Server) settle(ctx context.Context) error {
 	if s.settled {
 		return nil
 	}
+	ctx, cancel := context.WithTimeout(ctx, settleTimeout)
+	defer cancel()
 	err := s.images(func(runtime runtimev1.ImageServiceClient) error {
-		return errors.Join(s.settlePulls(ctx, runtime), s.survey(ctx, runtime))
+		if s.config.Complete == nil {
+			return s.settlePulls(ctx, runtime)
+		}
+		stored, err := s.config.Complete.Load()
+		if err != nil {
+			return err
+		}
+		if _, before := stored[surveyed]; !before { // it takes what is there
+			return errors.Join(s.settlePulls(ctx, runtime), s.survey(ctx, runtime, stored))
+		}
+		return errors.Join(s.survey(ctx, runtime, stored), s.settlePulls(ctx, runtime))
 	})
 	s.settled = err == nil
 	return err
@@ -137,7 +153,6 @@ func (s *Server) settlePulls(ctx context.Context, runtime runtimev1.ImageService
 		return err
 	}
 	var errs []error
-	lost := false
 	for name, raw := range all {
 		var p pull
 		if err := json.Unmarshal(raw, &p); err != nil {
@@ -146,7 +161,6 @@ func (s *Server) settlePulls(ctx context.Context, runtime runtimev1.ImageService
 		if p.Boot == s.config.Boot { // only edgecore ended
 			err = s.write(ctx, runtime)
 		} else {
-			lost = true
 			err = s.discard(ctx, runtime, name, p.Before)
 		}
 		if err != nil {
@@ -154,12 +168,6 @@ func (s *Server) settlePulls(ctx context.Context, runtime runtimev1.ImageService
 			continue
 		}
 		errs = append(errs, s.config.Memory.Save(ctx, map[string][]byte{name: nil}))
-	}
-	if lost && len(s.pulling) == 0 { // layers of images that are not complete
-		err := s.containerd(ctx, runtime, func(c *containerd.Client) error { return c.DeleteExpiring(ctx) })
-		if err != nil {
-			errs = append(errs, fmt.Errorf("removing the layers of interrupted pulls: %w", err))
-		}
 	}
 	return errors.Join(errs...)
 }
@@ -172,6 +180,9 @@ func (s *Server) discard(ctx context.Context, runtime runtimev1.ImageServiceClie
 		return fmt.Errorf("asking for the image %s: %w", name, err)
 	}
 	if status.Image == nil || slices.Contains(before, status.Image.Id) {
+		return nil
+	}
+	if c, ok := s.completeOf(status.Image.Id); ok && !c.Doubtful { // only its record could not be deleted
 		return nil
 	}
 	if _, err := runtime.RemoveImage(ctx, &runtimev1.RemoveImageRequest{Image: spec}); err != nil {

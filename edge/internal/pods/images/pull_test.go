@@ -1,6 +1,7 @@
 package images_test
 
 import (
+	stdcmp "cmp"
 	"context"
 	"errors"
 	"maps"
@@ -40,29 +41,39 @@ func (p pulls) Save(_ context.Context, changes map[string][]byte) error {
 	return nil
 }
 
-// runtime is a container runtime whose images have their names as IDs, in front of "/".
+// runtime is a container runtime whose images have their names as IDs, in front of "/", unless
+// others are given.
 type runtime struct {
 	runtimev1.UnimplementedImageServiceServer
-	images []string
-	fail   error // of a pull
-	log    *[]string
+	images     []string
+	ids        map[string]string
+	fail       error // of a pull
+	listing    error
+	mountpoint string // "" is /images
+	log        *[]string
+}
+
+func (r *runtime) id(name string) string {
+	if id := r.ids[name]; id != "" {
+		return id
+	}
+	id, _, _ := strings.Cut(name, "/")
+	return id
 }
 
 func (r *runtime) ListImages(context.Context, *runtimev1.ListImagesRequest) (*runtimev1.ListImagesResponse, error) {
 	answer := &runtimev1.ListImagesResponse{}
 	for _, i := range r.images {
-		id, _, _ := strings.Cut(i, "/")
-		answer.Images = append(answer.Images, &runtimev1.Image{Id: id, RepoTags: []string{i}})
+		answer.Images = append(answer.Images, &runtimev1.Image{Id: r.id(i), RepoTags: []string{i}})
 	}
-	return answer, nil
+	return answer, r.listing
 }
 
 func (r *runtime) ImageStatus(_ context.Context, q *runtimev1.ImageStatusRequest) (*runtimev1.ImageStatusResponse, error) {
 	if !slices.Contains(r.images, q.Image.Image) {
 		return &runtimev1.ImageStatusResponse{}, nil
 	}
-	id, _, _ := strings.Cut(q.Image.Image, "/")
-	return &runtimev1.ImageStatusResponse{Image: &runtimev1.Image{Id: id}}, nil
+	return &runtimev1.ImageStatusResponse{Image: &runtimev1.Image{Id: r.id(q.Image.Image), RepoTags: []string{q.Image.Image}}}, nil
 }
 
 func (r *runtime) PullImage(_ context.Context, q *runtimev1.PullImageRequest) (*runtimev1.PullImageResponse, error) {
@@ -70,8 +81,7 @@ func (r *runtime) PullImage(_ context.Context, q *runtimev1.PullImageRequest) (*
 	if r.fail == nil {
 		r.images = append(r.images, q.Image.Image)
 	}
-	id, _, _ := strings.Cut(q.Image.Image, "/")
-	return &runtimev1.PullImageResponse{ImageRef: id}, r.fail
+	return &runtimev1.PullImageResponse{ImageRef: r.id(q.Image.Image)}, r.fail
 }
 
 func (r *runtime) RemoveImage(_ context.Context, q *runtimev1.RemoveImageRequest) (*runtimev1.RemoveImageResponse, error) {
@@ -81,7 +91,7 @@ func (r *runtime) RemoveImage(_ context.Context, q *runtimev1.RemoveImageRequest
 }
 
 func (r *runtime) ImageFsInfo(context.Context, *runtimev1.ImageFsInfoRequest) (*runtimev1.ImageFsInfoResponse, error) {
-	return &runtimev1.ImageFsInfoResponse{ImageFilesystems: []*runtimev1.FilesystemUsage{{FsId: &runtimev1.FilesystemIdentifier{Mountpoint: "/images"}}}}, nil
+	return &runtimev1.ImageFsInfoResponse{ImageFilesystems: []*runtimev1.FilesystemUsage{{FsId: &runtimev1.FilesystemIdentifier{Mountpoint: stdcmp.Or(r.mountpoint, "/images")}}}}, nil
 }
 
 // newServer makes a server in front of a runtime, in the boot "second".

@@ -11,8 +11,9 @@ import (
 	"github.com/skerry-io/skerry/edge/internal/pods/images/containerd"
 )
 
-// restoreTimeout bounds the import of the sandbox image, which is written to the disk.
-const restoreTimeout = time.Minute
+// restoreTimeout bounds the import of the sandbox image, and ends it once it is written: with it,
+// all is written that other programs have not.
+const restoreTimeout = 10 * time.Minute
 
 // TryRestore restores the sandbox image, and logs a failure once.
 func (s *Server) TryRestore(ctx context.Context) {
@@ -39,37 +40,54 @@ func (s *Server) Restore(ctx context.Context) error {
 	if name == "" {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, restoreTimeout)
-	defer cancel()
 	return s.images(func(runtime runtimev1.ImageServiceClient) error {
-		id, err := idOf(ctx, runtime, name)
+		there, err := statusOf(ctx, runtime, name)
 		if err != nil {
 			return err
 		}
-		if id != "" {
-			return s.makeComplete(ctx, runtime, id)
+		if there != nil && s.config.Complete != nil {
+			return s.makeComplete(ctx, runtime, imageOf(there))
+		}
+		if there != nil {
+			return nil
 		}
 		if s.config.Archive == "" {
 			return nil
 		}
-		written := func() error { return s.write(ctx, runtime) }
-		err = s.containerd(ctx, runtime, func(c *containerd.Client) (err error) {
-			id, err = c.Import(ctx, s.config.Archive, name, written)
+		return s.once(ctx, "restore "+name, func(ctx context.Context) error { return s.restore(ctx, name) })
+	})
+}
+
+func (s *Server) restore(ctx context.Context, name string) error {
+	ctx, cancel := context.WithTimeout(ctx, restoreTimeout)
+	defer cancel()
+	return s.images(func(runtime runtimev1.ImageServiceClient) error {
+		if there, err := statusOf(ctx, runtime, name); err != nil || there != nil { // another call was quicker
+			return err
+		}
+		var id string
+		err := s.containerd(ctx, runtime, func(c *containerd.Client) (err error) {
+			id, err = c.Import(ctx, s.config.Archive, name, func() error { return s.write(ctx, runtime) })
 			return err
 		})
 		if err != nil {
 			return fmt.Errorf("importing the sandbox image %s from %s: %w", name, s.config.Archive, err)
 		}
 		klog.FromContext(ctx).Info("Restored the sandbox image", "image", name, "from", s.config.Archive)
-		return s.setComplete(ctx, id)
+		if s.config.Complete == nil {
+			return nil
+		}
+		return s.pulled(ctx, runtime, containerd.Image{ID: id, Names: []string{name}})
 	})
 }
 
-// idOf is the ID of an image that a runtime has; "" if it does not.
-func idOf(ctx context.Context, runtime runtimev1.ImageServiceClient, name string) (string, error) {
+// statusOf is an image that a runtime has; nil if it does not.
+func statusOf(ctx context.Context, runtime runtimev1.ImageServiceClient, name string) (*runtimev1.Image, error) {
+	ctx, cancel := context.WithTimeout(ctx, askTimeout)
+	defer cancel()
 	answer, err := runtime.ImageStatus(ctx, &runtimev1.ImageStatusRequest{Image: &runtimev1.ImageSpec{Image: name}})
 	if err != nil {
-		return "", fmt.Errorf("asking for the image %s: %w", name, err)
+		return nil, fmt.Errorf("asking for the image %s: %w", name, err)
 	}
-	return answer.GetImage().GetId(), nil
+	return answer.GetImage(), nil
 }

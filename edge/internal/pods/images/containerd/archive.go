@@ -2,6 +2,7 @@ package containerd
 
 import (
 	"archive/tar"
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -122,11 +123,13 @@ func readTar(from io.Reader) (all map[string][]byte, index []byte, err error) {
 // errTooMany refuses an image with more descriptors than maxDescriptors.
 var errTooMany = fmt.Errorf("it has more than %d descriptors", maxDescriptors)
 
-// resolver finds an image among blobs.
+// resolver finds an image among blobs: the one with that configuration, or else the first of an
+// architecture.
 type resolver struct {
-	blob func(descriptor) ([]byte, error)
-	arch string
-	seen int // descriptors; an index may name another a thousand times
+	blob   func(descriptor) ([]byte, error)
+	config string // a digest
+	arch   string
+	seen   int // descriptors; an index may name another a thousand times
 }
 
 // resolve follows descriptors, of which some may be indexes over architectures, to the image. Where
@@ -137,7 +140,7 @@ func (r *resolver) resolve(among []descriptor, depth int) (*image, error) {
 		if r.seen++; r.seen > maxDescriptors {
 			return nil, errTooMany
 		}
-		if p := d.Platform; p != nil && (p.Architecture != r.arch || p.OS != "linux") || depth > maxDepth {
+		if p := d.Platform; r.config == "" && p != nil && (p.Architecture != r.arch || p.OS != "linux") || depth > maxDepth {
 			continue
 		}
 		i, err := r.follow(d, depth)
@@ -146,7 +149,7 @@ func (r *resolver) resolve(among []descriptor, depth int) (*image, error) {
 		}
 		errs = append(errs, err)
 	}
-	return nil, errors.Join(append(errs, fmt.Errorf("there is no image for linux/%s", r.arch))...)
+	return nil, errors.Join(append(errs, fmt.Errorf("there is no image %s", cmp.Or(r.config, "for linux/"+r.arch)))...)
 }
 
 // follow follows one descriptor; nil without an error: it is one of another architecture.
@@ -168,7 +171,10 @@ func (r *resolver) follow(d descriptor, depth int) (*image, error) {
 			DiffIDs []string `json:"diff_ids"`
 		} `json:"rootfs"`
 	}
-	if err := r.decode(*content.Config, &config); err != nil || config.Architecture != r.arch {
+	if r.config != "" && content.Config.Digest != r.config {
+		return nil, nil
+	}
+	if err := r.decode(*content.Config, &config); err != nil || r.config == "" && config.Architecture != r.arch {
 		return nil, err
 	}
 	if len(config.RootFS.DiffIDs) != len(content.Layers) || len(content.Layers) > maxDescriptors {

@@ -34,19 +34,28 @@ func TestResolve(t *testing.T) {
 		blobs map[string]string
 		want  string // the manifest, or an error
 	}{
-		"a manifest":            {map[string]string{"top": `{"config":{"digest":"c"},"layers":[{"digest":"l1"},{"digest":"l2"}]}`, "c": ours}, "top"},
-		"an index":              {map[string]string{"top": `{"manifests":[{"digest":"m0"},{"digest":"m"}]}`, "m": `{"config":{"digest":"c"},"layers":[{},{}]}`, "c": ours}, "m"},
-		"another architecture":  {map[string]string{"top": `{"config":{"digest":"c"}}`, "c": `{"architecture":"other"}`}, "no image for linux/ours"},
-		"another platform":      {map[string]string{"top": `{"manifests":[{"digest":"m","platform":{"architecture":"ours","os":"windows"}}]}`}, "no image for linux/ours"},
-		"a blob is missing":     {map[string]string{"top": `{"config":{"digest":"c"}}`}, "no c"},
-		"no JSON":               {map[string]string{"top": `x`}, "reading top"},
-		"layers do not match":   {map[string]string{"top": `{"config":{"digest":"c"},"layers":[{}]}`, "c": ours}, "has 1 layers, and its configuration 2"},
-		"too deep":              {map[string]string{"top": `{"manifests":[{"digest":"top"}]}`}, "no image for linux/ours"},
+		"a manifest":           {map[string]string{"top": `{"config":{"digest":"c"},"layers":[{"digest":"l1"},{"digest":"l2"}]}`, "c": ours}, "top"},
+		"an index":             {map[string]string{"top": `{"manifests":[{"digest":"m0"},{"digest":"m"}]}`, "m": `{"config":{"digest":"c"},"layers":[{},{}]}`, "c": ours}, "m"},
+		"another architecture": {map[string]string{"top": `{"config":{"digest":"c"}}`, "c": `{"architecture":"other"}`}, "no image for linux/ours"},
+		"another platform":     {map[string]string{"top": `{"manifests":[{"digest":"m","platform":{"architecture":"ours","os":"windows"}}]}`}, "no image for linux/ours"},
+		"a blob is missing":    {map[string]string{"top": `{"config":{"digest":"c"}}`}, "no c"},
+		"no JSON":              {map[string]string{"top": `x`}, "reading top"},
+		"layers do not match":  {map[string]string{"top": `{"config":{"digest":"c"},"layers":[{}]}`, "c": ours}, "has 1 layers, and its configuration 2"},
+		"too deep":             {map[string]string{"top": `{"manifests":[{"digest":"top"}]}`}, "no image for linux/ours"},
+		"by configuration c": {map[string]string{
+			"top": `{"manifests":[{"digest":"gone"},{"digest":"m0","platform":{"architecture":"ours","os":"linux"}},{"digest":"m","platform":{"architecture":"other","os":"linux"}}]}`,
+			"m0":  `{"config":{"digest":"c0"}}`, "m": `{"config":{"digest":"c"},"layers":[{}]}`, "c": `{"rootfs":{"diff_ids":["d1"]}}`,
+		}, "m"},
+		"by configuration none": {map[string]string{"top": `{"config":{"digest":"c"}}`}, "there is no image none"},
 		"an index of a million": {map[string]string{"top": strings.ReplaceAll(many, "NEXT", "top")}, errTooMany.Error()},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			i, err := (&resolver{blob: blobsOf(test.blobs), arch: "ours"}).resolve([]descriptor{{Digest: "top"}}, 0)
+			r := &resolver{blob: blobsOf(test.blobs), arch: "ours"}
+			if config, ok := strings.CutPrefix(name, "by configuration "); ok {
+				r = &resolver{blob: blobsOf(test.blobs), config: config}
+			}
+			i, err := r.resolve([]descriptor{{Digest: "top"}}, 0)
 			switch {
 			case err != nil && !strings.Contains(err.Error(), test.want):
 				t.Errorf("%v, want %s", err, test.want)

@@ -26,6 +26,7 @@ func SandboxImage(ctx context.Context, pid int) (string, error) {
 	}
 	cmd := exec.CommandContext(ctx, filepath.Join(proc, "exe"), append(configFlag(args[1:]), "config", "dump")...)
 	cmd.Args[0] = args[0] // a program of several names
+	cmd.Dir = filepath.Join(proc, "cwd")
 	out, err := cmd.Output()
 	if err != nil {
 		return "", fmt.Errorf("running %s config dump: %w", args[0], err)

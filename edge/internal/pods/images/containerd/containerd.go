@@ -13,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	introspectionv1 "github.com/containerd/containerd/api/services/introspection/v1"
 	leasesv1 "github.com/containerd/containerd/api/services/leases/v1"
 	"github.com/containerd/containerd/api/types"
 	"google.golang.org/grpc"
@@ -29,26 +30,34 @@ const (
 	// expires is the label of leases that containerd ends by itself, which clients give their
 	// pulls.
 	expires = "containerd.io/gc.expire"
-	// snapshotters is in front of a snapshotter's name in the path of its files.
-	snapshotters = "io.containerd.snapshotter.v1."
-	// DefaultSnapshotter is containerd's default.
-	DefaultSnapshotter = "overlayfs"
+	// snapshotters is the type of snapshotters among plugins. With a name it is their directory's.
+	snapshotters = "io.containerd.snapshotter.v1"
 )
 
 // Client asks one containerd.
 type Client struct {
 	conn        grpc.ClientConnInterface
-	snapshotter string
+	snapshotter string // "": not known, its layers are not those of containerd
 }
 
 // New returns a Client. conn is connected to containerd. Layers are those of the snapshotter with
-// its files at a path, which CRI reports for images (ImageFsInfo).
-func New(conn grpc.ClientConnInterface, path string) *Client {
-	snapshotter := DefaultSnapshotter
-	if _, name, ok := strings.Cut(path, snapshotters); ok {
-		snapshotter, _, _ = strings.Cut(name, "/")
+// its files at a path, which CRI reports for images (ImageFsInfo); with another path than
+// containerd's own, containerd is asked whose it is.
+func New(ctx context.Context, conn grpc.ClientConnInterface, path string) (*Client, error) {
+	if _, name, ok := strings.Cut(path, snapshotters+"."); ok {
+		name, _, _ = strings.Cut(name, "/")
+		return &Client{conn, name}, nil
 	}
-	return &Client{conn, snapshotter}
+	answer, err := introspectionv1.NewIntrospectionClient(conn).Plugins(ctx, &introspectionv1.PluginsRequest{Filters: []string{"type==" + snapshotters}})
+	if err != nil && status.Code(err) != codes.Unimplemented {
+		return nil, fmt.Errorf("asking containerd for its snapshotters: %w", err)
+	}
+	for _, p := range answer.GetPlugins() {
+		if path != "" && p.Exports["root"] == path {
+			return &Client{conn, p.ID}, nil
+		}
+	}
+	return &Client{conn, ""}, nil
 }
 
 // within is a context for requests.
@@ -75,10 +84,25 @@ func target(d descriptor) *types.Descriptor {
 	return &types.Descriptor{MediaType: d.MediaType, Digest: d.Digest, Size: d.Size}
 }
 
-// DeleteExpiring deletes containerd's leases of pulls, and with them what no image or container
-// uses: layers of pulls that have not ended. It is for a time without pulls; another runtime has
-// none.
-func (c *Client) DeleteExpiring(ctx context.Context) error {
+// collect has containerd's garbage collection run, and waits for it.
+func (c *Client) collect(ctx context.Context) error {
+	client := leasesv1.NewLeasesClient(c.conn)
+	made, err := client.Create(ctx, &leasesv1.CreateRequest{ID: fmt.Sprintf("skerry-collect-%d", time.Now().UnixNano()), Labels: map[string]string{
+		expires: time.Now().Add(leaseTime).Format(time.RFC3339),
+	}})
+	if err == nil {
+		_, err = client.Delete(ctx, &leasesv1.DeleteRequest{ID: made.Lease.ID, Sync: true})
+	}
+	if err != nil {
+		return fmt.Errorf("waiting for containerd's garbage collection: %w", err)
+	}
+	return nil
+}
+
+// DeleteExpiring deletes containerd's leases of pulls and imports that have not ended, except those
+// that were created from since to now, and with them what no image or container uses: layers that
+// are unpacked in part, or were not written to the disk. Another runtime has none.
+func (c *Client) DeleteExpiring(ctx context.Context, since time.Time) error {
 	ctx = within(ctx)
 	client := leasesv1.NewLeasesClient(c.conn)
 	all, err := client.List(ctx, &leasesv1.ListRequest{})
@@ -88,8 +112,10 @@ func (c *Client) DeleteExpiring(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("listing containerd's leases: %w", err)
 	}
+	now := time.Now()
 	for _, l := range all.Leases {
-		if _, ok := l.Labels[expires]; !ok {
+		created := l.GetCreatedAt().AsTime()
+		if _, ok := l.Labels[expires]; !ok || !created.Before(since) && !created.After(now) {
 			continue
 		}
 		if _, err := client.Delete(ctx, &leasesv1.DeleteRequest{ID: l.ID, Sync: true}); err != nil && status.Code(err) != codes.NotFound {

@@ -1,278 +1,205 @@
 package containerd_test
 
 import (
-	"bytes"
-	"context"
 	"errors"
-	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
 
 	contentv1 "github.com/containerd/containerd/api/services/content/v1"
-	imagesv1 "github.com/containerd/containerd/api/services/images/v1"
-	snapshotsv1 "github.com/containerd/containerd/api/services/snapshots/v1"
-	"github.com/google/go-cmp/cmp"
-	"google.golang.org/grpc"
+	leasesv1 "github.com/containerd/containerd/api/services/leases/v1"
 	"google.golang.org/grpc/metadata"
 
-	"github.com/skerry-io/skerry/build/image"
-	"github.com/skerry-io/skerry/edge/internal/pods/cri"
 	"github.com/skerry-io/skerry/edge/internal/pods/images/containerd"
+	"github.com/skerry-io/skerry/tests/cluster/runtime"
 )
 
-const (
-	program = "the content of a program"
-	name    = "skerry.local/pause:1"
-)
+const program = runtime.Program
 
-// real is a containerd of its own, without CRI, and a client of it.
-type real struct {
+// client is a client of a containerd of its own.
+type client struct {
 	*containerd.Client
-	t    *testing.T
-	ctx  context.Context
-	conn *grpc.ClientConn
-	root string
+	*runtime.Runtime
+	t *testing.T
 }
 
-// newReal starts containerd with directories of its own, in a mount namespace of its own.
-func newReal(t *testing.T) *real {
+func newClient(t *testing.T) *client {
 	t.Helper()
-	if os.Getuid() != 0 {
-		t.Skip("containerd needs root")
-	}
-	dir := t.TempDir()
-	root, socket, config := filepath.Join(dir, "root"), filepath.Join(dir, "s"), filepath.Join(dir, "config.toml")
-	text := fmt.Sprintf("version = 2\nroot = %q\nstate = %q\ndisabled_plugins = [\"io.containerd.grpc.v1.cri\", \"io.containerd.internal.v1.opt\"]\n[grpc]\naddress = %q\n", root, filepath.Join(dir, "state"), socket)
-	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	var log bytes.Buffer
-	cmd := exec.Command("containerd", "--config", config)
-	cmd.Stdout, cmd.Stderr = &log, &log
-	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		_ = cmd.Process.Signal(syscall.SIGTERM)
-		_ = cmd.Wait()
-		if t.Failed() {
-			t.Log(log.String())
-		}
-	})
-	conn, err := cri.Dial("unix://" + socket)
+	r := runtime.Start(t)
+	c, err := containerd.New(r.Context, r.Conn, r.Files())
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = conn.Close() })
-	ctx := metadata.AppendToOutgoingContext(t.Context(), "containerd-namespace", "k8s.io")
-	if _, err := imagesv1.NewImagesClient(conn).List(ctx, &imagesv1.ListImagesRequest{}, grpc.WaitForReady(true)); err != nil {
-		t.Fatal(err)
-	}
-	return &real{containerd.New(conn, filepath.Join(root, "io.containerd.snapshotter.v1.native")), t, ctx, conn, root}
+	return &client{c, r, t}
 }
 
-// archive makes an archive of an image with one program.
-func (r *real) archive() string {
-	r.t.Helper()
-	var b bytes.Buffer
-	if err := image.Write(&b, name, []byte(program)); err != nil {
-		r.t.Fatal(err)
-	}
-	file := filepath.Join(r.t.TempDir(), "image.tar")
-	if err := os.WriteFile(file, b.Bytes(), 0o600); err != nil {
-		r.t.Fatal(err)
-	}
-	return file
-}
-
-// unpacked are the contents of the files app in all snapshots.
-func (r *real) unpacked() (all []string) {
-	r.t.Helper()
-	files, err := filepath.Glob(filepath.Join(r.root, "io.containerd.snapshotter.v1.native/snapshots/*/app"))
+// imported imports an image, and returns it as CRI reports it.
+func (c *client) imported() containerd.Image {
+	c.t.Helper()
+	id, err := c.Import(c.t.Context(), c.Archive(), runtime.Name, func() error { return nil })
 	if err != nil {
-		r.t.Fatal(err)
+		c.t.Fatal(err)
 	}
-	for _, f := range files {
-		raw, err := os.ReadFile(f)
-		if err != nil {
-			r.t.Fatal(err)
-		}
-		all = append(all, string(raw))
-	}
-	return all
+	return containerd.Image{ID: id, Names: []string{"skerry.local/none:1", runtime.Name}}
 }
 
-// expect waits for the unpacked programs: containerd removes directories later.
-func (r *real) expect(step string, want ...string) {
-	r.t.Helper()
-	for end := time.Now().Add(30 * time.Second); !slices.Equal(r.unpacked(), want); time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(end) {
-			r.t.Fatalf("%s: %s", step, cmp.Diff(want, r.unpacked()))
-		}
+func (c *client) find(of containerd.Image) containerd.Layers {
+	c.t.Helper()
+	l, unpacked, err := c.Find(c.t.Context(), of)
+	if err != nil || !unpacked {
+		c.t.Fatalf("unpacked: %v, %v", unpacked, err)
+	}
+	return l
+}
+
+func (c *client) discard(of containerd.Image) {
+	c.t.Helper()
+	if err := c.Discard(c.t.Context(), []containerd.Image{of}); err != nil {
+		c.t.Fatal(err)
 	}
 }
 
-// damage empties the unpacked program, as a power cut does.
-func (r *real) damage() {
-	r.t.Helper()
-	files, _ := filepath.Glob(filepath.Join(r.root, "io.containerd.snapshotter.v1.native/snapshots/*/app"))
-	for _, f := range files {
-		if err := os.Truncate(f, 0); err != nil {
-			r.t.Fatal(err)
-		}
-	}
-	r.expect("damaged", "")
-}
-
-func (r *real) images() []*imagesv1.Image {
-	r.t.Helper()
-	answer, err := imagesv1.NewImagesClient(r.conn).List(r.ctx, &imagesv1.ListImagesRequest{})
+// same reports whether an image's layers are those.
+func (c *client) same(l containerd.Layers) bool {
+	c.t.Helper()
+	same, err := c.Same(c.t.Context(), l)
 	if err != nil {
-		r.t.Fatal(err)
+		c.t.Fatal(err)
 	}
-	return answer.Images
-}
-
-// collect has containerd's garbage collection run: a removed image is one of its reasons.
-func (r *real) collect() {
-	r.t.Helper()
-	client := imagesv1.NewImagesClient(r.conn)
-	if _, err := client.Create(r.ctx, &imagesv1.CreateImageRequest{Image: &imagesv1.Image{Name: "other", Target: r.images()[0].Target}}); err != nil {
-		r.t.Fatal(err)
-	}
-	if _, err := client.Delete(r.ctx, &imagesv1.DeleteImageRequest{Name: "other", Sync: true}); err != nil {
-		r.t.Fatal(err)
-	}
+	return same
 }
 
 // The image is there when its layers are unpacked and written: not before, and not if writing has
 // failed. It survives containerd's garbage collection.
 func TestImport(t *testing.T) {
-	r := newReal(t)
-	file := r.archive()
+	c := newClient(t)
+	file := c.Archive()
 	failure := errors.New("the disk fails")
-	if _, err := r.Import(t.Context(), file, name, func() error { return failure }); !errors.Is(err, failure) {
+	if _, err := c.Import(t.Context(), file, runtime.Name, func() error { return failure }); !errors.Is(err, failure) {
 		t.Errorf("an import that was not written: %v", err)
 	}
-	if all := r.images(); len(all) > 0 {
+	if all := c.Images(); len(all) > 0 {
 		t.Errorf("the image is there: %v", all)
 	}
 	for range 2 { // the second has everything there
-		id, err := r.Import(t.Context(), file, name, func() error {
-			r.expect("written", program)
+		id, err := c.Import(t.Context(), file, runtime.Name, func() error {
+			c.Expect("written", program)
 			return nil
 		})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if _, err := contentv1.NewContentClient(r.conn).Info(r.ctx, &contentv1.InfoRequest{Digest: id}); err != nil {
+		if _, err := contentv1.NewContentClient(c.Conn).Info(c.Context, &contentv1.InfoRequest{Digest: id}); err != nil {
 			t.Errorf("the ID %q: %v", id, err)
 		}
-		if all := r.images(); len(all) != 1 || all[0].Name != name {
+		if all := c.Images(); len(all) != 1 || all[0].Name != runtime.Name {
 			t.Errorf("the images: %v", all)
 		}
 	}
-	r.collect()
-	r.expect("collected", program)
+	c.Collect()
+	c.Expect("collected", program)
 }
 
-// Layers that an earlier import has unpacked and not written are unpacked again.
-func TestImportReplacesLayers(t *testing.T) {
-	r := newReal(t)
-	file := r.archive()
-	if _, err := r.Import(t.Context(), file, name, func() error { return nil }); err != nil {
-		t.Fatal(err)
-	}
-	r.damage()
-	if _, err := r.Import(t.Context(), file, name, func() error { return nil }); err != nil {
-		t.Fatal(err)
-	}
-	r.expect("imported again", program)
-}
-
-// Unpacked layers are removed where nothing needs them, and unpacked again from their blobs.
+// Unpacked layers are removed where nothing needs them, and unpacked again from their blobs. They
+// are told from those of before.
 func TestEveryday_29_LayersAreUnpackedAgain(t *testing.T) {
-	r := newReal(t)
-	if _, err := r.Import(t.Context(), r.archive(), name, func() error { return nil }); err != nil {
-		t.Fatal(err)
+	c := newClient(t)
+	i := c.imported()
+	before := c.find(i)
+	c.Damage()
+	c.Use("container", before.Top)
+	c.discard(i)
+	c.Expect("a container has them", "", "")
+	if !c.same(before) {
+		t.Error("the layers are others")
 	}
-	r.damage()
-	remove := func(keep ...string) {
-		t.Helper()
-		if err := r.Remove(t.Context(), name, keep); err != nil {
-			t.Fatal(err)
-		}
+	c.Unuse("container")
+	c.discard(i)
+	c.Expect("removed")
+	if _, unpacked, err := c.Find(t.Context(), i); unpacked || err != nil {
+		t.Errorf("unpacked: %v, %v", unpacked, err)
 	}
-	remove(name)
-	r.expect("another image has them", "")
-
-	snapshots := snapshotsv1.NewSnapshotsClient(r.conn)
-	list, err := snapshots.List(r.ctx, &snapshotsv1.ListSnapshotsRequest{Snapshotter: "native"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	answer, err := list.Recv()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := snapshots.Prepare(r.ctx, &snapshotsv1.PrepareSnapshotRequest{Snapshotter: "native", Key: "container", Parent: answer.Info[0].Name}); err != nil {
-		t.Fatal(err)
-	}
-	remove()
-	r.expect("a container has them", "", "")
-	if _, err := snapshots.Remove(r.ctx, &snapshotsv1.RemoveSnapshotRequest{Snapshotter: "native", Key: "container"}); err != nil {
-		t.Fatal(err)
-	}
-
-	remove()
-	r.expect("removed")
 	for range 2 {
-		if err := r.Unpack(t.Context(), name); err != nil {
-			t.Fatal(err)
+		l, err := c.Unpack(t.Context(), i)
+		if err != nil || l != c.find(i) || l.Top != before.Top {
+			t.Fatalf("%+v, %v", l, err)
 		}
-		r.expect("unpacked", program)
+		c.Expect("unpacked", program)
 	}
-	r.collect()
-	r.expect("collected", program)
+	if c.same(before) {
+		t.Error("the layers are those of before")
+	}
+	c.Collect()
+	c.Expect("collected", program)
 }
 
-// Nothing is removed that can't be unpacked again, and images that are not there have no layers.
-func TestLayersWithoutBlobsStay(t *testing.T) {
-	r := newReal(t)
-	if _, err := r.Import(t.Context(), r.archive(), name, func() error { return nil }); err != nil {
+// An import that was interrupted by a power cut has a lease, layers that were not written, and one
+// on top of them that is not whole. All go; what an import has that is under way stays.
+func TestEveryday_29_InterruptedImportIsUndone(t *testing.T) {
+	c := newClient(t)
+	i := c.imported()
+	c.Damage()
+	made, err := leasesv1.NewLeasesClient(c.Conn).Create(c.Context, &leasesv1.CreateRequest{ID: "import", Labels: map[string]string{
+		"containerd.io/gc.expire": time.Now().Add(time.Hour).Format(time.RFC3339),
+	}})
+	if err != nil {
 		t.Fatal(err)
 	}
-	for _, f := range func() []string {
-		all, _ := filepath.Glob(filepath.Join(r.root, "io.containerd.content.v1.content/blobs/sha256/*"))
-		return all
-	}() {
+	c.Prepare(metadata.AppendToOutgoingContext(c.Context, "containerd-lease", made.Lease.ID), "extract-1", c.find(i).Top, nil)
+	if err := c.DeleteExpiring(t.Context(), time.Now().Add(-time.Minute)); err != nil {
+		t.Fatal(err)
+	}
+	c.discard(i)
+	c.Expect("under way", "", "")
+	if err := c.DeleteExpiring(t.Context(), time.Now()); err != nil {
+		t.Fatal(err)
+	}
+	c.Expect("interrupted")
+	if _, err := c.Unpack(t.Context(), i); err != nil {
+		t.Fatal(err)
+	}
+	c.Expect("unpacked", program)
+}
+
+// Nothing is removed that can't be unpacked again. An image that is not there is an error: it may
+// have layers under another name.
+func TestLayersWithoutBlobsStay(t *testing.T) {
+	c := newClient(t)
+	i := c.imported()
+	blobs, err := filepath.Glob(filepath.Join(c.Root, "io.containerd.content.v1.content/blobs/sha256/*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range blobs {
 		raw, err := os.ReadFile(f)
 		if err != nil {
 			t.Fatal(err)
 		}
 		if !strings.HasPrefix(string(raw), "{") {
-			if _, err := contentv1.NewContentClient(r.conn).Delete(r.ctx, &contentv1.DeleteContentRequest{Digest: "sha256:" + filepath.Base(f)}); err != nil {
+			if _, err := contentv1.NewContentClient(c.Conn).Delete(c.Context, &contentv1.DeleteContentRequest{Digest: "sha256:" + filepath.Base(f)}); err != nil {
 				t.Fatal(err)
 			}
 		}
 	}
-	if err := r.Remove(t.Context(), name, nil); err != nil {
-		t.Error(err)
+	c.discard(i)
+	c.Expect("without its blob", program)
+	if _, err := c.Unpack(t.Context(), containerd.Image{ID: i.ID}); !errors.Is(err, containerd.ErrUnreadable) {
+		t.Errorf("an image that containerd has under another name: %v", err)
 	}
-	r.expect("without its blob", program)
-	for what, do := range map[string]func() error{
-		"unpack": func() error { return r.Unpack(t.Context(), "skerry.local/none:1") },
-		"remove": func() error { return r.Remove(t.Context(), "skerry.local/none:1", nil) },
-	} {
-		if err := do(); err != nil {
-			t.Errorf("%s an image that is not there: %v", what, err)
-		}
+}
+
+// Where the path of the files does not name the snapshotter, containerd does; a path that no
+// snapshotter of containerd has is foreign.
+func TestNew(t *testing.T) {
+	c := newClient(t)
+	i := c.imported()
+	elsewhere, err := containerd.New(c.Context, c.Conn, "/var/lib/elsewhere")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := elsewhere.Unpack(t.Context(), i); !errors.Is(err, containerd.ErrForeign) {
+		t.Errorf("another's files: %v", err)
 	}
 }

@@ -17,6 +17,9 @@ import (
 // in CRI. Its layers are unpacked, and written has returned, before there is an image: a container
 // of it finds its files.
 func (c *Client) Import(ctx context.Context, file, name string, written func() error) (id string, err error) {
+	if c.snapshotter == "" {
+		return "", ErrForeign
+	}
 	i, all, err := read(file, runtime.GOARCH)
 	if err != nil {
 		return "", err
@@ -35,9 +38,6 @@ func (c *Client) Import(ctx context.Context, file, name string, written func() e
 		}
 	}
 	if err := write(ctx, contents, i.manifest, all[i.manifest.Digest], labels); err != nil {
-		return "", err
-	}
-	if err := c.remove(ctx, i, nil); err != nil { // an earlier import may have unpacked them, and not written them
 		return "", err
 	}
 	if err := c.unpack(ctx, i); err != nil {
