@@ -190,16 +190,21 @@ func TestLayersWithoutBlobsStay(t *testing.T) {
 	}
 }
 
-// Where the path of the files does not name the snapshotter, containerd does; a path that no
-// snapshotter of containerd has is foreign.
-func TestNew(t *testing.T) {
+// A path that no snapshotter of containerd has is foreign: an image can be imported, and its layers
+// are left to containerd.
+func TestNew_ForeignSnapshotter(t *testing.T) {
 	c := newClient(t)
-	i := c.imported()
 	elsewhere, err := containerd.New(c.Context, c.Conn, "/var/lib/elsewhere")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := elsewhere.Unpack(t.Context(), i); !errors.Is(err, containerd.ErrForeign) {
+	id, err := elsewhere.Import(t.Context(), c.Archive(), runtime.Name, func() error { return nil })
+	if err != nil || len(c.Images()) != 1 {
+		t.Fatalf("%v, %v", c.Images(), err)
+	}
+	c.Expect("imported")
+	if _, err := elsewhere.Unpack(t.Context(), containerd.Image{ID: id, Names: []string{runtime.Name}}); !errors.Is(err, containerd.ErrForeign) {
 		t.Errorf("another's files: %v", err)
 	}
+	c.Expect("not unpacked")
 }

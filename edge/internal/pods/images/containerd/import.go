@@ -15,11 +15,8 @@ import (
 
 // Import makes the archive's image for this architecture the image of that name, and returns its ID
 // in CRI. Its layers are unpacked, and written has returned, before there is an image: a container
-// of it finds its files.
+// of it finds its files. With a snapshotter that is not known its layers are left to containerd.
 func (c *Client) Import(ctx context.Context, file, name string, written func() error) (id string, err error) {
-	if c.snapshotter == "" {
-		return "", ErrForeign
-	}
 	i, all, err := read(file, runtime.GOARCH)
 	if err != nil {
 		return "", err
@@ -40,8 +37,10 @@ func (c *Client) Import(ctx context.Context, file, name string, written func() e
 	if err := write(ctx, contents, i.manifest, all[i.manifest.Digest], labels); err != nil {
 		return "", err
 	}
-	if err := c.unpack(ctx, i); err != nil {
-		return "", err
+	if c.snapshotter != "" {
+		if err := c.unpack(ctx, i); err != nil {
+			return "", err
+		}
 	}
 	if err := written(); err != nil {
 		return "", err

@@ -61,8 +61,12 @@ func (c *Client) Unpack(ctx context.Context, of Image) (Layers, error) {
 		return Layers{}, err
 	}
 	defer end()
-	if elsewhere, err := c.elsewhere(ctx, i); err != nil || elsewhere {
-		return Layers{}, errors.Join(err, ErrForeign)
+	elsewhere, err := c.elsewhere(ctx, i)
+	if err != nil {
+		return Layers{}, err
+	}
+	if elsewhere {
+		return Layers{}, ErrForeign
 	}
 	if err := c.unpack(ctx, i); err != nil {
 		return Layers{}, err
