@@ -59,7 +59,7 @@ func newPods(b *base, core *coreWing, k *kubelet, c podsConfig) (_ *podsWing, er
 	if w.images, err = images.New(images.Config{
 		Listen: func() (net.Listener, error) { return edgeapi.ListenUnix(imagesSocket(b.config)) }, Runtime: k.module.Runtime(), Images: k.module.Images(),
 		Archive: b.config.Modules.Edged.SandboxImageArchive, API: core.client(), NodeName: b.node, Apps: c.apps,
-		Kept: c.kept, Memory: b.memory(images.Name), Complete: complete, Boot: bootID(), Sync: images.Sync,
+		Kept: c.kept, Memory: b.memory(images.Name), Complete: complete, Boot: bootID(), BootTime: bootTime, Sync: images.Sync,
 		Linked: core.meta.Linked,
 	}); err != nil {
 		return nil, err

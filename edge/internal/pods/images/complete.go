@@ -9,7 +9,6 @@ import (
 	"slices"
 	"time"
 
-	"golang.org/x/sys/unix"
 	runtimev1 "k8s.io/cri-api/pkg/apis/runtime/v1"
 	"k8s.io/klog/v2"
 
@@ -96,7 +95,7 @@ func (s *Server) takeAll(ctx context.Context, runtime runtimev1.ImageServiceClie
 // unpackAgain has images unpacked again when they are asked for. Those are doubtful whose layers
 // could not be removed: they are in use, or their blobs are gone.
 func (s *Server) unpackAgain(ctx context.Context, c *containerd.Client, others []containerd.Image, known map[string]complete) error {
-	if err := c.DeleteExpiring(ctx, booted(time.Now())); err != nil || len(others) == 0 {
+	if err := c.DeleteExpiring(ctx, s.booted()); err != nil || len(others) == 0 {
 		return err
 	}
 	if err := c.Discard(ctx, others); err != nil {
@@ -126,12 +125,11 @@ func (s *Server) unpackAgain(ctx context.Context, c *containerd.Client, others [
 }
 
 // booted is when this boot began; with a clock before 2026, which is not right, now.
-func booted(now time.Time) time.Time {
-	var up unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &up); err != nil || now.Year() < 2026 {
+func (s *Server) booted() time.Time {
+	if now := time.Now(); now.Year() < 2026 {
 		return now
 	}
-	return now.Add(-time.Duration(up.Nano()))
+	return s.config.BootTime()
 }
 
 // saveSurvey stores the complete images, and the boot.
@@ -266,11 +264,15 @@ func (s *Server) completeOf(id string) (complete, bool) {
 	return c, ok
 }
 
-// known are the IDs of the complete images.
+// known are the IDs of the complete images, and of those that could not be completed.
 func (s *Server) known() []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return slices.Collect(maps.Keys(s.complete))
+	ids := maps.Clone(s.failures)
+	for id := range s.complete {
+		ids[id] = ""
+	}
+	return slices.Collect(maps.Keys(ids))
 }
 
 // setComplete notes that an image's files are on the disk. Before the survey of this boot nobody

@@ -62,8 +62,9 @@ type Config struct {
 	Memory agent.Memory
 	// Complete stores the complete images, by ID; nil if the kubelet does not ask this Server.
 	Complete agent.Memory
-	// Boot is the unique ID of this boot (proc(5)).
-	Boot string
+	// Boot is the unique ID of this boot (proc(5)), BootTime when it began, by the present clock.
+	Boot     string
+	BootTime func() time.Time
 	// Sync writes the files of a path's file system to the disk.
 	Sync func(path string) error
 }

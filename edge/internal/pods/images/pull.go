@@ -31,7 +31,7 @@ const settleTimeout = 10 * time.Minute
 
 // ImageStatus implements runtimev1.ImageServiceServer.
 func (s service) ImageStatus(ctx context.Context, r *runtimev1.ImageStatusRequest) (*runtimev1.ImageStatusResponse, error) {
-	_ = s.Settle(ctx) // or an incomplete image would count as pulled; the kubelet's start reports errors
+	_ = s.Settle(ctx) // or an incomplete image would count as pulled; the kubelet's start logs errors
 	answer, err := s.runtime.ImageStatus(ctx, r)
 	if err != nil {
 		return nil, err

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc"
@@ -115,7 +116,7 @@ func newServerOf(t *testing.T, r *runtime, memory pulls, change func(*images.Con
 	t.Cleanup(server.Stop)
 	config := images.Config{
 		Listen: func() (net.Listener, error) { return listen("kubelet") }, Images: filepath.Join(dir, "runtime"), Runtime: filepath.Join(dir, "runtime"),
-		API: &rest.Config{Host: "localhost:1"}, Memory: memory, Boot: "second", Complete: pulls{map[string][]byte{"boot": []byte("second")}, new([]string)},
+		API: &rest.Config{Host: "localhost:1"}, Memory: memory, Boot: "second", BootTime: time.Now, Complete: pulls{map[string][]byte{"boot": []byte("second")}, new([]string)},
 		Sync: func(path string) error { *r.log = append(*r.log, "sync "+path); return nil },
 	}
 	change(&config)

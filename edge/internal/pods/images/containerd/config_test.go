@@ -29,7 +29,8 @@ func TestMain(m *testing.M) {
 	}
 	fmt.Print(os.Getenv("DUMP"))
 	if err := os.WriteFile(os.Getenv("DUMPED"), []byte(strings.Join(args, " ")), 0o600); err != nil {
-		panic(err)
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
 	}
 }
 
